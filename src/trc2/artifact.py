@@ -1,0 +1,79 @@
+"""A model on disk: `config.json` and `model.safetensors`, written atomically, opened without running anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from trc2.config import TRC2Config
+from trc2.errors import UserError
+from trc2.model.net import CortexNet
+
+SCHEMA = 1
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Either the old file or the whole new one is there, whatever happens in between."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def save_model(net: CortexNet, folder: Path) -> None:
+    """Write weights, memory, replay stores and their settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
+    write_atomically(folder / WEIGHTS_FILE, safetensors.torch.save(tensors))
+    settings = {"schema": SCHEMA, "model": net.config.model_dump()}
+    write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())
+
+
+def load_model(folder: Path) -> CortexNet:
+    """Rebuild a saved model; a folder that does not hold one is told in a sentence."""
+    settings = _read_settings(folder / CONFIG_FILE)
+    net = CortexNet(TRC2Config(**settings["model"]))
+    try:
+        tensors = safetensors.torch.load_file(folder / WEIGHTS_FILE)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(
+            f"{folder / WEIGHTS_FILE} cannot be read ({error}): give a folder with a saved model."
+        ) from None
+    _check_tensors(net, tensors, folder)
+    net.load_state_dict(tensors)
+    return net
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"There is no {path}: give a folder with a saved model.") from None
+    except ValueError:
+        raise UserError(f"{path} is not valid JSON: the folder is damaged, use another copy.") from None
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+        raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'model'.")
+    if settings.get("schema") != SCHEMA:
+        raise UserError(f"{path} has schema {settings.get('schema')!r}, this version reads {SCHEMA}: update trc2.")
+    return settings
+
+
+def _check_tensors(net: CortexNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise UserError(
+            f"{folder / WEIGHTS_FILE} does not fit its config: {name} is {found.get(name, 'missing')} where "
+            f"{expected.get(name, 'nothing')} belongs ({len(wrong)} such tensors); use the config saved with it."
+        )

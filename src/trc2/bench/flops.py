@@ -1,0 +1,116 @@
+"""Floating-point operations of the matrix products, by formula; a test holds them to torch's own counter.
+
+Counted: 2·m·n·k per product, attention as the full T×T (torch's convention, causal kernels skip about half).
+Not counted: element-wise work, sorting, gathering.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trc2.config import TRC2Config
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs of one forward pass, and of forward plus backward."""
+
+    forward: float = 0.0
+    training: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forward + other.forward, self.training + other.training)
+
+    def __mul__(self, factor: float) -> Cost:
+        return Cost(self.forward * factor, self.training * factor)
+
+    def __truediv__(self, divisor: float) -> Cost:
+        return self * (1 / divisor)
+
+
+def learned(flops: float) -> Cost:
+    """A product whose backward needs gradients of both factors."""
+    return Cost(flops, 3 * flops)
+
+
+def input_fixed(flops: float) -> Cost:
+    """A product with a detached input: only the weight's gradient is formed."""
+    return Cost(flops, 2 * flops)
+
+
+def frozen(flops: float) -> Cost:
+    """A product outside the graph."""
+    return Cost(flops, flops)
+
+
+SUBSYSTEMS = ("embedding and head", "columns", "thalamus", "hippocampus")
+
+
+def pass_cost(
+    config: TRC2Config, rows: int, length: int, *, slots: int, is_batch: bool, modulated: bool = True
+) -> dict[str, Cost]:
+    """Cost of running rows × length tokens through the network with `slots` filled memory slots.
+
+    `is_batch` tells the training batch, whose states are appraised, from replayed tokens, which are not;
+    `modulated` is False for replay through the cortex alone.
+    """
+    d, heads, groups, width = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
+    tokens = rows * length
+    square = 2.0 * tokens * d * d
+    reads = config.has_readout and slots > 0 and modulated
+    columns = Cost()
+    for index in range(config.num_columns):
+        hears = (
+            config.has_query_shift(index)
+            and modulated
+            and ((config.has_router and index > 0) or (reads and index >= config.num_early_columns))
+        )
+        experts = config.num_active_experts + config.num_shared_experts
+        columns += learned(2.0 * tokens * d * (heads + 2 * groups) * width)
+        columns += learned(square) * (1 + hears)
+        columns += learned(4.0 * rows * length * length * d)
+        columns += learned(2.0 * tokens * d * config.num_experts)
+        columns += learned(6.0 * tokens * d * config.expert_dim) * experts
+        if config.has_router and index + 1 < config.num_columns and modulated:
+            columns += learned(square)  # L5
+
+    thalamus = Cost()
+    if config.has_router and modulated:
+        r = config.rank
+        thalamus = learned(2.0 * tokens * (2 * d * r + 3 * r * r + r)) * (config.num_columns - 1)
+
+    hippocampus = Cost()
+    if reads:
+        window = min(slots, config.memory_slots, config.memory_read_window)
+        hippocampus += learned(2.0 * tokens * d * config.memory_key_dim)
+        hippocampus += frozen(2.0 * tokens * window * config.memory_key_dim)
+        hippocampus += learned(square)  # output map
+        hippocampus += learned(square) * 3  # gate (2d × d) and map to the thalamus
+    if config.memory and is_batch:
+        transitions = rows * (length - 1)
+        pair = 2.0 * transitions * d * d
+        hippocampus += input_fixed(pair) + learned(pair)  # fast predictor
+        hippocampus += frozen(pair) * 2  # slow predictor
+        hippocampus += input_fixed(2.0 * tokens * d) + frozen(2.0 * tokens * d)  # value heads
+    return {
+        "embedding and head": learned(2.0 * tokens * d * config.vocab_size),
+        "columns": columns,
+        "thalamus": thalamus,
+        "hippocampus": hippocampus,
+    }
+
+
+def step_cost(config: TRC2Config, rows: int, length: int, *, slots: int, with_replay: bool) -> dict[str, Cost]:
+    """Cost of one micro-batch; replay, if it runs, is a subsystem of its own."""
+    costs = pass_cost(config, rows, length, slots=slots, is_batch=True)
+    if with_replay and config.replay:
+        again = pass_cost(
+            config,
+            config.replay_batch_size,
+            config.replay_chunk_length - 1,
+            slots=slots,
+            is_batch=False,
+            modulated=config.replay_path == "full",
+        )
+        costs["replay"] = sum(again.values(), Cost())
+    return costs

@@ -1,0 +1,122 @@
+"""Budget tables for the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from trc2.bench.budget import (
+    GIB,
+    PAPER_COLUMNS,
+    PAPER_ROWS,
+    PaperRow,
+    paper_accounting,
+    percentages,
+    static_budget,
+    unreachable,
+)
+from trc2.bench.flops import Cost, step_cost
+from trc2.config import RunConfig, load_recipe
+
+
+def quantity(value: float) -> str:
+    """1234567 → 1.23M"""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.2f}{unit}"
+    return f"{value:.0f}"
+
+
+def budget_table(name: str, run: RunConfig, slots: int) -> Table:
+    """Parameters, static memory and FLOPs per token of every subsystem."""
+    config, train = run.model, run.train
+    parts = static_budget(config)
+    tokens = train.batch_size * train.sequence_length
+    costs = step_cost(config, train.batch_size, train.sequence_length, slots=slots, with_replay=True)
+    table = Table(
+        title=f"{name}: {train.batch_size} × {train.sequence_length} tokens, {slots} filled slots",
+        caption="FLOPs per token of the batch, matrix products only, attention as full T×T",
+    )
+    table.add_column("subsystem")
+    for column in ("trainable", "frozen", "static MiB", "forward FLOPs", "training FLOPs"):
+        table.add_column(column, justify="right")
+    for part_name in [*parts, *(key for key in costs if key not in parts)]:
+        part, cost = parts.get(part_name), costs.get(part_name, Cost()) / tokens
+        owned = (
+            ("–", "–", "–")
+            if part is None
+            else (f"{part.trainable:,}", f"{part.frozen:,}", f"{part.bytes / 2**20:.2f}")
+        )
+        table.add_row(part_name, *owned, quantity(cost.forward), quantity(cost.training))
+    table.add_section()
+    plain = sum((cost for key, cost in costs.items() if key != "replay"), Cost()) / tokens
+    total = sum(costs.values(), Cost()) / tokens
+    owned = (
+        f"{sum(part.trainable for part in parts.values()):,}",
+        f"{sum(part.frozen for part in parts.values()):,}",
+        f"{sum(part.bytes for part in parts.values()) / 2**20:.2f}",
+    )
+    table.add_row("total", *owned, quantity(plain.forward), quantity(plain.training))
+    if "replay" in costs:
+        table.add_row("total with replay", "", "", "", quantity(total.forward), quantity(total.training))
+    return table
+
+
+def budget_json(name: str, run: RunConfig, slots: int) -> dict[str, object]:
+    """The same numbers for programs."""
+    train = run.train
+    costs = step_cost(run.model, train.batch_size, train.sequence_length, slots=slots, with_replay=True)
+    tokens = train.batch_size * train.sequence_length
+    parts = static_budget(run.model)
+    return {
+        "schema": 1,
+        "recipe": name,
+        "slots": slots,
+        "parameters": sum(part.total for part in parts.values()),
+        "removed_by_switches": unreachable(run.model),
+        "subsystems": {
+            key: {"trainable": part.trainable, "frozen": part.frozen, "bytes": part.bytes}
+            for key, part in parts.items()
+        },
+        "flops_per_token": {
+            key: {"forward": cost.forward / tokens, "training": cost.training / tokens} for key, cost in costs.items()
+        },
+    }
+
+
+def counts_line(run: RunConfig) -> str:
+    """Both parameter counts: what this model has, and what its switches removed."""
+    total = sum(part.total for part in static_budget(run.model).values())
+    removed = unreachable(run.model)
+    if not removed:
+        return f"{total:,} parameters."
+    return f"{total:,} parameters; its switches removed {removed:,} of the complete model's {total + removed:,}."
+
+
+def paper_table() -> tuple[Table, int]:
+    """Our component shares beside the paper's, and how many of the printed numbers differ."""
+    table = Table(title="Component budget: ours, and the paper's where it differs", caption=(
+        "Share of the three subsystems in percent: columns, hippocampus, thalamus. Memory in the paper's accounting."
+    ))  # fmt: skip
+    for column in ("variant", "parameters", "paper", "parameters %", "memory %", "memory GiB"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    different = 0
+    for row in PAPER_ROWS:
+        cells, wrong = _paper_cells(row)
+        table.add_row(*cells)
+        different += wrong
+    return table, different
+
+
+def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
+    config = load_recipe(row.recipe).model
+    total = sum(part.total for part in static_budget(config).values())
+    parts = paper_accounting(config)
+    trainable = percentages([parts[name][0] for name in PAPER_COLUMNS])
+    memory = percentages([parts[name][1] for name in PAPER_COLUMNS])
+    wrong = int(round(total / 1e6) != row.millions)
+    shares = []
+    for ours, theirs in ((trainable, row.parameters), (memory, row.memory)):
+        wrong += sum(a != b for a, b in zip(ours, theirs, strict=True))
+        shares.append(" ".join(f"{a:.2f}" if a == b else f"{a:.2f}≠{b:.2f}" for a, b in zip(ours, theirs, strict=True)))
+    gib = " ".join(f"{parts[name][1] / GIB:.3g}" for name in PAPER_COLUMNS)
+    return [row.recipe.removeprefix("paper_"), f"{total:,}", f"{row.millions}M", *shares, gib], wrong

@@ -1,0 +1,131 @@
+"""The `trc2` command: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from trc2 import __version__
+from trc2.errors import UserError
+
+app = typer.Typer(
+    name="trc2",
+    help="Language models that keep learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+Target = Annotated[str, typer.Argument(help="A recipe's name, a recipe file, or a folder with a saved model.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"trc2 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def verify(
+    target: Target = "paper_compact",
+    overrides: Overrides = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where verify.json and verify.png go.")] = Path("runs/verify"),
+    seed: Annotated[int, typer.Option(help="Seed of weights and probes.")] = 0,
+) -> None:
+    """Prove causality and state semantics of a model: a table, JSON and a picture.
+
+    Exit code 0 if every check holds, 1 if one fails, 2 on bad input.
+    """
+    from trc2.verify import run_battery
+    from trc2.verify.show import as_table, draw, notes, summary
+
+    net = _load(target, overrides or [], seed)
+    with out.status("starting") as status:
+        report = run_battery(net, target, seed, watch=lambda name: status.update(f"checking {name}"))
+    out.print(as_table(report, out.width))
+    for note in notes(report):
+        out.print(f"[dim]{note}[/]")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
+    draw(report, folder / "verify.png")
+    out.print(f"[{'green' if report.passed else 'bold red'}]{summary(report)}[/]")
+    out.print(f"{folder / 'verify.json'}  {folder / 'verify.png'}")
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@app.command()
+def budget(
+    target: Target = "paper_compact",
+    overrides: Overrides = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
+    slots: Annotated[int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Parameters, static memory and FLOPs per token, by subsystem."""
+    from trc2.bench.show import budget_json, budget_table, counts_line, paper_table
+    from trc2.config import load_recipe
+
+    if paper:
+        table, different = paper_table()
+        out.print(table)
+        verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
+        out.print(verdict)
+        raise typer.Exit(0 if not different else 1)
+    run = load_recipe(target, overrides or [])
+    filled = min(run.model.memory_slots, run.model.memory_read_window) if slots is None else slots
+    if as_json:
+        print(json.dumps(budget_json(target, run, filled), indent=2))
+        return
+    out.print(budget_table(target, run, filled))
+    out.print(counts_line(run))
+
+
+def _load(target: str, overrides: list[str], seed: int) -> Any:
+    """The network a recipe describes, freshly initialised, or the one saved in a folder."""
+    import torch
+
+    from trc2.artifact import load_model
+    from trc2.config import load_recipe
+    from trc2.model.net import CortexNet
+
+    if Path(target).is_dir():
+        if overrides:
+            raise UserError(
+                f"{target} is a saved model, so '{overrides[0]}' cannot be changed: leave the overrides out."
+            )
+        return load_model(Path(target))
+    return CortexNet(load_recipe(target, overrides).model, torch.Generator().manual_seed(seed))
+
+
+def main() -> None:
+    """Entry point: what users did wrong is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

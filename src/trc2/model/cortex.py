@@ -1,0 +1,123 @@
+"""The wiring: early columns, one look into memory, late columns. Pure: tensors in, values out, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from trc2.config import TRC2Config
+from trc2.model.column import CorticalColumn
+from trc2.model.critic import Appraisal
+from trc2.model.feedback import FeedbackGate
+from trc2.model.hippocampus import UNKNOWN, Hippocampus, Origin, Proposal
+from trc2.model.thalamus import ThalamicRouter
+from trc2.nn.anchor import anchor
+from trc2.nn.experts import load_balance
+from trc2.nn.init import init_weights, normal_
+from trc2.nn.norm import RMSNorm
+from trc2.nn.rope import RotaryTable
+from trc2.nn.segments import Packed, Segment
+
+
+@dataclass(frozen=True)
+class CortexOutput:
+    """Everything one pass computed. Losses and the proposal concern the first segment, the training batch."""
+
+    hidden: Float[Tensor, "P D"]
+    load_balance: Float[Tensor, ""]
+    appraisal: Appraisal | None
+    proposal: Proposal | None
+
+
+class Cortex(nn.Module):
+    """Embedding → L cortical columns with thalamic and hippocampal feedback → normalised state for the head.
+
+    A second segment, if there is one, holds replayed chunks: they share every position-wise product with the batch,
+    but they are not counted in the balance, appraised or remembered.
+    """
+
+    def __init__(self, config: TRC2Config, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.rotary = RotaryTable(config.max_positions, config.head_dim, config.rotary_base)
+        columns = [CorticalColumn(config, index) for index in range(config.num_columns)]
+        self.columns: Sequence[CorticalColumn] = nn.ModuleList(columns)  # type: ignore[assignment]
+        self.thalamus = ThalamicRouter(config) if config.has_router else None
+        self.hippocampus = Hippocampus(config) if config.memory else None
+        self.feedback = FeedbackGate(config) if config.has_readout else None
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self._init(generator)
+
+    def _init(self, generator: torch.Generator | None) -> None:
+        init_weights(self, self.config.num_columns, generator)
+        if self.hippocampus is not None:
+            for frozen in (self.hippocampus.write_key, self.hippocampus.write_value):
+                normal_(frozen.weight, self.config.d_model**-0.5, generator)
+            self.hippocampus.critic.copy_to_slow()
+
+    def forward(self, packed: Packed, origin: Origin | None = None, step: int = UNKNOWN) -> CortexOutput:
+        segments, main = packed.segments, packed.segments[0]
+        # Under `replay_path: cortex` replayed tokens run without feedback: only the batch has modulated rows.
+        modulated = segments if self.config.replay_path == "full" else segments[:1]
+        rotation = self.rotary(packed.positions)
+        hidden = self.embedding(packed.tokens)
+        counted = slice(main.start, main.stop) if main.valid is None else _counted(main, hidden.shape[0])
+        balance = hidden.new_zeros((), dtype=torch.float32 if hidden.dtype != torch.float64 else torch.float64)
+        appraisal, proposal = None, None
+        thalamic: Tensor | None = None
+        hippocampal: Tensor | None = None
+
+        for index, column in enumerate(self.columns):
+            out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments)
+            hidden = out.hidden
+            balance = balance + load_balance(out.routing, counted)
+            if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
+                appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
+                hidden, hippocampal = self._remember(hidden, modulated)
+            if self.thalamus is not None and index + 1 < len(self.columns):
+                thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated)
+        return CortexOutput(self.final_norm(hidden), balance, appraisal, proposal)
+
+    def _remember(
+        self, hidden: Float[Tensor, "P D"], modulated: tuple[Segment, ...]
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, "Q D"] | None]:
+        """F_hip from the early state. An empty memory gives exactly 0, and a zero gradient to all of its path."""
+        if self.hippocampus is None or self.feedback is None:
+            return hidden, None
+        if not self.hippocampus.read_ranges():
+            idle = [*self.feedback.parameters(), self.hippocampus.query.weight, self.hippocampus.output.weight]
+            return anchor(hidden, *idle, self.hippocampus.output_gate), None
+        early = _rows(hidden, modulated)
+        return hidden, self.feedback(early, self.hippocampus.recall(early))
+
+    def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
+        """The head shares its weights with the embedding."""
+        return nn.functional.linear(hidden, self.embedding.weight)
+
+    def tensors_without_reader(self) -> list[str]:
+        """Trainable tensors no loss can reach: the last column's L5, kept because the paper's counts contain it."""
+        if not self.config.thalamus:
+            return []
+        return [f"columns.{len(self.columns) - 1}.layer5.weight"]
+
+
+def _rows(hidden: Float[Tensor, "P D"], segments: tuple[Segment, ...]) -> Float[Tensor, "Q D"]:
+    """The leading packed rows that the given segments cover."""
+    return hidden[: segments[-1].stop]
+
+
+def _modulation(thalamic: Tensor | None, hippocampal: Tensor | None) -> Tensor | None:
+    """Z = F_thal + F_hip"""
+    if thalamic is None or hippocampal is None:
+        return hippocampal if thalamic is None else thalamic
+    return thalamic + hippocampal
+
+
+def _counted(main: Segment, num_tokens: int) -> Tensor:
+    assert main.valid is not None
+    return nn.functional.pad(main.valid.flatten(), (0, num_tokens - main.stop))

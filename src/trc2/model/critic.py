@@ -1,0 +1,90 @@
+"""Intrinsic learning signals: what was predictable, what is valued, and what came as a surprise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.config import TRC2Config
+from trc2.nn.norm import unit
+from trc2.nn.precision import at_least_float32
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """Losses of the fast heads, and how surprising each token was to the slow ones."""
+
+    loss_td: Float[Tensor, ""]
+    loss_predictor: Float[Tensor, ""]
+    surprise: Float[Tensor, "B T"]
+
+
+class Predictor(nn.Module):
+    """f_θ: a guess of the next cortical state; two d×d maps with a SiLU between, no biases."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_model, bias=False)
+        self.outer = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.outer(F.silu(self.inner(states)))
+
+
+class Critic(nn.Module):
+    """Fast heads learn by gradient; slow heads are their moving averages and judge what is surprising.
+
+    c_t = ⟨unit(f(X_t)), unit(X_{t+1})⟩         r_t = max(0, c_fast − c_slow), a constant for the TD loss
+    δ_t = clip(r_t + γ V_{t+1} − V_t, ±δ_max)   L_td = ½ mean δ_fast²,  L_pred = mean(1 − c_fast)
+    s_1 = 0,  s_t = |δ_slow,t−1|                so that the score of t knows nothing after t
+    """
+
+    def __init__(self, config: TRC2Config) -> None:
+        super().__init__()
+        self.discount, self.clip, self.slow_decay = config.discount, config.td_clip, config.slow_decay
+        self.predictor = Predictor(config.d_model)
+        self.value = nn.Linear(config.d_model, 1, bias=False)
+        self.slow_predictor = Predictor(config.d_model).requires_grad_(False)
+        self.slow_value = nn.Linear(config.d_model, 1, bias=False).requires_grad_(False)
+
+    def forward(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
+        """Appraise detached cortical states; a transition counts if both of its tokens are real."""
+        now, following = states[:, :-1], unit(at_least_float32(states[:, 1:]))
+        fast = (unit(at_least_float32(self.predictor(now))) * following).sum(dim=-1)
+        with torch.no_grad():
+            slow = (unit(at_least_float32(self.slow_predictor(now))) * following).sum(dim=-1)
+            reward = (fast - slow).clamp_min(0.0)
+            slow_residual = self._residual(reward, self.slow_value(states))
+        fast_residual = self._residual(reward, self.value(states))
+        counted = torch.ones_like(fast) if valid is None else (valid[:, 1:] & valid[:, :-1]).to(fast.dtype)
+        transitions = counted.sum().clamp_min(1.0)
+        return Appraisal(
+            loss_td=0.5 * (fast_residual.square() * counted).sum() / transitions,
+            loss_predictor=((1.0 - fast) * counted).sum() / transitions,
+            surprise=F.pad(slow_residual.abs() * counted, (1, 0)),
+        )
+
+    def _residual(self, reward: Float[Tensor, "B T_1"], values: Float[Tensor, "B T 1"]) -> Float[Tensor, "B T_1"]:
+        value = at_least_float32(values).squeeze(-1)
+        return (reward + self.discount * value[:, 1:] - value[:, :-1]).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def copy_to_slow(self) -> None:
+        """Slow heads start as copies of the fast ones."""
+        for slow, fast in self._pairs():
+            slow.copy_(fast)
+
+    @torch.no_grad()
+    def update_slow(self) -> None:
+        """θ̄ ← α θ̄ + (1 − α) θ"""
+        slow, fast = zip(*self._pairs(), strict=True)
+        torch._foreach_lerp_(slow, fast, 1.0 - self.slow_decay)
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        slow = [*self.slow_predictor.parameters(), *self.slow_value.parameters()]
+        fast = [*self.predictor.parameters(), *self.value.parameters()]
+        return list(zip(slow, fast, strict=True))

@@ -1,0 +1,31 @@
+"""From memory readout to the fixed feedback that all late columns hear."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from trc2.config import TRC2Config
+from trc2.nn.selection import top_k_mask
+
+
+class FeedbackGate(nn.Module):
+    """G = σ([stopgrad(H); M] W_gate + b_gate), sparsified;  F_hip = σ(a_hip) ((G ⊙ M) W_hip→thal)."""
+
+    def __init__(self, config: TRC2Config) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.num_kept = math.ceil(config.gate_top_fraction * d_model)
+        self.gate = nn.Linear(2 * d_model, d_model, bias=False)
+        self.gate_bias = nn.Parameter(torch.zeros(d_model))
+        self.to_thalamus = nn.Linear(d_model, d_model, bias=False)
+        self.strength = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: Float[Tensor, "P D"], readout: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
+        gate = torch.sigmoid(self.gate(torch.cat((hidden.detach(), readout), dim=-1)) + self.gate_bias)
+        if self.num_kept < gate.shape[-1]:
+            gate = gate * top_k_mask(gate.detach(), self.num_kept)
+        return torch.sigmoid(self.strength) * self.to_thalamus(gate * readout)

@@ -1,0 +1,233 @@
+"""Episodic memory: reading is part of the forward pass, writing waits for the end of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.config import TRC2Config
+from trc2.model.critic import Appraisal, Critic
+from trc2.nn.precision import at_least_float32
+from trc2.nn.selection import top_k
+
+UNKNOWN = -1
+ORIGIN_FIELDS = ("task", "step", "document", "position")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the tokens of a batch come from; −1 or None where unknown. Positions default to the place in the row."""
+
+    task: int = UNKNOWN
+    document: Int[Tensor, "B T"] | None = None
+    position: Int[Tensor, "B T"] | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one micro-batch would like to remember: k_W candidates per sequence, in order of position."""
+
+    surprise: Float[Tensor, "B T"]
+    states: Float[Tensor, "N D"]
+    scores: Float[Tensor, " N"]
+    origins: Int[Tensor, "N 4"]
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What a flush did; the paper's write dynamics."""
+
+    candidates: int = 0
+    writes: int = 0
+    raw_writes: int = 0
+    threshold: float = 0.0
+    surprise_mean: float = 0.0
+    surprise_max: float = 0.0
+    fill: float = 0.0
+
+    @property
+    def keep_fraction(self) -> float:
+        """Writes ÷ candidates."""
+        return self.writes / self.candidates if self.candidates else 0.0
+
+    @property
+    def raw_fraction(self) -> float:
+        """Share of candidates above the threshold as it was before its update."""
+        return self.raw_writes / self.candidates if self.candidates else 0.0
+
+
+class Hippocampus(nn.Module):
+    """Content-addressed store of surprising cortical states: `recall` and `propose` are pure, `commit` writes."""
+
+    keys: Tensor
+    values: Tensor
+    origins: Tensor
+    count: Tensor
+    pointer: Tensor
+    threshold: Tensor
+
+    def __init__(self, config: TRC2Config) -> None:
+        super().__init__()
+        d_model, key_dim, slots = config.d_model, config.memory_key_dim, config.memory_slots
+        self.top_k, self.read_chunk, self.read_window = (
+            config.memory_top_k,
+            config.memory_read_chunk,
+            config.memory_read_window,
+        )
+        self.writes_per_sequence = config.writes_per_sequence
+        self.keep_target = min(1.0, config.target_writes_per_sequence / config.writes_per_sequence)
+        self.threshold_decay = config.threshold_decay
+
+        if config.has_readout:
+            self.query = nn.Linear(d_model, key_dim, bias=False)
+            self.output = nn.Linear(d_model, d_model, bias=False)
+            self.output_gate = nn.Parameter(torch.zeros(d_model))
+        self.has_readout = config.has_readout
+        self.critic = Critic(config)
+        # Fixed random maps: the memory stays a nonparametric store over cortical features.
+        self.write_key = nn.Linear(d_model, key_dim, bias=False).requires_grad_(False)
+        self.write_value = nn.Linear(d_model, d_model, bias=False).requires_grad_(False)
+
+        self.register_buffer("keys", torch.zeros(slots, key_dim))
+        self.register_buffer("values", torch.zeros(slots, d_model))
+        self.register_buffer("origins", torch.full((slots, len(ORIGIN_FIELDS)), UNKNOWN, dtype=torch.int64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("threshold", torch.zeros(()))
+
+    @property
+    def num_slots(self) -> int:
+        return self.keys.shape[0]
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def recall(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
+        """M = (R W_O) ⊙ σ(g_hip), where R mixes the values of the k_H best matching recent slots."""
+        return self.output(self.read(hidden)) * torch.sigmoid(self.output_gate)
+
+    def read(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
+        """R = Σ_i softmax(a)_i V_i over the exact top-k_H slots; exactly 0 while the memory is empty."""
+        if not (window := self.read_ranges()):
+            return torch.zeros_like(hidden)
+        query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
+        slots = self.search(query.detach(), window)
+        # Selecting carries no gradient; only the selected scores are formed again with one.
+        scores = (query.unsqueeze(1) * self.keys[slots].to(query.dtype)).sum(dim=-1)
+        weights = scores.softmax(dim=-1)
+        return F.embedding_bag(slots, self.values.to(weights.dtype), per_sample_weights=weights, mode="sum").to(
+            hidden.dtype
+        )
+
+    @torch.no_grad()
+    def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
+        """Slots of the k best scores, scanning `read_chunk` slots at a time; ties go to the lowest slot."""
+        best_scores = query.new_empty(query.shape[0], 0)
+        best_slots = torch.empty(query.shape[0], 0, dtype=torch.int64, device=query.device)
+        for slots in sorted(window, key=lambda part: part.start):
+            for start in range(slots.start, slots.stop, self.read_chunk):
+                stop = min(start + self.read_chunk, slots.stop)
+                scores = query @ self.keys[start:stop].to(query.dtype).T
+                local = top_k(scores, min(self.top_k, stop - start))
+                # Earlier slots come first in the concatenation, so the lowest index still wins ties.
+                best_scores = torch.cat((best_scores, scores.gather(1, local)), dim=1)
+                best_slots = torch.cat((best_slots, local + start), dim=1)
+                winners = top_k(best_scores, min(self.top_k, best_scores.shape[1]))
+                best_scores, best_slots = best_scores.gather(1, winners), best_slots.gather(1, winners)
+        return best_slots
+
+    def read_ranges(self) -> list[range]:
+        """I_read, the n_read = min(n, S_max) most recent slots, as one or two contiguous ranges."""
+        count, pointer = int(self.count), int(self.pointer)
+        reach = min(count, self.read_window)
+        first = pointer - reach  # slots before 0 are the end of the circle
+        ranges = (
+            [range(first % self.num_slots, self.num_slots), range(pointer)] if first < 0 else [range(first, pointer)]
+        )
+        return [part for part in ranges if len(part) > 0]
+
+    # ------------------------------------------------------------------------------------------------------ proposing
+
+    def propose(
+        self,
+        states: Float[Tensor, "B T D"],
+        valid: Bool[Tensor, "B T"] | None,
+        origin: Origin | None = None,
+        step: int = UNKNOWN,
+    ) -> tuple[Appraisal, Proposal | None]:
+        """Appraise detached states and pick the k_W most surprising of each sequence; changes nothing."""
+        appraisal = self.critic(states, valid)
+        rows, length, _ = states.shape
+        if length < 2:
+            return appraisal, None
+        surprise = appraisal.surprise.detach()
+        masked = surprise if valid is None else surprise.masked_fill(~valid, -1.0)
+        picked = top_k(masked, min(self.writes_per_sequence, length)).sort(dim=1).values
+        scores = masked.gather(1, picked)
+        real = scores >= 0
+        row = torch.arange(rows, device=states.device).unsqueeze(1).expand_as(picked)
+        proposal = Proposal(
+            surprise=surprise,
+            states=states[row, picked][real],
+            scores=scores[real],
+            origins=_origins(origin or Origin(), picked, step)[real],
+        )
+        return appraisal, proposal
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    @torch.no_grad()
+    def commit(self, proposals: Sequence[Proposal]) -> WriteReport:
+        """Move the threshold by the union of all candidates, then write those above it, in order.
+
+        τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep);  write where s > τ.
+        """
+        scores = torch.cat([proposal.scores for proposal in proposals]) if proposals else self.threshold.new_empty(0)
+        if scores.numel() == 0:
+            return WriteReport(threshold=float(self.threshold), fill=int(self.count) / self.num_slots)
+        raw_writes = int((scores > self.threshold).sum())
+        quantile = torch.quantile(scores, 1.0 - self.keep_target)
+        self.threshold.mul_(self.threshold_decay).add_((1.0 - self.threshold_decay) * quantile)
+        kept = scores > self.threshold
+        states = torch.cat([proposal.states for proposal in proposals])[kept]
+        origins = torch.cat([proposal.origins for proposal in proposals])[kept]
+        self.write(states, origins)
+        surprise = torch.cat([proposal.surprise.flatten() for proposal in proposals])
+        return WriteReport(
+            candidates=scores.numel(),
+            writes=states.shape[0],
+            raw_writes=raw_writes,
+            threshold=float(self.threshold),
+            surprise_mean=float(surprise.mean()),
+            surprise_max=float(surprise.max()),
+            fill=int(self.count) / self.num_slots,
+        )
+
+    @torch.no_grad()
+    def write(self, states: Float[Tensor, "N D"], origins: Int[Tensor, "N 4"] | None = None) -> None:
+        """Insert events into the circular store: slot(n) = (pointer + n) mod N_s, in place."""
+        total, slots = states.shape[0], self.num_slots
+        if origins is None:
+            origins = torch.full((total, len(ORIGIN_FIELDS)), UNKNOWN, device=states.device)
+        # Of more events than slots only the last ones would survive: write just those.
+        kept = slice(max(0, total - slots), total)
+        where = (int(self.pointer) + torch.arange(total, device=states.device)[kept]) % slots
+        events = states[kept].to(self.write_key.weight.dtype)
+        self.keys[where] = self.write_key(events).to(self.keys.dtype)
+        self.values[where] = self.write_value(events).to(self.values.dtype)
+        self.origins[where] = origins[kept]
+        self.pointer.copy_((self.pointer + total) % slots)
+        self.count.copy_((self.count + total).clamp_max(slots))
+
+
+def _origins(origin: Origin, picked: Int[Tensor, "B k"], step: int) -> Int[Tensor, "B k 4"]:
+    unknown = torch.full_like(picked, UNKNOWN)
+    document = unknown if origin.document is None else origin.document.gather(1, picked)
+    position = picked if origin.position is None else origin.position.gather(1, picked)
+    task, when = torch.full_like(picked, origin.task), torch.full_like(picked, step)
+    return torch.stack((task, when, document, position), dim=-1)

@@ -1,0 +1,1 @@
+"""Parts any language model could use: tensors in, tensors out."""

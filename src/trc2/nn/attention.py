@@ -1,0 +1,75 @@
+"""Causal grouped-query attention whose queries can be shifted by a modulatory signal."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.nn.anchor import anchor
+from trc2.nn.rope import Rotation, rotate
+from trc2.nn.segments import Segment, rejoin
+
+
+class CausalAttention(nn.Module):
+    """Q = U W_Q + Z W_Q^thal, K = U W_K, V = U W_V; rotary; softmax(QKᵀ/√K + causal) V; output map.
+
+    The shift Z changes queries only, before rotation, and may cover only the leading tokens. W_Q, W_K and W_V are rows of one matrix: one product.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, num_kv_heads: int, *, has_query_shift: bool) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = d_model // num_heads
+        self.qkv = nn.Linear(d_model, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=False)
+        self.query_shift = nn.Linear(d_model, d_model, bias=False) if has_query_shift else None
+        self.output = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self,
+        u: Float[Tensor, "P D"],
+        shift: Float[Tensor, "Q D"] | None,
+        rotation: Rotation,
+        segments: tuple[Segment, ...],
+    ) -> Float[Tensor, "P D"]:
+        sizes = [heads * self.head_dim for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        q, k, v = self.qkv(u).split(sizes, dim=-1)
+        if self.query_shift is not None:
+            q = anchor(q, self.query_shift.weight) if shift is None else add_to_leading(q, self.query_shift(shift))
+        q = rotate(q.unflatten(-1, (self.num_heads, -1)), rotation)
+        k = rotate(k.unflatten(-1, (self.num_kv_heads, -1)), rotation)
+        v = v.unflatten(-1, (self.num_kv_heads, -1))
+        mixed = [attend(segment.of(q), segment.of(k), segment.of(v), segment.valid) for segment in segments]
+        return self.output(rejoin(mixed).flatten(-2))
+
+
+def add_to_leading(x: Float[Tensor, "P D"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P D"]:
+    """x + y where y covers only the first Q ≤ P rows."""
+    return x + (y if y.shape == x.shape else F.pad(y, (0, 0, 0, x.shape[0] - y.shape[0])))
+
+
+def attend(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T G K"],
+    valid: Bool[Tensor, "B T"] | None,
+) -> Float[Tensor, "B T H K"]:
+    """Torch's fused causal attention over each row; padding is never attended to."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = None if valid is None else causal_mask(valid)
+    mixed = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return mixed.transpose(1, 2)
+
+
+def causal_mask(valid: Bool[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
+    """True where a query may look: at itself and at earlier real tokens.
+
+    A padded query looks at itself so that its softmax is finite; nobody reads what comes out.
+    """
+    length = valid.shape[1]
+    past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
+    self_only = torch.eye(length, dtype=torch.bool, device=valid.device)
+    return ((past & valid[:, None, :]) | self_only).unsqueeze(1)

@@ -1,0 +1,86 @@
+"""Routed SwiGLU experts: each token pays for the experts it selected, and none is dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.nn.precision import at_least_float32
+from trc2.nn.selection import top_k
+
+
+class SwiGLU(nn.Module):
+    """W_2 (SiLU(W_1 u) ⊙ W_3 u); W_1 and W_3 are the two halves of `gate_up`, so that both cost one product."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, u: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
+        gate, up = self.gate_up(u).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where tokens went: gate probabilities, the selected experts, and their renormalised weights."""
+
+    probabilities: Float[Tensor, "P E"]
+    experts: Int[Tensor, "P k"]
+    weights: Float[Tensor, "P k"]
+
+
+class RoutedExperts(nn.Module):
+    """MoE(u) = Σ_{e ∈ top-k} p̃_e E_e(u) + E_shared(u), with p = softmax(W_G u) and p̃ = p / Σ_{top-k} p."""
+
+    def __init__(self, d_model: int, d_ff: int, num_experts: int, num_active: int, *, has_shared: bool) -> None:
+        super().__init__()
+        self.num_active = num_active
+        self.gate = nn.Linear(d_model, num_experts, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(d_model, d_ff) for _ in range(num_experts))
+        self.shared = SwiGLU(d_model, d_ff) if has_shared else None
+
+    def forward(self, u: Float[Tensor, "P D"]) -> tuple[Float[Tensor, "P D"], Routing]:
+        routing = route(self.gate(u), self.num_active)
+        mixed = self.dispatch(u, routing)
+        if self.shared is not None:
+            mixed = mixed + self.shared(u)
+        return mixed, routing
+
+    def dispatch(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
+        """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""
+        pair_expert = routing.experts.flatten()
+        order = pair_expert.argsort(stable=True)
+        tokens = order // self.num_active
+        counts = torch.bincount(pair_expert, minlength=len(self.experts)).tolist()
+        groups = u.index_select(0, tokens).split(counts)
+        # An expert without tokens still runs, on zero rows: that is what gives its weights a zero gradient.
+        outputs = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True)])
+        weighted = outputs * routing.weights.flatten()[order].unsqueeze(1).to(outputs.dtype)
+        return torch.zeros_like(u, dtype=outputs.dtype).index_add(0, tokens, weighted)
+
+
+def route(gate: Float[Tensor, "P E"], num_active: int) -> Routing:
+    """Softmax over all experts in float32, then the top-k with weights that sum to 1."""
+    probabilities = at_least_float32(gate).softmax(dim=-1)
+    experts = top_k(probabilities.detach(), num_active)
+    chosen = probabilities.gather(-1, experts)
+    return Routing(probabilities, experts, chosen / chosen.sum(dim=-1, keepdim=True))
+
+
+def load_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Float[Tensor, ""]:
+    """A_lb = E Σ_e load_e · imp_e over the counted tokens: top-1 share times mean probability.
+
+    The share is a count, hence without gradient. A equals 1 under perfect balance.
+    """
+    probabilities = routing.probabilities[counted]
+    num_experts = probabilities.shape[-1]
+    first = routing.experts[counted, 0]
+    load = torch.bincount(first, minlength=num_experts).to(probabilities.dtype) / max(1, first.numel())
+    importance = probabilities.sum(dim=0) / max(1, first.numel())
+    return num_experts * (load * importance).sum()

@@ -1,0 +1,54 @@
+"""Rotary positions, half-split convention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin of every packed token's angles."""
+
+    cos: Float[Tensor, "P 1 half"]
+    sin: Float[Tensor, "P 1 half"]
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of position · base^(-2i/K), one table for all columns."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, max_positions: int, head_dim: int, base: float) -> None:
+        super().__init__()
+        self.max_positions, self.head_dim, self.base = max_positions, head_dim, base
+        # Derived from the config, hence not part of any checkpoint.
+        for name, table in zip(("cos", "sin"), self._tables(), strict=True):
+            self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        inverse = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        angles = torch.arange(self.max_positions, dtype=torch.float64)[:, None] * inverse
+        return angles.cos(), angles.sin()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
+        """A change of type starts again from exact angles: float32 values widened to float64 would stay wrong."""
+        super()._apply(fn, recurse)
+        if self.cos.device.type != "meta":
+            self.cos, self.sin = (table.to(self.cos.device, self.cos.dtype) for table in self._tables())
+        return self
+
+    def forward(self, positions: Int[Tensor, " P"]) -> Rotation:
+        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
+
+
+def rotate(x: Float[Tensor, "P H K"], rotation: Rotation) -> Float[Tensor, "P H K"]:
+    """Rotate the pairs (x_i, x_{i+K/2}) by their position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,61 @@
+"""Exact top-k with one rule for ties: the lowest index wins.
+
+torch.topk leaves the order of ties open, so a selection could differ between devices, batch sizes and releases.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+ARGMAX_LIMIT = 8  # up to this many winners, repeated argmax passes beat one stable sort
+BLOCK = 32
+
+
+def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
+    """Indices of the k largest scores, largest first, ties by lowest index. Scores must be above −∞."""
+    if k > ARGMAX_LIMIT:
+        return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
+    if scores.shape[-1] >= 4 * k * BLOCK:
+        return _blocked_top_k(scores, k)
+    remaining = scores.detach().clone()
+    picks = []
+    for _ in range(k):
+        picks.append(remaining.argmax(dim=-1, keepdim=True))
+        remaining.scatter_(-1, picks[-1], -math.inf)
+    return torch.cat(picks, dim=-1)
+
+
+def _blocked_top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
+    """Find the k best blocks by their maximum, then the k best scores inside them.
+
+    Exact: every block ranked before the block of a winner holds a score ranked before that winner, so fewer than k
+    blocks come first. Only the maximum touches all scores, and it is vectorised.
+    """
+    *lead, width = scores.shape
+    whole = width // BLOCK * BLOCK
+    blocks = scores[..., :whole].unflatten(-1, (-1, BLOCK))
+    # Ascending block order keeps "lowest index" meaning the same inside the gathered candidates.
+    best = top_k(blocks.amax(dim=-1), k).sort(dim=-1).values
+    index = (best.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=scores.device)).flatten(-2)
+    if whole < width:
+        tail = torch.arange(whole, width, device=scores.device).expand(*lead, -1)
+        index = torch.cat((index, tail), dim=-1)
+    return index.gather(-1, top_k(scores.gather(-1, index), k))
+
+
+def top_k_mask(scores: Float[Tensor, "*P S"], k: int) -> Bool[Tensor, "*P S"]:
+    """True at the k largest scores of each row, ties by lowest index; for k too large for `top_k` passes."""
+    if k >= scores.shape[-1]:
+        return torch.ones_like(scores, dtype=torch.bool)
+    smallest_kept = scores.topk(k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    mask = scores >= smallest_kept
+    if bool((mask.sum(dim=-1) > k).any()):
+        above = scores > smallest_kept
+        tied = mask & ~above
+        room = k - above.sum(dim=-1, keepdim=True)
+        mask = above | (tied & (tied.cumsum(dim=-1) <= room))
+    return mask

@@ -1,0 +1,27 @@
+"""Appendix "Replay memory": chunks, ring, reservoir."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Chunk = tuple[int, ...]
+
+
+def cut_chunks(rows: Sequence[Sequence[int]], length: int) -> list[Chunk]:
+    chunks = []
+    for row in rows:
+        for m in range(len(row) // length):
+            chunks.append(tuple(row[m * length : (m + 1) * length]))
+    return chunks
+
+
+def insert(ring: dict[int, Chunk], ring_size: int, seen: int, chunk: Chunk) -> None:
+    """The ring's slot seen mod size."""
+    ring[seen % ring_size] = chunk
+
+
+def insert_reservoir(reservoir: dict[int, Chunk], size: int, seen: int, chunk: Chunk, draw: float) -> None:
+    """Slot `seen` while there is room, then slot r = ⌊draw · (seen + 1)⌋ ~ U{0..seen} if that is a slot."""
+    slot = seen if seen < size else int(draw * (seen + 1))
+    if slot < size:
+        reservoir[slot] = chunk

@@ -1,0 +1,1 @@
+"""Replay: two stores of token chunks."""

@@ -1,0 +1,138 @@
+"""Two stores of raw token chunks: a ring of recent ones and a reservoir of all that were ever seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from trc2.nn.chance import keyed_generator
+
+
+class ReplayStores(nn.Module):
+    """Ring + reservoir with draws that are functions of (seed, step, micro-step).
+
+    Chunks offered during a step are *staged*: they count as seen, but nothing is drawn from them until `commit`, so
+    every micro-step of a step draws from the stores as they were at its start, and a failed step leaves no trace.
+
+    The stores live on the host whatever the model's device: draws are made there and only B_R chunks travel.
+    """
+
+    recent: Tensor
+    long: Tensor
+    seen: Tensor
+    coefficient: Tensor
+    batch_size: Tensor
+    long_fraction: Tensor
+
+    def __init__(
+        self,
+        recent_chunks: int,
+        long_chunks: int,
+        chunk_length: int,
+        *,
+        seed: int = 0,
+        coefficient: float = 0.05,
+        batch_size: int = 4,
+        long_fraction: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32))
+        self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        # What the controller steers: λ_rep, B_R and ρ_long.
+        self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64))
+        self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64))
+        self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64))
+        self._staged: list[Tensor] = []
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ReplayStores:
+        """Neither .to(device) nor .double() concerns token ids and host-side settings."""
+        return self
+
+    @property
+    def chunk_length(self) -> int:
+        return self.recent.shape[1]
+
+    @property
+    def num_staged(self) -> int:
+        return sum(chunks.shape[0] for chunks in self._staged)
+
+    @property
+    def num_seen(self) -> int:
+        """Chunks ever offered, counting staged ones."""
+        return int(self.seen) + self.num_staged
+
+    @property
+    def num_recent(self) -> int:
+        """Chunks the ring holds, counting staged ones."""
+        return min(self.num_seen, self.recent.shape[0])
+
+    @property
+    def num_long(self) -> int:
+        """Chunks the reservoir holds, counting staged ones."""
+        return min(self.num_seen, self.long.shape[0])
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def sample(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
+        """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir; None if nothing is stored."""
+        seen = int(self.seen)
+        if seen == 0:
+            return None
+        total = int(self.batch_size)
+        from_long = round(total * float(self.long_fraction))  # half to even
+        chance = keyed_generator("replay draw", self.seed, step, micro_step)
+        long_slots = torch.randint(min(seen, self.long.shape[0]), (from_long,), generator=chance)
+        recent_slots = torch.randint(min(seen, self.recent.shape[0]), (total - from_long,), generator=chance)
+        return torch.cat((self.recent[recent_slots], self.long[long_slots])).long()
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def stage(self, tokens: Int[Tensor, "B T"]) -> None:
+        """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep them for `commit`."""
+        self._staged.append(cut_chunks(tokens, self.chunk_length).to("cpu", torch.int32))
+
+    def discard_staged(self) -> None:
+        self._staged.clear()
+
+    def take_staged(self) -> Tensor:
+        """Hand over the staged chunks in order, e.g. to gather those of all ranks."""
+        chunks = torch.cat(self._staged) if self._staged else self.recent[:0]
+        self._staged.clear()
+        return chunks
+
+    @torch.no_grad()
+    def commit(self, chunks: Int[Tensor, "n L_R"], step: int) -> None:
+        """Insert chunks, in order, into the ring and the reservoir."""
+        first = int(self.seen)
+        numbers = torch.arange(first, first + chunks.shape[0])
+        _write_last(self.recent, numbers % self.recent.shape[0], chunks)
+        # Chunk number n fills slot n while there is room; later it replaces slot r ~ U{0..n} if r is a slot.
+        draw = torch.rand(chunks.shape[0], dtype=torch.float64, generator=keyed_generator("reservoir", self.seed, step))
+        slots = torch.where(numbers < self.long.shape[0], numbers, (draw * (numbers + 1)).long())
+        kept = slots < self.long.shape[0]
+        _write_last(self.long, slots[kept], chunks[kept])
+        self.seen += chunks.shape[0]
+
+    def control(self, coefficient: float, batch_size: int, long_fraction: float) -> None:
+        """Set what the controller steers."""
+        self.coefficient.fill_(coefficient)
+        self.batch_size.fill_(batch_size)
+        self.long_fraction.fill_(long_fraction)
+
+
+def cut_chunks(tokens: Int[Tensor, "B T"], chunk_length: int) -> Int[Tensor, "n L_R"]:
+    """C(x): the first ⌊T/L_R⌋ non-overlapping chunks of every row."""
+    per_row = tokens.shape[1] // chunk_length
+    return tokens[:, : per_row * chunk_length].reshape(-1, chunk_length)
+
+
+def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
+    """store[slots] = chunks; of several chunks for one slot the last stays, which plain indexing leaves open."""
+    winner: dict[int, int] = dict(zip(slots.tolist(), range(len(slots)), strict=True))
+    if winner:
+        store[torch.tensor(list(winner))] = chunks[torch.tensor(list(winner.values()))]

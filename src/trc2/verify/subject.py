@@ -1,0 +1,168 @@
+"""What is verified, and how a verdict is written down."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trc2.model.hippocampus import Hippocampus
+from trc2.nn.chance import keyed_generator
+from trc2.replay.stores import ReplayStores
+
+EXACT = 1e-12  # "numerical precision" in float64: sums may be taken in another order
+FILLED_EVENTS = 256
+
+Memory = Literal["empty", "filled"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured number and the bound it must keep; `passed` is None where the check does not apply."""
+
+    group: str
+    name: str
+    claim: str
+    measured: float | None = None
+    relation: Literal["<=", ">", "=="] = "<="
+    bound: float = 0.0
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        if self.measured is None:
+            return None
+        if self.measured != self.measured:
+            return False  # NaN keeps no bound
+        return {"<=": self.measured <= self.bound, ">": self.measured > self.bound, "==": self.measured == self.bound}[
+            self.relation
+        ]
+
+
+class Subject:
+    """A model under test. Every check works on a fresh float64 clone, so that none can disturb another."""
+
+    def __init__(self, model: Any, seed: int = 0, batch: int = 2, length: int | None = None) -> None:
+        self.model = model
+        self.seed, self.batch = seed, batch
+        stores = replay_of(model)
+        limit = int(getattr(model.config, "max_positions", 1024))
+        shortest = 24 if stores is None else stores.chunk_length
+        self.length = min(limit, max(24, shortest)) if length is None else length
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.vocab_size)
+
+    @property
+    def has_memory(self) -> bool:
+        return memory_of(self.model) is not None
+
+    @property
+    def has_readout(self) -> bool:
+        memory = memory_of(self.model)
+        return memory is not None and memory.has_readout
+
+    @property
+    def has_replay(self) -> bool:
+        return replay_of(self.model) is not None
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memory states in which causality is tested; with an empty one its path would pass vacuously."""
+        return ("empty", "filled") if self.has_readout else ("empty",)
+
+    def fresh(self, memory: Memory = "empty") -> Any:
+        """A clone in float64 with nothing pending; its memory emptied, or holding events."""
+        clone: Any = copy.deepcopy(self.model).double()
+        if hasattr(clone, "discard_pending_write"):
+            clone.discard_pending_write()
+        hippocampus = memory_of(clone)
+        if hippocampus is not None and memory == "empty":
+            hippocampus.count.zero_()
+            hippocampus.pointer.zero_()
+        elif hippocampus is not None and int(hippocampus.count) == 0:
+            chance = keyed_generator("verify events", self.seed)
+            events = min(hippocampus.num_slots, FILLED_EVENTS)
+            width = hippocampus.values.shape[1]
+            hippocampus.write(torch.randn(events, width, generator=chance, dtype=torch.float64))
+        stores = replay_of(clone)
+        if stores is not None:
+            stores.seen.zero_()
+        return clone
+
+    def tokens(self, name: str, *, length: int | None = None) -> Tensor:
+        """A random batch; the same name gives the same tokens."""
+        shape = (self.batch, length or self.length)
+        return torch.randint(self.vocab_size, shape, generator=keyed_generator("verify", self.seed, name))
+
+    def positions(self) -> list[int]:
+        """Positions at which a suffix is disturbed."""
+        return sorted({0, self.length // 3, self.length // 2, self.length - 2})
+
+    def with_other_suffix(self, x: Tensor, position: int, count: int | None = None) -> Tensor:
+        """x with tokens after `position` replaced, all of them or the first `count`, each by a different id."""
+        other = x.clone()
+        stop = x.shape[1] if count is None else position + 1 + count
+        shift = torch.randint(
+            1,
+            self.vocab_size,
+            x[:, position + 1 : stop].shape,
+            generator=keyed_generator("suffix", self.seed, position),
+        )
+        other[:, position + 1 : stop] = (x[:, position + 1 : stop] + shift) % self.vocab_size
+        return other
+
+
+def memory_of(model: nn.Module) -> Hippocampus | None:
+    found = [module for module in model.modules() if isinstance(module, Hippocampus)]
+    return found[0] if found else None
+
+
+def replay_of(model: nn.Module) -> ReplayStores | None:
+    found = [module for module in model.modules() if isinstance(module, ReplayStores)]
+    return found[0] if found else None
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖_∞"""
+    return float((a - b).detach().abs().max()) if a.numel() else 0.0
+
+
+def state_of(module: nn.Module | None) -> dict[str, Tensor]:
+    """A copy of everything a module would save."""
+    return {} if module is None else {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """How many saved tensors differ in any bit."""
+    return float(sum(not torch.equal(before[name], after[name]) for name in before))
+
+
+def train_forward(model: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """One micro-step: forward and backward, no flush."""
+    model.train()
+    _, aux = model(x, targets=y)
+    aux["loss"].backward()
+    return aux
+
+
+def train_step(model: Any, batches: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> None:
+    """The paper's order: all micro-steps, flush, optimizer, slow targets."""
+    optimizer.zero_grad()
+    for x, y in batches:
+        train_forward(model, x, y)
+    model.flush_pending_write()
+    optimizer.step()
+    model.update_slow_targets()
+
+
+def skipped(group: str, name: str, claim: str, why: str) -> list[Check]:
+    return [Check(group, name, claim, note=f"does not apply: {why}")]
+
+
+CheckFunction = Callable[[Subject], list[Check]]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trc2.nn.attention import CausalAttention
+from trc2.nn.rope import RotaryTable, rotate
+from trc2.nn.segments import pack
+from trc2.reference import column as reference
+
+BASE = 10_000.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 63])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shifted", [True, False])
+def test_outputs_and_gradients_equal_the_reference(length: int, dtype: torch.dtype, shifted: bool) -> None:
+    layer = CausalAttention(8, 4, 2, has_query_shift=True).to(dtype)
+    table = RotaryTable(64, 2, BASE).to(dtype)
+    packed = pack([torch.zeros(2, length, dtype=torch.int64)])
+    u = torch.randn(2, length, 8, dtype=dtype, requires_grad=True)
+    z = torch.randn(2, length, 8, dtype=dtype, requires_grad=True) if shifted else None
+    flat_z = None if z is None else z.flatten(0, 1)
+    fast = layer(u.flatten(0, 1), flat_z, table(packed.positions), packed.segments).unflatten(0, (2, length))
+    slow = reference.attention(u, z, dict(layer.named_parameters()), 4, 2, BASE)
+    close = 1e-11 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(fast, slow, atol=close, rtol=close)
+    inputs = [u, *([] if z is None else [z]), *layer.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(fast.square().sum(), inputs),
+        torch.autograd.grad(slow.square().sum(), inputs, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, atol=close, rtol=close)
+
+
+def test_a_missing_shift_gives_its_map_a_zero_gradient() -> None:
+    layer = CausalAttention(8, 4, 2, has_query_shift=True)
+    packed = pack([torch.zeros(1, 3, dtype=torch.int64)])
+    layer(torch.randn(3, 8), None, RotaryTable(8, 2, BASE)(packed.positions), packed.segments).sum().backward()
+    assert layer.query_shift.weight.grad is not None
+    assert not layer.query_shift.weight.grad.any()
+
+
+def test_segments_do_not_see_each_other() -> None:
+    layer, table = CausalAttention(8, 4, 2, has_query_shift=False), RotaryTable(16, 2, BASE)
+    first, second = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.int64)
+    u = torch.randn(22, 8)
+    both, alone = pack([first, second]), pack([second])
+    joined = layer(u, None, table(both.positions), both.segments)
+    torch.testing.assert_close(joined[10:], layer(u[10:], None, table(alone.positions), alone.segments))
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+    table = RotaryTable(32, 6, BASE).double()
+    q, k = torch.randn(1, 1, 6, dtype=torch.float64), torch.randn(1, 1, 6, dtype=torch.float64)
+
+    def score(a: int, b: int) -> torch.Tensor:
+        return (rotate(q, table(torch.tensor([a]))) * rotate(k, table(torch.tensor([b])))).sum()
+
+    torch.testing.assert_close(score(3, 1), score(30, 28))
+    torch.testing.assert_close(rotate(q, table(torch.tensor([17]))).norm(), q.norm())
+
+
+def test_a_widened_table_is_exact_not_rounded() -> None:
+    widened, exact = RotaryTable(64, 8, BASE).double(), torch.arange(64, dtype=torch.float64)
+    assert torch.equal(widened.cos[:, 0], exact.cos())

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trc2.nn.chance import keyed_generator
+from trc2.reference import replay as reference
+from trc2.replay.stores import ReplayStores, cut_chunks
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    ring=st.integers(1, 6),
+    reservoir=st.integers(1, 8),
+    batches=st.lists(st.integers(0, 9), max_size=6),
+    seed=st.integers(0, 9),
+)
+def test_insertion_equals_one_chunk_at_a_time(ring: int, reservoir: int, batches: list[int], seed: int) -> None:
+    stores = ReplayStores(ring, reservoir, 3, seed=seed)
+    recent: dict[int, reference.Chunk] = {}
+    long: dict[int, reference.Chunk] = {}
+    seen = 0
+    for step, size in enumerate(batches):
+        chunks = torch.arange(3 * size).reshape(-1, 3) + 100 * step
+        stores.commit(chunks.int(), step)
+        draws = torch.rand(size, dtype=torch.float64, generator=keyed_generator("reservoir", seed, step)).tolist()
+        for chunk, draw in zip(chunks.tolist(), draws, strict=True):
+            reference.insert(recent, ring, seen, tuple(chunk))
+            reference.insert_reservoir(long, reservoir, seen, tuple(chunk), draw)
+            seen += 1
+    assert stores.num_recent == len(recent)
+    assert stores.num_long == len(long)
+    assert {slot: tuple(stores.recent[slot].tolist()) for slot in recent} == recent
+    assert {slot: tuple(stores.long[slot].tolist()) for slot in long} == long
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(1, 3), length=st.integers(1, 13), chunk=st.integers(2, 6))
+def test_chunks_are_cut_as_in_the_paper(rows: int, length: int, chunk: int) -> None:
+    tokens = torch.arange(rows * length).reshape(rows, length)
+    assert [tuple(c) for c in cut_chunks(tokens, chunk).tolist()] == reference.cut_chunks(tokens.tolist(), chunk)
+
+
+def test_every_chunk_has_the_same_chance_to_stay_in_the_reservoir() -> None:
+    kept: Counter[int] = Counter()
+    trials, offered, capacity = 600, 20, 5
+    for seed in range(trials):
+        stores = ReplayStores(1, capacity, 2, seed=seed)
+        for step in range(4):
+            numbers = torch.arange(step * 5, step * 5 + 5)
+            stores.commit(torch.stack((numbers, numbers), dim=1).int(), step)
+        kept.update(stores.long[:, 0].tolist())
+    expected = trials * capacity / offered
+    spread = (expected * (1 - capacity / offered)) ** 0.5
+    assert set(kept) == set(range(offered))
+    assert all(abs(count - expected) < 5 * spread for count in kept.values())
+
+
+def test_nothing_is_drawn_from_empty_stores_or_from_staged_chunks() -> None:
+    stores = ReplayStores(4, 4, 3)
+    assert stores.sample(0, 0) is None
+    stores.stage(torch.arange(12).reshape(2, 6))
+    assert (stores.num_recent, stores.num_long) == (4, 4)
+    assert stores.sample(0, 1) is None
+    stores.commit(stores.take_staged(), 0)
+    assert stores.sample(1, 0) is not None
+
+
+def test_discarded_chunks_leave_no_trace() -> None:
+    stores = ReplayStores(4, 4, 3)
+    stores.stage(torch.arange(12).reshape(2, 6))
+    stores.discard_staged()
+    assert stores.num_recent == 0
+    assert stores.take_staged().shape == (0, 3)
+
+
+def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
+    stores = ReplayStores(2, 50, 2, batch_size=5, long_fraction=0.5)
+    numbers = torch.arange(50)
+    stores.commit(torch.stack((numbers, numbers), dim=1).int(), 0)
+    first = stores.sample(7, 3)
+    stores.sample(7, 4)
+    assert torch.equal(stores.sample(7, 3), first)
+    assert not torch.equal(stores.sample(8, 3), first)
+    # round(2.5) = 2 from the reservoir, so 3 come from the ring, which holds the last two chunks
+    assert (first[:3, 0] >= 48).all()
+
+
+def test_stores_stay_on_the_host_and_keep_their_types() -> None:
+    stores = ReplayStores(2, 2, 2).double()
+    assert stores.recent.dtype == torch.int32
+    assert stores.coefficient.dtype == torch.float64
+    stores.control(0.1, 6, 0.25)
+    assert (float(stores.coefficient), int(stores.batch_size), float(stores.long_fraction)) == (0.1, 6, 0.25)
