@@ -15,7 +15,8 @@ from trc2.nn.segments import Segment, rejoin
 class CausalAttention(nn.Module):
     """Q = U W_Q + Z W_Q^thal, K = U W_K, V = U W_V; rotary; softmax(QKᵀ/√K + causal) V; output map.
 
-    The shift Z changes queries only, before rotation, and may cover only the leading tokens. W_Q, W_K and W_V are rows of one matrix: one product.
+    The shift Z changes queries only, before rotation, and may cover only the leading tokens.
+    W_Q, W_K and W_V are rows of one matrix: one product.
     """
 
     def __init__(self, d_model: int, num_heads: int, num_kv_heads: int, *, has_query_shift: bool) -> None:

@@ -75,8 +75,8 @@ def train_forward_before_flush(subject: Subject) -> list[Check]:
     x, y = subject.tokens("probe"), subject.tokens("targets")
     for memory in subject.memories:
         worst = 0.0
+        full = _logits(subject.fresh(memory).train(), x, y)
         for t in subject.positions():
-            full = _logits(subject.fresh(memory).train(), x, y)
             other = _logits(subject.fresh(memory).train(), subject.with_other_suffix(x, t), y)
             worst = max(worst, gap(full[:, t], other[:, t]))
         name = _label("forward, train before flush", memory, subject)
@@ -97,11 +97,9 @@ def write_scores(subject: Subject) -> list[Check]:
     checks = []
     for memory in subject.memories:
         measured = [0.0, 0.0, float("inf")]
+        plain = _scores(subject, memory, x, y)
         for t in subject.positions():
-            plain, other = (
-                _scores(subject, memory, x, y),
-                _scores(subject, memory, subject.with_other_suffix(x, t, 1), y),
-            )
+            other = _scores(subject, memory, subject.with_other_suffix(x, t, 1), y)
             measured[0] = max(measured[0], gap(plain[:, :t], other[:, :t]))
             measured[1] = max(measured[1], gap(plain[:, t], other[:, t]))
             measured[2] = min(measured[2], gap(plain[:, t + 1], other[:, t + 1]))

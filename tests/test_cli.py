@@ -1,0 +1,92 @@
+"""The command as users type it: what it prints, what it writes, how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tiny_config
+from trc2 import CortexNet, __version__
+from trc2.artifact import save_model
+
+TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
+TINY += ["train.sequence_length=16"]
+
+
+def trc2(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trc2.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_version() -> None:
+    assert trc2("--version").stdout.strip() == f"trc2 {__version__}"
+
+
+def test_verify_prints_a_table_writes_json_and_a_picture_and_exits_0(tmp_path: Path) -> None:
+    done = trc2("verify", "paper_compact", *TINY, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "All" in done.stdout
+    assert "forward, eval (filled memory)" in done.stdout
+    report = json.loads((tmp_path / "verify.json").read_text())
+    assert report["passed"] is True
+    assert all(check["passed"] is True for check in report["checks"])
+    assert (tmp_path / "verify.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_verify_takes_a_saved_model(tmp_path: Path) -> None:
+    save_model(CortexNet(tiny_config()), tmp_path / "model")
+    done = trc2("verify", "model", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    changed = trc2("verify", "model", "model.d_model=3", cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "leave the overrides out" in changed.stderr
+
+
+def test_budget_prints_both_counts_and_json() -> None:
+    assert "8,520,244 parameters." in trc2("budget").stdout
+    lesioned = trc2(
+        "budget", "paper_compact", "model.thalamus=false", "model.memory=false", "model.replay=false"
+    ).stdout
+    assert "of the complete model's 8,520,244" in " ".join(lesioned.split())
+    numbers = json.loads(trc2("budget", "paper_compact", "--json").stdout)
+    assert numbers["parameters"] == 8_520_244
+    assert set(numbers["flops_per_token"]) == {"embedding and head", "columns", "thalamus", "hippocampus", "replay"}
+
+
+def test_budget_beside_the_paper_agrees() -> None:
+    done = trc2("budget", "--paper")
+    assert done.returncode == 0
+    assert "All of the paper's printed numbers come out." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["budget", "paper_compct"], "There is no recipe or file 'paper_compct': did you mean 'paper_compact'?"),
+        (["budget", "paper_compact", "model.d_modell=3"], "Unknown setting 'model.d_modell': did you mean 'd_model'?"),
+        (["verify", "paper_compact", "model.d_model=10"], "model: d_model=10 is not divisible by num_heads=8"),
+        (["verify", "paper_compact", "model.num_kv_heads=3"], "num_heads=8 is not divisible by num_kv_heads=3"),
+        (["verify", "paper_compact", "model.thalamic_groups=3"], "thalamic_rank=16 is not divisible by"),
+        (["verify", "paper_compact", "train.sequence_length=64"], "replay_chunk_length=128 is longer than"),
+        (["verify", "paper_compact", "train.sequence_length=4096"], "is longer than model.max_positions=1024"),
+        (["verify", "."], "There is no config.json"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = trc2(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_importing_the_package_is_quick_and_pulls_in_nothing_heavy() -> None:
+    heavy = ("matplotlib", "typer", "rich", "transformers", "datasets")
+    code = f"import sys, trc2; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,55 @@
+"""What the README shows is what runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+COMMANDS = [
+    line.split("#")[0].split()
+    for language, code in BLOCKS
+    if language == "bash"
+    for line in code.splitlines()
+    if line.startswith("trc2 ")
+]
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_its_python_runs(code: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_its_commands_run(command: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trc2.cli", *command[1:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    shell = "\n".join(code for language, code in BLOCKS if language == "bash")
+    targets = set(re.findall(r"^make ([a-z-]+)", shell, flags=re.MULTILINE))
+    assert {"demo", "test"} <= targets
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+def test_its_file_map_names_real_files() -> None:
+    (listing,) = [code for language, code in BLOCKS if language == "text"]
+    paths = [line.split()[0] for line in listing.splitlines() if line.strip()]
+    assert len(paths) > 8
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+def test_it_stays_short() -> None:
+    assert len(README.splitlines()) <= 150
