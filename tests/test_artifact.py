@@ -19,12 +19,21 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in net.state_dict().items())
     x = tokens(net.config, 2, 9)
     assert torch.equal(net(x)[0], again(x)[0])
+    save_model(net.double(), tmp_path)
+    assert load_model(tmp_path).cortex.embedding.weight.dtype == torch.float64
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
 def _truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
+
+
+def _flip(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 def _change(folder: Path, **values: object) -> None:
@@ -45,6 +54,7 @@ def _change(folder: Path, **values: object) -> None:
         ),
         (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
         (_truncate, "cannot be read"),
+        (_flip, "is not the file its config.json was saved with"),
         (lambda f: _change(f, d_ff=20), "does not fit its config"),
         (lambda f: _change(f, thalamus=False), "does not fit its config"),
     ],

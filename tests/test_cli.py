@@ -30,7 +30,7 @@ def test_verify_prints_a_table_writes_json_and_a_picture_and_exits_0(tmp_path: P
     done = trc2("verify", "paper_compact", *TINY, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "All" in done.stdout
-    assert "forward, eval (filled memory)" in done.stdout
+    assert "forward, eval (filled)" in done.stdout
     report = json.loads((tmp_path / "verify.json").read_text())
     assert report["passed"] is True
     assert all(check["passed"] is True for check in report["checks"])
@@ -41,6 +41,7 @@ def test_verify_takes_a_saved_model(tmp_path: Path) -> None:
     save_model(CortexNet(tiny_config()), tmp_path / "model")
     done = trc2("verify", "model", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "parameters." in trc2("budget", "model", cwd=tmp_path).stdout
     changed = trc2("verify", "model", "model.d_model=3", cwd=tmp_path)
     assert changed.returncode == 2
     assert "leave the overrides out" in changed.stderr

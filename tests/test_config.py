@@ -67,6 +67,8 @@ def test_overrides_change_recipes_and_are_checked() -> None:
         load_recipe("paper_compact", ["model.d_model"])
     with pytest.raises(UserError, match="did you mean 'd_model'"):
         load_recipe("paper_compact", ["model.d_modell=3"])
+    with pytest.raises(UserError, match="has no readable value"):
+        load_recipe("paper_compact", ["model.d_model=["])
     with pytest.raises(UserError, match="is a value: shorten the path"):
         load_recipe("paper_compact", ["model.d_model.x=3"])
 

@@ -14,7 +14,7 @@ LADDER = [
     {"nn"},
     {"replay.stores"},
     {"model", "reference"},
-    {"artifact"},
+    {"artifact", "stream"},
     {"verify", "bench"},
     {"cli"},
 ]

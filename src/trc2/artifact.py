@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -32,9 +33,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 def save_model(net: CortexNet, folder: Path) -> None:
     """Write weights, memory, replay stores and their settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
-    write_atomically(folder / WEIGHTS_FILE, safetensors.torch.save(tensors))
-    settings = {"schema": SCHEMA, "model": net.config.model_dump()}
+    weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in net.state_dict().items()})
+    write_atomically(folder / WEIGHTS_FILE, weights)
+    settings = {
+        "schema": SCHEMA,
+        "sha256": hashlib.sha256(weights).hexdigest(),  # weights of one save never go with the settings of another
+        "model": net.config.model_dump(),
+    }
     write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())
 
 
@@ -43,14 +48,23 @@ def load_model(folder: Path) -> CortexNet:
     settings = _read_settings(folder / CONFIG_FILE)
     net = CortexNet(TRC2Config(**settings["model"]))
     try:
-        tensors = safetensors.torch.load_file(folder / WEIGHTS_FILE)
+        weights = (folder / WEIGHTS_FILE).read_bytes()
+        tensors = safetensors.torch.load(weights)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(
             f"{folder / WEIGHTS_FILE} cannot be read ({error}): give a folder with a saved model."
         ) from None
+    if settings.get("sha256") != hashlib.sha256(weights).hexdigest():
+        raise UserError(f"{folder / WEIGHTS_FILE} is not the file its config.json was saved with: use another copy.")
     _check_tensors(net, tensors, folder)
+    net.to(tensors["cortex.embedding.weight"].dtype)
     net.load_state_dict(tensors)
     return net
+
+
+def load_config(folder: Path) -> TRC2Config:
+    """What a saved model is made of, without its weights."""
+    return TRC2Config(**_read_settings(folder / CONFIG_FILE)["model"])
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -89,13 +89,22 @@ def budget(
         verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
         out.print(verdict)
         raise typer.Exit(0 if not different else 1)
-    run = load_recipe(target, overrides or [])
+    run = _saved_run(Path(target)) if Path(target).is_dir() else load_recipe(target, overrides or [])
     filled = min(run.model.memory_slots, run.model.memory_read_window) if slots is None else slots
     if as_json:
         print(json.dumps(budget_json(target, run, filled), indent=2))
         return
     out.print(budget_table(target, run, filled))
     out.print(counts_line(run))
+
+
+def _saved_run(folder: Path) -> Any:
+    """A saved model with a step of a size it can take."""
+    from trc2.artifact import load_config
+    from trc2.config import RunConfig, TrainConfig
+
+    model = load_config(folder)
+    return RunConfig(model=model, train=TrainConfig(sequence_length=min(1024, model.max_positions)))
 
 
 def _load(target: str, overrides: list[str], seed: int) -> Any:

@@ -31,7 +31,7 @@ def test_the_formulas_equal_torchs_counter(changes: dict[str, object], events: i
     if config.memory:
         fill_memory(net, events)
     if net.replay is not None:
-        net.replay.commit(tokens(config, 4, 5).int(), 0)
+        net.replay.commit(tokens(config, 4, 5).int())
     x, y = tokens(config, 2, 11), tokens(config, 2, 11, 1)
     # The fused attention kernel is invisible to the counter; the plain one does the same products.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -25,7 +25,7 @@ def store_of(net: CortexNet) -> Store | None:
     hippocampus = net.cortex.hippocampus
     if hippocampus is None:
         return None
-    return Store(hippocampus.keys, hippocampus.values, int(hippocampus.count), int(hippocampus.pointer))
+    return Store(hippocampus.keys, hippocampus.values, hippocampus.count, hippocampus.pointer)
 
 
 def gradients(net: CortexNet, loss: torch.Tensor) -> dict[str, torch.Tensor | None]:
@@ -117,7 +117,7 @@ def test_main_and_replay_tokens_in_one_pass_equal_two_passes(path: str, events: 
     config = tiny_config(replay_path=path)
     net = build(config, events, torch.float64)
     x, y = tokens(config, 2, 11), tokens(config, 2, 11, seed=1)
-    net.replay.commit(tokens(config, 7, 5, seed=2).int(), step=0)
+    net.replay.commit(tokens(config, 7, 5, seed=2).int())
     replayed = net.replay.sample(0, 0)
     _, aux = net(x, targets=y, return_logits=False)
     weights = dict(net.cortex.named_parameters())

@@ -19,7 +19,7 @@ def build(dtype: torch.dtype = torch.float64, **changes: object) -> Hippocampus:
 
 
 def store_of(hippocampus: Hippocampus) -> Store:
-    return Store(hippocampus.keys.clone(), hippocampus.values.clone(), int(hippocampus.count), int(hippocampus.pointer))
+    return Store(hippocampus.keys.clone(), hippocampus.values.clone(), hippocampus.count, hippocampus.pointer)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 63])
@@ -60,7 +60,7 @@ def test_the_circular_store_and_its_recent_window_equal_the_reference(
             expected.values[expected.pointer] = weights["write_value.weight"] @ x
             expected.pointer = (expected.pointer + 1) % slots
             expected.count = min(expected.count + 1, slots)
-    assert (int(hippocampus.count), int(hippocampus.pointer)) == (expected.count, expected.pointer)
+    assert (hippocampus.count, hippocampus.pointer) == (expected.count, expected.pointer)
     torch.testing.assert_close(hippocampus.keys, expected.keys)
     torch.testing.assert_close(hippocampus.values, expected.values)
     read = sorted(slot for part in hippocampus.read_ranges() for slot in part)
@@ -114,7 +114,7 @@ def test_appraisal_threshold_and_writes_equal_the_reference(length: int, micro_s
         torch.testing.assert_close(float(hippocampus.threshold), threshold)
         torch.testing.assert_close(hippocampus.keys, store.keys)
         torch.testing.assert_close(hippocampus.values, store.values)
-        assert int(hippocampus.count) == store.count
+        assert hippocampus.count == store.count
         assert report.candidates == micro_steps * 2 * min(3, length)
 
 
@@ -140,12 +140,12 @@ def test_slots_remember_where_their_event_came_from() -> None:
     document = torch.tensor([[7, 7, 7, 8, 8, 8]])
     _, proposal = hippocampus.propose(states, None, Origin(task=3, document=document), step=11)
     hippocampus.commit([proposal])
-    written = hippocampus.origins[: int(hippocampus.count)]
+    written = hippocampus.origins[: hippocampus.count]
     assert written.shape[0] > 0
     assert written[:, 0].tolist() == [3] * len(written)
     assert written[:, 1].tolist() == [11] * len(written)
     assert all(document[0, position] == doc for _, _, doc, position in written.tolist())
-    assert (hippocampus.origins[int(hippocampus.count) :] == -1).all()
+    assert (hippocampus.origins[hippocampus.count :] == -1).all()
 
 
 def test_events_are_committed_in_order_of_sequence_and_position() -> None:

@@ -55,7 +55,7 @@ def test_the_readmes_calling_convention_trains() -> None:
 def test_aux_holds_the_papers_losses_and_their_weighted_total() -> None:
     config = tiny_config(lambda_router=0.7, lambda_td=0.3, lambda_predictor=0.2, replay_coefficient=0.4)
     net = excited(CortexNet(config))
-    net.replay.commit(tokens(config, 4, 5).int(), 0)
+    net.replay.commit(tokens(config, 4, 5).int())
     _, aux = net(tokens(config, 2, 11), targets=tokens(config, 2, 11, 1))
     total = (
         aux["loss_lm"] + 0.7 * aux["loss_load_balance"] + 0.3 * aux["loss_td"] + 0.2 * aux["loss_predictor"]
@@ -135,8 +135,9 @@ def test_saving_with_pending_writes_warns() -> None:
         net.state_dict()
 
 
-def test_a_queue_nobody_flushes_stays_bounded_and_says_so_once() -> None:
-    net = CortexNet(tiny_config(max_pending=3, replay=False))
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_queue_nobody_flushes_stays_bounded_and_says_so_once(memory: bool) -> None:
+    net = CortexNet(tiny_config(max_pending=3, memory=memory))
     x = tokens(net.config, 1, 5)
     for _ in range(3):
         net(x, targets=x)
@@ -145,12 +146,13 @@ def test_a_queue_nobody_flushes_stays_bounded_and_says_so_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(x, targets=x)
-    assert len(net.pending) == 3
+    assert len(net.pending) == (3 if memory else 0)
+    assert net.replay.num_staged == 3
 
 
 def test_a_discarded_step_leaves_memory_threshold_and_stores_alone() -> None:
     net = CortexNet(tiny_config())
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items() if name != "micro_step"}
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items() if name != "clock.micro_step"}
     net(tokens(net.config, 2, 9), targets=tokens(net.config, 2, 9))
     net.discard_pending_write()
     net.flush_pending_write()
@@ -194,6 +196,60 @@ def test_mixed_precision_keeps_memory_and_losses_in_float32() -> None:
     assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
 
 
+def test_retrieval_and_values_are_float32_islands_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = CortexNet(tiny_config())
+    fill_memory(net, 6)
+    seen = []
+    hippocampus = net.cortex.hippocampus
+    plain = hippocampus.search
+
+    def spy(query: torch.Tensor, window: list[range]) -> torch.Tensor:
+        seen.append((query.dtype, (query @ hippocampus.keys.T).dtype))
+        return plain(query, window)
+
+    monkeypatch.setattr(hippocampus, "search", spy)
+    with torch.autocast("cpu", torch.bfloat16):
+        net(tokens(net.config, 2, 9), targets=tokens(net.config, 2, 9))
+    assert seen == [(torch.float32, torch.float32)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_can_be_evaluated(dtype: torch.dtype) -> None:
+    net = CortexNet(tiny_config()).eval()
+    fill_memory(net, 6)
+    x = tokens(net.config, 2, 9)
+    expected, _ = net(x)
+    logits, aux = net.to(dtype)(x, targets=x)
+    assert logits.dtype == dtype
+    assert torch.isfinite(aux["loss"])
+    torch.testing.assert_close(logits.float(), expected, atol=0.02, rtol=0.1)
+
+
+def test_padding_is_neither_labelled_nor_stored_for_replay() -> None:
+    net = CortexNet(tiny_config())
+    x = tokens(net.config, 2, 20)
+    valid = torch.ones(2, 20, dtype=torch.int64)  # as tokenizers give it
+    valid[1, 7:] = 0
+    _, aux = net(x, targets=x, valid=valid)
+    assert int(aux["num_labels"]) == 27
+    net.flush_pending_write()
+    # chunks of five: four of the first row, one whole one of the second
+    assert net.replay.num_seen == 5
+    stored = {tuple(chunk) for chunk in net.replay.long[:5].tolist()}
+    assert tuple(x[1, :5].tolist()) in stored
+    assert tuple(x[1, 5:10].tolist()) not in stored
+
+
+def test_the_reservoir_keeps_moving_even_if_nobody_ticks_the_clock() -> None:
+    net = CortexNet(tiny_config(memory=False, replay_long_chunks=6))
+    for seed in range(30):
+        x = tokens(net.config, 2, 10, seed)
+        net(x, targets=x)
+        net.flush_pending_write()
+    last = {tuple(c) for seed in range(15, 30) for c in tokens(net.config, 2, 10, seed).reshape(-1, 5).tolist()}
+    assert any(tuple(chunk) in last for chunk in net.replay.long.tolist())
+
+
 BAD_INPUT = [
     (lambda: tokens(tiny_config(), 2, 9).int(), "int64"),
     (lambda: torch.zeros(9, dtype=torch.int64), r"shape \(B, T\)"),
@@ -217,6 +273,8 @@ def test_targets_must_fit() -> None:
     x = tokens(net.config, 2, 9)
     with pytest.raises(UserError, match=r"targets has shape \(2, 8\)"):
         net(x, targets=x[:, 1:])
+    with pytest.raises(UserError, match=r"targets has type torch\.int32"):
+        net(x, targets=x.int())
     with pytest.raises(UserError, match="targets contains token id 40"):
         net(x, targets=torch.full_like(x, 40))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from trc2.nn.losses import cross_entropy_sum, linear_cross_entropy
 
@@ -36,6 +37,13 @@ def test_no_label_means_no_loss_and_no_gradient() -> None:
     assert loss.item() == 0.0
     assert not hidden.grad.any()
     assert not weight.grad.any()
+
+
+def test_no_gradient_buffer_is_made_where_none_is_asked_for() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(hidden, weight, torch.tensor([1, 2, 3]))
+    assert counter.get_total_flops() == 2 * 3 * 4 * 5
 
 
 def test_half_precision_hidden_states_are_scored_in_float32() -> None:

@@ -25,8 +25,8 @@ def test_insertion_equals_one_chunk_at_a_time(ring: int, reservoir: int, batches
     seen = 0
     for step, size in enumerate(batches):
         chunks = torch.arange(3 * size).reshape(-1, 3) + 100 * step
-        stores.commit(chunks.int(), step)
-        draws = torch.rand(size, dtype=torch.float64, generator=keyed_generator("reservoir", seed, step)).tolist()
+        stores.commit(chunks.int())
+        draws = torch.rand(size, dtype=torch.float64, generator=keyed_generator("reservoir", seed, seen)).tolist()
         for chunk, draw in zip(chunks.tolist(), draws, strict=True):
             reference.insert(recent, ring, seen, tuple(chunk))
             reference.insert_reservoir(long, reservoir, seen, tuple(chunk), draw)
@@ -51,7 +51,7 @@ def test_every_chunk_has_the_same_chance_to_stay_in_the_reservoir() -> None:
         stores = ReplayStores(1, capacity, 2, seed=seed)
         for step in range(4):
             numbers = torch.arange(step * 5, step * 5 + 5)
-            stores.commit(torch.stack((numbers, numbers), dim=1).int(), step)
+            stores.commit(torch.stack((numbers, numbers), dim=1).int())
         kept.update(stores.long[:, 0].tolist())
     expected = trials * capacity / offered
     spread = (expected * (1 - capacity / offered)) ** 0.5
@@ -65,7 +65,7 @@ def test_nothing_is_drawn_from_empty_stores_or_from_staged_chunks() -> None:
     stores.stage(torch.arange(12).reshape(2, 6))
     assert (stores.num_recent, stores.num_long) == (4, 4)
     assert stores.sample(0, 1) is None
-    stores.commit(stores.take_staged(), 0)
+    stores.commit(stores.take_staged())
     assert stores.sample(1, 0) is not None
 
 
@@ -80,7 +80,7 @@ def test_discarded_chunks_leave_no_trace() -> None:
 def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
     stores = ReplayStores(2, 50, 2, batch_size=5, long_fraction=0.5)
     numbers = torch.arange(50)
-    stores.commit(torch.stack((numbers, numbers), dim=1).int(), 0)
+    stores.commit(torch.stack((numbers, numbers), dim=1).int())
     first = stores.sample(7, 3)
     stores.sample(7, 4)
     assert torch.equal(stores.sample(7, 3), first)

@@ -38,7 +38,7 @@ def subsystem(name: str) -> str:
         return "embedding and head"
     if name.startswith("cortex.thalamus"):
         return "thalamus"
-    if name.startswith(("cortex.hippocampus", "cortex.feedback", "replay")):
+    if name.startswith(("cortex.hippocampus", "cortex.feedback", "replay", "clock")):
         return "hippocampus"
     return "columns"
 

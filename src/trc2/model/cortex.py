@@ -60,7 +60,10 @@ class Cortex(nn.Module):
                 normal_(frozen.weight, self.config.d_model**-0.5, generator)
             self.hippocampus.critic.copy_to_slow()
 
-    def forward(self, packed: Packed, origin: Origin | None = None, step: int = UNKNOWN) -> CortexOutput:
+    def forward(
+        self, packed: Packed, origin: Origin | None = None, step: int = UNKNOWN, *, appraise: bool = True
+    ) -> CortexOutput:
+        """`appraise=False` leaves out the critic and the proposal, for passes that neither learn nor report losses."""
         segments, main = packed.segments, packed.segments[0]
         # Under `replay_path: cortex` replayed tokens run without feedback: only the batch has modulated rows.
         modulated = segments if self.config.replay_path == "full" else segments[:1]
@@ -77,7 +80,8 @@ class Cortex(nn.Module):
             hidden = out.hidden
             balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
-                appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
+                if appraise:
+                    appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
                 hidden, hippocampal = self._remember(hidden, modulated)
             if self.thalamus is not None and index + 1 < len(self.columns):
                 thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated)

@@ -53,6 +53,11 @@ class Critic(nn.Module):
 
     def forward(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
         """Appraise detached cortical states; a transition counts if both of its tokens are real."""
+        # A float32 island: the reward is the positive part of a tiny difference, which rounding would bias upwards.
+        with torch.autocast(states.device.type, enabled=False):
+            return self._appraise(states.to(self.value.weight.dtype), valid)
+
+    def _appraise(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
         now, following = states[:, :-1], unit(at_least_float32(states[:, 1:]))
         fast = (unit(at_least_float32(self.predictor(now))) * following).sum(dim=-1)
         with torch.no_grad():

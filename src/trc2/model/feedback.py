@@ -18,7 +18,7 @@ class FeedbackGate(nn.Module):
     def __init__(self, config: TRC2Config) -> None:
         super().__init__()
         d_model = config.d_model
-        self.num_kept = math.ceil(config.gate_top_fraction * d_model)
+        self.num_kept = math.ceil(config.gate_top_fraction * d_model - 1e-9)  # 0.07 · 100 is 7, not 8
         self.gate = nn.Linear(2 * d_model, d_model, bias=False)
         self.gate_bias = nn.Parameter(torch.zeros(d_model))
         self.to_thalamus = nn.Linear(d_model, d_model, bias=False)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
+from trc2.nn.host import HostState
 from trc2.nn.precision import at_least_float32
 from trc2.nn.selection import top_k
 
@@ -34,6 +35,7 @@ class Proposal:
     """What one micro-batch would like to remember: k_W candidates per sequence, in order of position."""
 
     surprise: Float[Tensor, "B T"]
+    num_tokens: int
     states: Float[Tensor, "N D"]
     scores: Float[Tensor, " N"]
     origins: Int[Tensor, "N 4"]
@@ -62,14 +64,28 @@ class WriteReport:
         return self.raw_writes / self.candidates if self.candidates else 0.0
 
 
+class Cursor(HostState):
+    """How many slots hold an event, and which is written next."""
+
+    count: Tensor
+    pointer: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+    def set(self, count: int, pointer: int) -> None:
+        self.count.fill_(count)
+        self.pointer.fill_(pointer)
+
+
 class Hippocampus(nn.Module):
     """Content-addressed store of surprising cortical states: `recall` and `propose` are pure, `commit` writes."""
 
     keys: Tensor
     values: Tensor
     origins: Tensor
-    count: Tensor
-    pointer: Tensor
     threshold: Tensor
 
     def __init__(self, config: TRC2Config) -> None:
@@ -97,13 +113,27 @@ class Hippocampus(nn.Module):
         self.register_buffer("keys", torch.zeros(slots, key_dim))
         self.register_buffer("values", torch.zeros(slots, d_model))
         self.register_buffer("origins", torch.full((slots, len(ORIGIN_FIELDS)), UNKNOWN, dtype=torch.int64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("threshold", torch.zeros(()))
+        self.cursor = Cursor()
 
     @property
     def num_slots(self) -> int:
         return self.keys.shape[0]
+
+    @property
+    def count(self) -> int:
+        """Slots that hold an event."""
+        return int(self.cursor.count)
+
+    @property
+    def pointer(self) -> int:
+        """The slot the next event goes to."""
+        return int(self.cursor.pointer)
+
+    def forget(self) -> None:
+        """Empty the store and start with a fresh threshold; what is left in the slots is never read."""
+        self.cursor.set(0, 0)
+        self.threshold.zero_()
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -116,7 +146,8 @@ class Hippocampus(nn.Module):
         if not (window := self.read_ranges()):
             return torch.zeros_like(hidden)
         query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
-        slots = self.search(query.detach(), window)
+        with torch.autocast(query.device.type, enabled=False):  # a float32 island: half scores pick other slots
+            slots = self.search(query.detach(), window)
         # Selecting carries no gradient; only the selected scores are formed again with one.
         scores = (query.unsqueeze(1) * self.keys[slots].to(query.dtype)).sum(dim=-1)
         weights = scores.softmax(dim=-1)
@@ -143,9 +174,8 @@ class Hippocampus(nn.Module):
 
     def read_ranges(self) -> list[range]:
         """I_read, the n_read = min(n, S_max) most recent slots, as one or two contiguous ranges."""
-        count, pointer = int(self.count), int(self.pointer)
-        reach = min(count, self.read_window)
-        first = pointer - reach  # slots before 0 are the end of the circle
+        pointer = self.pointer
+        first = pointer - min(self.count, self.read_window)  # slots before 0 are the end of the circle
         ranges = (
             [range(first % self.num_slots, self.num_slots), range(pointer)] if first < 0 else [range(first, pointer)]
         )
@@ -173,6 +203,7 @@ class Hippocampus(nn.Module):
         row = torch.arange(rows, device=states.device).unsqueeze(1).expand_as(picked)
         proposal = Proposal(
             surprise=surprise,
+            num_tokens=rows * length if valid is None else int(valid.sum()),
             states=states[row, picked][real],
             scores=scores[real],
             origins=_origins(origin or Origin(), picked, step)[real],
@@ -189,7 +220,7 @@ class Hippocampus(nn.Module):
         """
         scores = torch.cat([proposal.scores for proposal in proposals]) if proposals else self.threshold.new_empty(0)
         if scores.numel() == 0:
-            return WriteReport(threshold=float(self.threshold), fill=int(self.count) / self.num_slots)
+            return WriteReport(threshold=float(self.threshold), fill=self.count / self.num_slots)
         raw_writes = int((scores > self.threshold).sum())
         quantile = torch.quantile(scores, 1.0 - self.keep_target)
         self.threshold.mul_(self.threshold_decay).add_((1.0 - self.threshold_decay) * quantile)
@@ -197,15 +228,15 @@ class Hippocampus(nn.Module):
         states = torch.cat([proposal.states for proposal in proposals])[kept]
         origins = torch.cat([proposal.origins for proposal in proposals])[kept]
         self.write(states, origins)
-        surprise = torch.cat([proposal.surprise.flatten() for proposal in proposals])
+        total = sum(float(proposal.surprise.sum()) for proposal in proposals)  # padding adds exact zeros
         return WriteReport(
             candidates=scores.numel(),
             writes=states.shape[0],
             raw_writes=raw_writes,
             threshold=float(self.threshold),
-            surprise_mean=float(surprise.mean()),
-            surprise_max=float(surprise.max()),
-            fill=int(self.count) / self.num_slots,
+            surprise_mean=total / max(1, sum(proposal.num_tokens for proposal in proposals)),
+            surprise_max=max(float(proposal.surprise.max()) for proposal in proposals),
+            fill=self.count / self.num_slots,
         )
 
     @torch.no_grad()
@@ -216,13 +247,12 @@ class Hippocampus(nn.Module):
             origins = torch.full((total, len(ORIGIN_FIELDS)), UNKNOWN, device=states.device)
         # Of more events than slots only the last ones would survive: write just those.
         kept = slice(max(0, total - slots), total)
-        where = (int(self.pointer) + torch.arange(total, device=states.device)[kept]) % slots
+        where = (self.pointer + torch.arange(total, device=states.device)[kept]) % slots
         events = states[kept].to(self.write_key.weight.dtype)
         self.keys[where] = self.write_key(events).to(self.keys.dtype)
         self.values[where] = self.write_value(events).to(self.values.dtype)
         self.origins[where] = origins[kept]
-        self.pointer.copy_((self.pointer + total) % slots)
-        self.count.copy_((self.count + total).clamp_max(slots))
+        self.cursor.set(min(self.count + total, slots), (self.pointer + total) % slots)
 
 
 def _origins(origin: Origin, picked: Int[Tensor, "B k"], step: int) -> Int[Tensor, "B k 4"]:

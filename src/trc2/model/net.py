@@ -7,16 +7,33 @@ from collections import deque
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from trc2.config import TRC2Config
 from trc2.errors import UserError
 from trc2.model.cortex import Cortex, CortexOutput
 from trc2.model.hippocampus import Origin, Proposal, WriteReport
+from trc2.nn.host import HostState
 from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
 from trc2.nn.segments import Packed, pack
 from trc2.replay.stores import ReplayStores
+
+
+class Clock(HostState):
+    """Which optimizer step and global micro-step comes next: the key of all replay draws."""
+
+    step: Tensor
+    micro_step: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.register_buffer("micro_step", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+    def set(self, step: int, micro_step: int) -> None:
+        self.step.fill_(step)
+        self.micro_step.fill_(micro_step)
 
 
 class CortexNet(nn.Module):
@@ -31,19 +48,14 @@ class CortexNet(nn.Module):
     An evaluation forward empties the write queue without committing, and never touches memory or stores.
     """
 
-    step: Tensor
-    micro_step: Tensor
-
     def __init__(self, config: TRC2Config, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
         self.cortex = Cortex(config, generator)
         self.replay = _replay_stores(config) if config.replay else None
         self.pending: deque[Proposal] = deque(maxlen=config.max_pending)
+        self.clock = Clock()
         self._warned = False
-        # The clock keys all replay draws. A trainer with several ranks sets it with `set_clock`.
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("micro_step", torch.zeros((), dtype=torch.int64))
         self.register_state_dict_pre_hook(_warn_about_pending)
 
     # ------------------------------------------------------------------------------------------------------ forward
@@ -66,18 +78,21 @@ class CortexNet(nn.Module):
         is_learning = self.training and targets is not None
         if not self.training:
             self.pending.clear()
-        replayed = self.replay.sample(int(self.step), int(self.micro_step)) if is_learning and self.replay else None
+        step, micro_step = int(self.clock.step), int(self.clock.micro_step)
+        replayed = self.replay.sample(step, micro_step) if is_learning and self.replay is not None else None
+        valid = None if valid is None else valid.bool()
         packed = _pack_with_replay(x, valid, replayed)
-        out = self.cortex(packed, origin, int(self.step))
+        out = self.cortex(packed, origin, step, appraise=targets is not None)
 
         main = packed.segments[0]
         hidden = out.hidden[: main.stop]
         logits = self.cortex.logits(main.of(hidden)) if return_logits or targets is None else None
         aux: dict[str, Tensor] = {}
         if targets is not None:
-            aux = self._losses(out, hidden, logits, targets, replayed)
+            labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
+            aux = self._losses(out, hidden, logits, labels.reshape(-1), replayed)
         if is_learning:
-            self._queue(out.proposal, x)
+            self._queue(out.proposal, x, valid)
         return logits if return_logits else None, aux
 
     def _losses(
@@ -85,11 +100,11 @@ class CortexNet(nn.Module):
         out: CortexOutput,
         hidden: Float[Tensor, "P D"],
         logits: Float[Tensor, "B T V"] | None,
-        targets: Int[Tensor, "B T"],
+        labels: Int[Tensor, " P"],
         replayed: Int[Tensor, "B_R L_R"] | None,
     ) -> dict[str, Tensor]:
         """L = L_LM + λ_router L_lb + λ_td L_td + λ_pred L_pred + λ_rep L_rep"""
-        config, labels = self.config, targets.reshape(-1)
+        config = self.config
         num_labels = (labels != IGNORE_INDEX).sum()
         head = self.cortex.embedding.weight
         if logits is None:
@@ -120,19 +135,26 @@ class CortexNet(nn.Module):
         aux["num_labels"] = num_labels
         return aux
 
-    def _queue(self, proposal: Proposal | None, x: Int[Tensor, "B T"]) -> None:
-        if len(self.pending) == self.pending.maxlen and not self._warned:
+    def _queue(self, proposal: Proposal | None, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> None:
+        limit = self.config.max_pending
+        staged = 0 if self.replay is None else self.replay.num_staged_batches
+        if max(len(self.pending), staged) >= limit and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{len(self.pending)} micro-batches of pending writes were never flushed and the oldest are now "
+                f"The writes and replay chunks of {limit} micro-batches were never flushed and the oldest are now "
                 "dropped: call flush_pending_write() once per optimizer step, before optimizer.step().",
                 stacklevel=3,
             )
         if proposal is not None:
             self.pending.append(proposal)
         if self.replay is not None:
-            self.replay.stage(x)
-        self.micro_step += 1
+            self.replay.stage(x, valid)
+            self.replay.keep_staged(limit)
+        self.clock.micro_step += 1
+
+    @property
+    def _num_staged(self) -> int:
+        return 0 if self.replay is None else self.replay.num_staged
 
     # ------------------------------------------------------------------------------------------------------ step ends
 
@@ -141,7 +163,7 @@ class CortexNet(nn.Module):
         proposals = list(self.pending)
         self.pending.clear()
         if self.replay is not None:
-            self.replay.commit(self.replay.take_staged(), int(self.step))
+            self.replay.commit(self.replay.take_staged())
         hippocampus = self.cortex.hippocampus
         return WriteReport() if hippocampus is None else hippocampus.commit(proposals)
 
@@ -155,12 +177,7 @@ class CortexNet(nn.Module):
         """Move the slow heads towards the fast ones and end the step; once per step, after `optimizer.step()`."""
         if self.cortex.hippocampus is not None:
             self.cortex.hippocampus.critic.update_slow()
-        self.set_clock(int(self.step) + 1, 0)
-
-    def set_clock(self, step: int, micro_step: int) -> None:
-        """Say which optimizer step and global micro-step comes next."""
-        self.step.fill_(step)
-        self.micro_step.fill_(micro_step)
+        self.clock.set(int(self.clock.step) + 1, 0)
 
     def tensors_without_reader(self) -> list[str]:
         """Names of trainable tensors that no loss can reach, see `Cortex.tensors_without_reader`."""
@@ -177,6 +194,8 @@ class CortexNet(nn.Module):
             raise UserError(
                 f"x has shape {tuple(x.shape)} and type {x.dtype}: give token ids as int64 of shape (B, T)."
             )
+        if targets is not None and targets.dtype != torch.int64:
+            raise UserError(f"targets has type {targets.dtype}: give token ids as int64.")
         if x.numel() == 0:
             raise UserError(f"x has shape {tuple(x.shape)}, an empty batch: give at least one sequence of one token.")
         if x.shape[1] > config.max_positions:
@@ -229,9 +248,9 @@ def _replay_stores(config: TRC2Config) -> ReplayStores:
 
 
 def _warn_about_pending(net: nn.Module, *_: Any) -> None:
-    if isinstance(net, CortexNet) and net.pending:
+    if isinstance(net, CortexNet) and (net.pending or net._num_staged):
         warnings.warn(
-            f"state_dict() was taken with {len(net.pending)} micro-batches of pending writes, which are not saved: "
-            "flush them first, at the end of the optimizer step.",
+            f"state_dict() was taken with {len(net.pending)} pending micro-batches of writes and {net._num_staged} "
+            "staged replay chunks, which are not saved: flush them first, at the end of the optimizer step.",
             stacklevel=3,
         )

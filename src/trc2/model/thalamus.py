@@ -45,9 +45,9 @@ class ThalamicRouter(nn.Module):
         z0 = self.norm(self.compress(report))
         past = rejoin([past_mean(segment.of(z0), segment.valid) for segment in segments])
         surprise = (at_least_float32(z0) - past).square().mean(dim=-1, keepdim=True)
-        state = torch.sigmoid(self.state_weight(z0) + self.state_bias + self.surprise_gain * surprise)
+        state = torch.sigmoid(self.state_weight(z0) + self.state_bias + self.surprise_gain * surprise.to(z0.dtype))
         diffuse = F.silu(self.diffuse(past.to(z0.dtype)))
-        z1 = F.silu(self.local(z0)) + torch.sigmoid(self.diffuse_gain) * state * diffuse
+        z1 = (F.silu(self.local(z0)) + torch.sigmoid(self.diffuse_gain) * state * diffuse).to(z0.dtype)
         gate = torch.sigmoid(self.competition(z1) + self.competition_bias)
         z2 = z1 * compete(gate, self.groups, self.inhibition)
         return self.back(z2) * torch.sigmoid(self.modulation)
@@ -61,7 +61,15 @@ def past_mean(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None) -> F
     else:
         z = z * valid.unsqueeze(-1)
         earlier = (valid.cumsum(1) - valid.long()).unsqueeze(-1).to(z.dtype)
-    return (z.cumsum(dim=1) - z) / earlier.clamp_min(1.0)
+    return (_running_sum(z) - z) / earlier.clamp_min(1.0)
+
+
+def _running_sum(z: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
+    """cumsum over tokens; as a product with a triangle where torch has no deterministic cumsum."""
+    if z.is_cuda and torch.are_deterministic_algorithms_enabled():
+        length = z.shape[1]
+        return torch.ones(length, length, dtype=z.dtype, device=z.device).tril() @ z
+    return z.cumsum(dim=1)
 
 
 def compete(gate: Float[Tensor, "P R"], groups: int, inhibition: float) -> Float[Tensor, "P R"]:

@@ -59,6 +59,8 @@ def linear_cross_entropy(
     A sum, not a mean: who divides, and by how many labels, is decided over the whole optimizer step.
     """
     rows = max(1, CHUNK_ELEMENTS // weight.shape[0]) if chunk is None else chunk
+    if not torch.is_grad_enabled():  # a custom function is told that gradients are needed even where none will be asked
+        hidden, weight = hidden.detach(), weight.detach()
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)
 
 

@@ -19,7 +19,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
-        return F.rms_norm(at_least_float32(x), self.gain.shape, self.gain, self.eps).to(x.dtype)
+        wide = at_least_float32(x)
+        return F.rms_norm(wide, self.gain.shape, self.gain.to(wide.dtype), self.eps).to(x.dtype)
 
 
 def unit(x: Float[Tensor, "*P D"], eps: float = 1e-6) -> Float[Tensor, "*P D"]:

@@ -130,7 +130,7 @@ def commit(
 def feedback(hidden: Tensor, memory: Tensor, weights: Weights, top_fraction: float) -> Tensor:
     """F_hip = σ(a_hip) ((G ⊙ M) W), with only the ⌈ρ d⌉ largest channels of G kept at each token."""
     d_model = hidden.shape[-1]
-    kept = math.ceil(top_fraction * d_model)
+    kept = math.ceil(top_fraction * d_model - 1e-9)
     rows = []
     for b in range(hidden.shape[0]):
         tokens = []

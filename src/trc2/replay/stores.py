@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
 
 from trc2.nn.chance import keyed_generator
+from trc2.nn.host import HostState
 
 
-class ReplayStores(nn.Module):
+class ReplayStores(HostState):
     """Ring + reservoir with draws that are functions of (seed, step, micro-step).
 
     Chunks offered during a step are *staged*: they count as seen, but nothing is drawn from them until `commit`, so
@@ -40,18 +39,14 @@ class ReplayStores(nn.Module):
     ) -> None:
         super().__init__()
         self.seed = seed
-        self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32))
-        self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32, device="cpu"))
+        self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32, device="cpu"))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device="cpu"))
         # What the controller steers: λ_rep, B_R and ρ_long.
-        self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64))
-        self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64))
-        self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64))
+        self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64, device="cpu"))
+        self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64, device="cpu"))
+        self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64, device="cpu"))
         self._staged: list[Tensor] = []
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ReplayStores:
-        """Neither .to(device) nor .double() concerns token ids and host-side settings."""
-        return self
 
     @property
     def chunk_length(self) -> int:
@@ -60,6 +55,10 @@ class ReplayStores(nn.Module):
     @property
     def num_staged(self) -> int:
         return sum(chunks.shape[0] for chunks in self._staged)
+
+    @property
+    def num_staged_batches(self) -> int:
+        return len(self._staged)
 
     @property
     def num_seen(self) -> int:
@@ -92,12 +91,19 @@ class ReplayStores(nn.Module):
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def stage(self, tokens: Int[Tensor, "B T"]) -> None:
-        """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep them for `commit`."""
-        self._staged.append(cut_chunks(tokens, self.chunk_length).to("cpu", torch.int32))
+    def stage(self, tokens: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> None:
+        """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep those without padding for `commit`."""
+        chunks = cut_chunks(tokens, self.chunk_length)
+        if valid is not None:
+            chunks = chunks[cut_chunks(valid, self.chunk_length).all(dim=1)]
+        self._staged.append(chunks.to("cpu", torch.int32))
 
     def discard_staged(self) -> None:
         self._staged.clear()
+
+    def keep_staged(self, micro_batches: int) -> None:
+        """Forget the oldest staged micro-batches, so that a caller who never commits does not fill the memory."""
+        del self._staged[: max(0, len(self._staged) - micro_batches)]
 
     def take_staged(self) -> Tensor:
         """Hand over the staged chunks in order, e.g. to gather those of all ranks."""
@@ -106,13 +112,17 @@ class ReplayStores(nn.Module):
         return chunks
 
     @torch.no_grad()
-    def commit(self, chunks: Int[Tensor, "n L_R"], step: int) -> None:
-        """Insert chunks, in order, into the ring and the reservoir."""
+    def commit(self, chunks: Int[Tensor, "n L_R"]) -> None:
+        """Insert chunks, in order, into the ring and the reservoir.
+
+        Reservoir draws are keyed by the number of chunks seen before, which no two commits share.
+        """
         first = int(self.seen)
         numbers = torch.arange(first, first + chunks.shape[0])
         _write_last(self.recent, numbers % self.recent.shape[0], chunks)
         # Chunk number n fills slot n while there is room; later it replaces slot r ~ U{0..n} if r is a slot.
-        draw = torch.rand(chunks.shape[0], dtype=torch.float64, generator=keyed_generator("reservoir", self.seed, step))
+        chance = keyed_generator("reservoir", self.seed, first)
+        draw = torch.rand(chunks.shape[0], dtype=torch.float64, generator=chance)
         slots = torch.where(numbers < self.long.shape[0], numbers, (draw * (numbers + 1)).long())
         kept = slots < self.long.shape[0]
         _write_last(self.long, slots[kept], chunks[kept])
@@ -125,7 +135,7 @@ class ReplayStores(nn.Module):
         self.long_fraction.fill_(long_fraction)
 
 
-def cut_chunks(tokens: Int[Tensor, "B T"], chunk_length: int) -> Int[Tensor, "n L_R"]:
+def cut_chunks(tokens: Shaped[Tensor, "B T"], chunk_length: int) -> Shaped[Tensor, "n L_R"]:
     """C(x): the first ⌊T/L_R⌋ non-overlapping chunks of every row."""
     per_row = tokens.shape[1] // chunk_length
     return tokens[:, : per_row * chunk_length].reshape(-1, chunk_length)

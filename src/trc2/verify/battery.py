@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from trc2.errors import UserError
 from trc2.verify import causality, coverage, deferral, persistence, replay
 from trc2.verify.subject import Check, CheckFunction, Subject
 
@@ -27,6 +29,7 @@ BATTERY: tuple[tuple[str, CheckFunction], ...] = (
     ("E", coverage.target_layout),
     ("E", coverage.graph_coverage),
 )
+BREAKAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 GROUPS = {
     "A": "causality of the logits",
     "A1": "causality of the write scores",
@@ -58,8 +61,15 @@ class Report:
         return not self.failed
 
     def to_json(self) -> dict[str, Any]:
-        checks = [{**asdict(check), "passed": check.passed} for check in self.checks]
+        checks = [
+            {**asdict(check), "measured": _json_number(check.measured), "passed": check.passed} for check in self.checks
+        ]
         return {**asdict(self), "schema": 1, "passed": self.passed, "checks": checks}
+
+
+def _json_number(value: float | None) -> float | str | None:
+    """JSON has no NaN or infinity: they are written as words."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def run_battery(
@@ -74,8 +84,10 @@ def run_battery(
         watch(title)
         try:
             checks += function(subject)
-        except RuntimeError as error:  # a model broken badly enough to crash has failed, it has not stopped the battery
-            note = f"crashed: {str(error).splitlines()[0]}"
+        except UserError:
+            raise
+        except BREAKAGE as error:  # a model broken badly enough to crash has failed, it has not stopped the battery
+            note = f"crashed: {type(error).__name__} {str(error).splitlines()[0] if str(error) else ''}"
             checks.append(Check(group, title, "runs at all", float("nan"), "==", 0.0, note))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = time.monotonic() - start

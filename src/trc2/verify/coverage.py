@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from trc2.verify.subject import EXACT, Check, Subject, gap, largest, train_forward
 
-from trc2.verify.subject import EXACT, Check, Subject, gap, train_forward
+PATHWAYS = (".thalamus.", ".hippocampus.", ".feedback.")
 
 
 def target_layout(subject: Subject) -> list[Check]:
@@ -19,29 +19,41 @@ def target_layout(subject: Subject) -> list[Check]:
         model = subject.fresh().train()
         _, aux = model(x, targets=targets)
         losses.append(aux["loss"].detach())
-    worst = max(gap(loss, losses[0]) for loss in losses[1:])
+    worst = largest([gap(loss, losses[0]) for loss in losses[1:]])
     return [
         Check("E", "target layout", "loss of non-contiguous targets less that of contiguous ones", worst, "<=", EXACT)
     ]
 
 
 def graph_coverage(subject: Subject) -> list[Check]:
-    """Trainable tensors without a gradient must be exactly the documented ones."""
+    """Trainable tensors without a gradient must be exactly the documented ones.
+
+    With filled memory and stores every global pathway is active, so its gradients must also differ from zero: an
+    anchored zero would otherwise hide a path that was cut.
+    """
     checks = []
-    for memory in subject.memories:
-        model = subject.fresh(memory)
+    for fill in subject.fills:
+        model = subject.fresh(fill)
         train_forward(model, subject.tokens("batch"), subject.tokens("targets"))
-        without = {name for name, p in model.named_parameters() if p.requires_grad and p.grad is None}
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        without = {name for name, p in named if p.grad is None}
         documented = set(getattr(model, "tensors_without_reader", list)())
-        surplus = sorted(without ^ documented)
+        wrong = sorted(without ^ documented)
         note = "no gradient, as documented: " + (", ".join(sorted(without)) or "none")
-        if surplus:
-            note = "not as documented: " + ", ".join(surplus)
-        label = f"graph coverage ({memory} memory)" if subject.has_readout else "graph coverage"
-        checks.append(
-            Check("E", label, "tensors whose gradient is missing or unexpected", float(len(surplus)), "==", 0.0, note)
-        )
+        if wrong:
+            note = "not as documented: " + ", ".join(wrong)
+        label = subject.label("graph coverage", fill)
+        claim = "tensors whose gradient is missing or unexpected"
+        checks.append(Check("E", label, claim, float(len(wrong)), "==", 0.0, note))
+        if fill == "filled":
+            idle = [
+                n for n, p in named if any(part in n for part in PATHWAYS) and p.grad is not None and not p.grad.any()
+            ]
+            told = "zero gradient: " + ", ".join(idle) if idle else ""
+            checks.append(
+                Check("E", "pathways are live", "tensors of thalamus and hippocampus with a zero gradient",
+                      float(len(idle)), "==", 0.0, told)
+            )  # fmt: skip
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad and p.grad is not None}
     checks.append(Check("E", "frozen tensors", "frozen tensors that got a gradient", float(len(frozen)), "==", 0.0))
-    assert torch.is_grad_enabled()
     return checks

@@ -21,16 +21,16 @@ def memory_persists(subject: Subject) -> list[Check]:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for step in range(MAX_STEPS):
         train_step(model, [(subject.tokens(f"batch {step}"), subject.tokens(f"targets {step}"))], optimizer)
-        if int(memory.count) > 0:
+        if memory.count > 0:
             break
-    written = int(memory.count)
+    written = memory.count
     before = state_of(memory)
     model.eval()
     with torch.no_grad():
         logits, _ = model(probe)
     checks = [
         Check("C", "something was written", f"events after at most {MAX_STEPS} steps", float(written), ">", 0.0),
-        Check("C", name, claim, float(abs(int(memory.count) - written)), "==", 0.0),
+        Check("C", name, claim, float(abs(memory.count - written)), "==", 0.0),
         Check("C", "memory content after eval", "tensors of the memory an evaluation changed",
               changed(before, state_of(memory)), "==", 0.0),
     ]  # fmt: skip

@@ -45,8 +45,8 @@ def notes(report: Report) -> list[str]:
 
 def number(value: float) -> str:
     """Short, and exact where it can be."""
-    if math.isnan(value):
-        return "nan"
+    if not math.isfinite(value):
+        return str(value)
     return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.2g}"
 
 
@@ -82,11 +82,11 @@ def _draw_row(axes: object, row: int, check: Check) -> None:
     from matplotlib.axes import Axes
 
     assert isinstance(axes, Axes)
-    if check.measured is None or math.isnan(check.measured):
+    if check.measured is None or not math.isfinite(check.measured):
         axes.text(
             FLOOR,
             row,
-            "does not apply" if check.measured is None else "crashed",
+            "does not apply" if check.measured is None else "not finite",
             va="center",
             fontsize=7,
             color=COLOUR[check.passed],

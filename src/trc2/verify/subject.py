@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from trc2.errors import UserError
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.chance import keyed_generator
 from trc2.replay.stores import ReplayStores
@@ -17,7 +18,7 @@ from trc2.replay.stores import ReplayStores
 EXACT = 1e-12  # "numerical precision" in float64: sums may be taken in another order
 FILLED_EVENTS = 256
 
-Memory = Literal["empty", "filled"]
+Fill = Literal["empty", "filled"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Subject:
         limit = int(getattr(model.config, "max_positions", 1024))
         shortest = 24 if stores is None else stores.chunk_length
         self.length = min(limit, max(24, shortest)) if length is None else length
+        if self.length < 3:
+            raise UserError(f"The model reads only {self.length} tokens, too few to disturb a suffix: allow 3 or more.")
 
     @property
     def vocab_size(self) -> int:
@@ -72,27 +75,36 @@ class Subject:
         return replay_of(self.model) is not None
 
     @property
-    def memories(self) -> tuple[Memory, ...]:
-        """The memory states in which causality is tested; with an empty one its path would pass vacuously."""
-        return ("empty", "filled") if self.has_readout else ("empty",)
+    def fills(self) -> tuple[Fill, ...]:
+        """States in which causality is tested: with empty memory and stores their paths would pass vacuously."""
+        return ("empty", "filled") if self.has_readout or self.has_replay else ("empty",)
 
-    def fresh(self, memory: Memory = "empty") -> Any:
-        """A clone in float64 with nothing pending; its memory emptied, or holding events."""
-        clone: Any = copy.deepcopy(self.model).double()
+    def label(self, name: str, fill: Fill) -> str:
+        return f"{name} ({fill})" if len(self.fills) > 1 else name
+
+    def fresh(self, fill: Fill = "empty") -> Any:
+        """A clone on the CPU in float64, without dropout and with nothing pending.
+
+        Its memory and replay stores are emptied, or hold events and chunks: its own, else random ones.
+        """
+        clone: Any = copy.deepcopy(self.model).to("cpu", torch.float64)
+        for module in clone.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         if hasattr(clone, "discard_pending_write"):
             clone.discard_pending_write()
-        hippocampus = memory_of(clone)
-        if hippocampus is not None and memory == "empty":
-            hippocampus.count.zero_()
-            hippocampus.pointer.zero_()
-        elif hippocampus is not None and int(hippocampus.count) == 0:
-            chance = keyed_generator("verify events", self.seed)
-            events = min(hippocampus.num_slots, FILLED_EVENTS)
-            width = hippocampus.values.shape[1]
-            hippocampus.write(torch.randn(events, width, generator=chance, dtype=torch.float64))
-        stores = replay_of(clone)
-        if stores is not None:
+        memory, stores = memory_of(clone), replay_of(clone)
+        chance = keyed_generator("verify fill", self.seed)
+        if memory is not None and fill == "empty":
+            memory.forget()
+        elif memory is not None and memory.count == 0:
+            events = min(memory.num_slots, FILLED_EVENTS)
+            memory.write(torch.randn(events, memory.values.shape[1], generator=chance, dtype=torch.float64))
+        if stores is not None and fill == "empty":
             stores.seen.zero_()
+        elif stores is not None and stores.num_seen == 0:
+            shape = (2 * int(stores.batch_size), stores.chunk_length)
+            stores.commit(torch.randint(self.vocab_size, shape, generator=chance, dtype=torch.int32))
         return clone
 
     def tokens(self, name: str, *, length: int | None = None) -> Tensor:
@@ -102,7 +114,8 @@ class Subject:
 
     def positions(self) -> list[int]:
         """Positions at which a suffix is disturbed."""
-        return sorted({0, self.length // 3, self.length // 2, self.length - 2})
+        last = self.length - 2
+        return sorted({0, min(self.length // 3, last), min(self.length // 2, last), last})
 
     def with_other_suffix(self, x: Tensor, position: int, count: int | None = None) -> Tensor:
         """x with tokens after `position` replaced, all of them or the first `count`, each by a different id."""
@@ -131,6 +144,16 @@ def replay_of(model: nn.Module) -> ReplayStores | None:
 def gap(a: Tensor, b: Tensor) -> float:
     """‖a − b‖_∞"""
     return float((a - b).detach().abs().max()) if a.numel() else 0.0
+
+
+def largest(values: list[float]) -> float:
+    """The maximum; unlike Python's own, a NaN anywhere makes it NaN."""
+    return float(torch.tensor(values, dtype=torch.float64).max())
+
+
+def smallest(values: list[float]) -> float:
+    """The minimum, NaN if there is one."""
+    return float(torch.tensor(values, dtype=torch.float64).min())
 
 
 def state_of(module: nn.Module | None) -> dict[str, Tensor]:

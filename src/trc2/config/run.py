@@ -1,0 +1,89 @@
+"""One run as a whole, read from a YAML recipe with dotted overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import model_validator
+
+from trc2.config.model import TRC2Config
+from trc2.config.section import Section
+from trc2.config.stream import StreamConfig
+from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
+from trc2.errors import UserError, did_you_mean
+
+
+class RunConfig(Section):
+    """What is trained, on which stream, and how. A recipe for a model alone has no stream."""
+
+    model: TRC2Config
+    stream: StreamConfig | None = None
+    train: TrainConfig = TrainConfig()
+    control: ReplayControlConfig = ReplayControlConfig()
+    eval: EvalConfig = EvalConfig()
+    output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> RunConfig:
+        length, model = self.train.sequence_length, self.model
+        if length > model.max_positions:
+            raise ValueError(
+                f"train.sequence_length={length} is longer than model.max_positions={model.max_positions}: "
+                "shorten the sequences or raise max_positions."
+            )
+        if model.replay and model.replay_chunk_length > length:
+            raise ValueError(
+                f"model.replay_chunk_length={model.replay_chunk_length} is longer than train.sequence_length={length}, "
+                f"so no chunk would ever be stored: choose at most {length}, or model.replay=false."
+            )
+        return self
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("trc2") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a recipe by name or path and apply overrides such as `model.d_model=256`."""
+    return RunConfig(**_apply_overrides(_read_recipe(name_or_path), overrides))
+
+
+def _read_recipe(name_or_path: str) -> dict[str, Any]:
+    if name_or_path in recipe_names():
+        text = (resources.files("trc2") / "recipes" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+    elif (path := Path(name_or_path)).is_file():
+        text = path.read_text(encoding="utf-8")
+    else:
+        raise UserError(f"There is no recipe or file '{name_or_path}': {did_you_mean(name_or_path, recipe_names())}")
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name_or_path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{name_or_path} holds {type(values).__name__}, not settings: write `model:` and its fields.")
+    return values
+
+
+def _apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"The override '{override}' has no value: write it as section.field=value.")
+        *sections, field = path.split(".")
+        target = result
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise UserError(f"The override '{override}' goes into '{section}', which is a value: shorten the path.")
+        try:
+            target[field] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"The override '{override}' has no readable value: quote it, e.g. {path}='…'.") from None
+    return result

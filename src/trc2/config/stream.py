@@ -1,0 +1,83 @@
+"""The stream of tasks: where their text comes from and how long each is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trc2.config.section import Count, Fraction, Section
+
+Builtin = Literal["prose", "code", "arithmetic"]
+
+
+class SplitNames(Section):
+    """How the source calls its splits; for files, patterns below the task's folder."""
+
+    train: str = "train"
+    validation: str | None = "validation"
+    test: str | None = "test"
+
+
+class TaskConfig(Section):
+    """One task. Its text is a built-in corpus, files below the data root, or a Hugging Face dataset.
+
+    With both `folder` and `dataset`, the folder is used when `stream.data_root` is set and the dataset otherwise, so
+    that one recipe serves machines with and without a network.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    steps: Count = Field(100, description="optimizer steps spent on this task")
+    builtin: Builtin | None = None
+    folder: str | None = Field(
+        None, description="folder below the data root with <split>.jsonl, .txt or .parquet files"
+    )
+    dataset: str | None = Field(None, description="a Hugging Face dataset id")
+    subset: str | None = Field(None, description="the dataset's configuration name")
+    streaming: bool = Field(False, description="read the dataset without downloading all of it")
+    splits: SplitNames = SplitNames()
+    format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
+    holdout: Fraction = Field(0.05, description="share of train documents that become validation where there is none")
+    max_document_bytes: Count = 1_000_000
+    max_train_bytes: Count | None = Field(None, description="read no more train text than this")
+    max_eval_bytes: Count | None = Field(None, description="read no more validation or test text than this")
+    license: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> TaskConfig:
+        given = [name for name in ("builtin", "folder", "dataset") if getattr(self, name) is not None]
+        if not given or ("builtin" in given and len(given) > 1):
+            found = " and ".join(given) or "no source"
+            raise ValueError(f"task '{self.name}' has {found}: give builtin, or folder, or dataset (or the last two).")
+        return self
+
+
+class TokenizerConfig(Section):
+    """A saved tokenizer by name or folder, or a byte-level BPE trained once on the stream's train splits."""
+
+    path: str | None = Field(
+        None, description="a Hugging Face name, or a folder (below the data root if not found here)"
+    )
+    vocab_size: Annotated[int, Field(ge=257)] = Field(4096, description="size of the trained BPE, 256 bytes included")
+    max_train_bytes: Count = Field(20_000_000, description="text per task the BPE is trained on")
+
+
+class StreamConfig(Section):
+    """Tasks in the order they are learnt."""
+
+    tasks: tuple[TaskConfig, ...]
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    data_root: Path | None = None
+    cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
+    control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> StreamConfig:
+        names = [task.name for task in self.tasks]
+        if not names:
+            raise ValueError("tasks is empty: give at least one task.")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"task '{twice[0]}' appears twice: give every task its own name.")
+        return self

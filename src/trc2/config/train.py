@@ -1,0 +1,77 @@
+"""How a run learns, evaluates and is watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section
+
+
+class TrainConfig(Section):
+    """Optimization. All of it is *learning*: a resumed run may not change it."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    sequence_length: Count = 128
+    batch_size: Count = Field(8, description="sequences per micro-batch")
+    micro_batches: Count = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
+    learning_rate: Positive = 1e-3
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.1
+    schedule: Literal["per_task", "stream"] = "per_task"
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    min_lr_ratio: Fraction = 0.1
+    clip_norm: Positive = 1.0
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.micro_batches * self.sequence_length
+
+
+class ReplayControlConfig(Section):
+    """The replay controller; its settings are the paper's."""
+
+    mode: Literal["off", "fixed", "closed_loop"] = Field(
+        "closed_loop", description="off: λ_rep is 0; fixed: the model's own settings; closed_loop: measured forgetting"
+    )
+    every_steps: Count = Field(240, description="N_ctrl")
+    coefficient: NonNegative = Field(0.05, description="λ_0")
+    coefficient_range: tuple[NonNegative, NonNegative] = (0.0, 0.15)
+    target_gap: NonNegative = Field(0.001, description="g_tar")
+    proportional_gain: NonNegative = Field(1.0, description="k_p")
+    integral_gain: NonNegative = Field(0.05, description="k_i")
+    integral_limit: NonNegative = Field(1.0, description="I_max")
+    smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
+    batch_size: Count = Field(4, description="B_0")
+    batch_range: tuple[Count, Count] = (2, 6)
+    batch_gain: NonNegative = Field(4.0, description="k_B")
+    long_fraction: Fraction = Field(0.5, description="ρ_0")
+    long_gain: NonNegative = Field(4.0, description="k_ρ")
+
+
+class EvalConfig(Section):
+    """When and on how much the run is measured."""
+
+    every_steps: Count = 50
+    batch_size: Count = 16
+    max_batches: Count | None = Field(None, description="validation batches per task; None means all")
+    text_sequences: Annotated[int, Field(ge=0)] = Field(32, description="sequences scored as text; 0 turns it off")
+    test: bool = Field(True, description="score the test splits once, at the end")
+    fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
+
+
+class OutputConfig(Section):
+    """Where a run is written and who watches. All of it is *execution*: free to change on resume."""
+
+    folder: Path = Path("runs/run")
+    log_every: Count = 20
+    checkpoint_every: Count = 200
+    keep_checkpoints: Count = 2
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    device: str = "auto"
+    threads: Count | None = None
+    deterministic: bool = False

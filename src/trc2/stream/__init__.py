@@ -1,0 +1,1 @@
+"""Tasks and their text: sources, tokenizer, packed shards, and batches that are functions of (seed, task, step)."""

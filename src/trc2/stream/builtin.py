@@ -1,0 +1,166 @@
+"""Three corpora that need no download: technical prose, Python code, and arithmetic with worked solutions.
+
+The first two are read from the running Python's standard library, so their fingerprint names its version.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trc2.stream.document import Document
+
+SPLIT_SHARES = {"train": 0.9, "validation": 0.05, "test": 0.05}
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo", "ensurepip"}
+ARITHMETIC_PROBLEMS = 12_000
+SHORTEST_PROSE = 200
+
+
+def documents(corpus: str, split: str) -> Iterator[Document]:
+    """The documents of one split; which split a document belongs to depends on its name alone."""
+    for document in CORPORA[corpus]():
+        if split_of(f"{corpus}/{document.where}") == split:
+            yield document
+
+
+def split_of(name: str) -> str:
+    """Spread names over the splits by hash, so that adding a document moves no other."""
+    place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+    for split, share in SPLIT_SHARES.items():
+        place -= share
+        if place < 0:
+            return split
+    return "test"
+
+
+# ------------------------------------------------------------------------------------------------ standard library
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if LEFT_OUT.isdisjoint(relative.parts) and relative.parts[0] != "pydoc_data":
+            try:
+                yield relative.as_posix(), path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue  # a handful of codec test files
+
+
+def _docstring_nodes(tree: ast.Module) -> Iterator[ast.Expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                yield first
+
+
+def prose() -> Iterator[Document]:
+    """Python's help topics, and the docstrings of each standard-library module as one document."""
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items()):
+        yield Document(text, f"topic {name}")
+    for name, source in _modules():
+        strings = [str(node.value.value) for node in _docstring_nodes(ast.parse(source))]  # type: ignore[attr-defined]
+        text = "\n\n".join(textwrap.dedent(string).strip() for string in strings)
+        if len(text) >= SHORTEST_PROSE:
+            yield Document(text, name)
+
+
+def code() -> Iterator[Document]:
+    """Standard-library modules with their docstrings taken out, so that no sentence is also in the prose corpus."""
+    for name, source in _modules():
+        hidden: set[int] = set()
+        for node in _docstring_nodes(ast.parse(source)):
+            hidden.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = source.splitlines()
+        kept = [line for number, line in enumerate(lines, start=1) if number not in hidden]
+        if len(kept) > 5:
+            yield Document("\n".join(kept).strip() + "\n", name)
+
+
+# -------------------------------------------------------------------------------------------------------- arithmetic
+
+NAMES = ("Ada", "Ben", "Chen", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena", "Mona", "Nils")
+THINGS = ("apples", "books", "coins", "eggs", "lamps", "marbles", "pens", "seeds", "shells", "stamps", "tiles", "tins")
+
+
+def arithmetic() -> Iterator[Document]:
+    """Word problems of two to four steps; every step shows its calculation, the last line is the answer."""
+    for number in range(ARITHMETIC_PROBLEMS):
+        chance = random.Random(f"arithmetic {number}")
+        question, answer = PROBLEMS[number % len(PROBLEMS)](chance)
+        yield Document(f"Question: {question}\nAnswer: {answer}", f"problem {number}")
+
+
+def _shopping(chance: random.Random) -> tuple[str, str]:
+    name, thing = chance.choice(NAMES), chance.choice(THINGS)
+    price, count, paid = chance.randint(2, 19), chance.randint(3, 24), 0
+    total = price * count
+    paid = (total // 50 + chance.randint(1, 3)) * 50
+    question = f"{name} buys {count} {thing} at {price} each and pays with {paid}. How much change does {name} get?"
+    return question, f"{count} * {price} = {total}.\n{paid} - {total} = {paid - total}.\n#### {paid - total}"
+
+
+def _collecting(chance: random.Random) -> tuple[str, str]:
+    name, thing = chance.choice(NAMES), chance.choice(THINGS)
+    start, daily, days, lost = chance.randint(5, 80), chance.randint(2, 15), chance.randint(3, 14), chance.randint(1, 9)
+    found = daily * days
+    question = (
+        f"{name} has {start} {thing}, finds {daily} more every day for {days} days, and loses {lost}. "
+        f"How many {thing} does {name} have then?"
+    )
+    steps = [
+        f"{daily} * {days} = {found}.",
+        f"{start} + {found} = {start + found}.",
+        f"{start + found} - {lost} = {start + found - lost}.",
+    ]
+    return question, "\n".join([*steps, f"#### {start + found - lost}"])
+
+
+def _sharing(chance: random.Random) -> tuple[str, str]:
+    name, other = chance.sample(NAMES, 2)
+    thing = chance.choice(THINGS)
+    friends, each, left = chance.randint(3, 12), chance.randint(4, 20), chance.randint(0, 2)
+    total = friends * each + left
+    question = (
+        f"{name} and {other} have {total} {thing} together. They keep {left} and share the rest equally among "
+        f"{friends} friends. How many {thing} does each friend get?"
+    )
+    return question, f"{total} - {left} = {total - left}.\n{total - left} / {friends} = {each}.\n#### {each}"
+
+
+def _travelling(chance: random.Random) -> tuple[str, str]:
+    name = chance.choice(NAMES)
+    speed, hours, faster, more = (
+        chance.randint(20, 90),
+        chance.randint(2, 6),
+        chance.randint(5, 30),
+        chance.randint(1, 4),
+    )
+    first, second = speed * hours, (speed + faster) * more
+    question = (
+        f"{name} drives {hours} hours at {speed} km per hour, then {more} hours at {faster} km per hour more. "
+        f"How far does {name} drive?"
+    )
+    steps = [
+        f"{speed} * {hours} = {first}.",
+        f"{speed} + {faster} = {speed + faster}.",
+        f"{speed + faster} * {more} = {second}.",
+        f"{first} + {second} = {first + second}.",
+    ]
+    return question, "\n".join([*steps, f"#### {first + second}"])
+
+
+PROBLEMS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_shopping, _collecting, _sharing, _travelling)
+CORPORA: dict[str, Callable[[], Iterator[Document]]] = {"prose": prose, "code": code, "arithmetic": arithmetic}

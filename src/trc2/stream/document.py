@@ -1,0 +1,39 @@
+"""Documents, and the rows that could not become one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Document:
+    text: str
+    where: str
+
+
+@dataclass
+class BadRows:
+    """Rows that were skipped: how many of each kind, and where the first ones are."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, where: str) -> None:
+        self.counts[kind] += 1
+        places = self.examples.setdefault(kind, [])
+        if len(places) < MAX_EXAMPLES:
+            places.append(where)
+
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def to_json(self) -> dict[str, object]:
+        return {kind: {"rows": count, "first": self.examples[kind]} for kind, count in sorted(self.counts.items())}
+
+    def sentence(self) -> str:
+        """What was skipped and where to look, for people."""
+        parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in self.counts.most_common()]
+        return f"{self.total()} rows were skipped: " + ", ".join(parts) + "."

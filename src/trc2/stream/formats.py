@@ -1,0 +1,42 @@
+"""From a row of a dataset to the text a model reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trc2.errors import UserError, did_you_mean
+
+FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}"}
+
+Format = Callable[[Mapping[str, Any]], str]
+
+
+class BadRow(ValueError):
+    """A row that holds no usable text; its message is the kind of fault."""
+
+
+def text_format(name: str) -> Format:
+    """`text`, `gsm8k`, or a template whose {fields} are filled in; nothing else in it is interpreted."""
+    template = NAMED.get(name, name)
+    fields = FIELD.findall(template)
+    if not fields:
+        raise UserError(
+            f"format='{name}' names no field: {did_you_mean(name, NAMED)} A template such as '{{title}}: {{text}}' "
+            "works too."
+        )
+
+    def render(row: Mapping[str, Any]) -> str:
+        for field in fields:
+            if field not in row:
+                raise BadRow(f"without '{field}'")
+            if not isinstance(row[field], str):
+                raise BadRow(f"where '{field}' is not a string")
+        text = FIELD.sub(lambda match: row[match.group(1)], template)
+        if not text.strip():
+            raise BadRow("empty")
+        return text
+
+    return render
