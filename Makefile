@@ -15,10 +15,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)  ## Create .venv and install the package with its development tools
 
-demo: $(STAMP)  ## Verify the paper's compact network and print its budget beside the paper's
-	$(BIN)/trc2 verify --out runs/demo
-	$(BIN)/trc2 budget
-	$(BIN)/trc2 budget --paper
+LESIONED := model.thalamus=false model.memory=false
+
+demo: $(STAMP)  ## Three models through three tasks, about five minutes: TRC², its twin without its parts, the twin with replay
+	rm -rf runs/demo
+	$(BIN)/trc2 train demo output.folder=runs/demo/trc2
+	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(LESIONED) model.replay=false
+	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(LESIONED)
+	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay --out runs/demo
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

@@ -98,6 +98,117 @@ def budget(
     out.print(counts_line(run))
 
 
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or file; it must have a stream of tasks.")] = "demo",
+    overrides: Overrides = None,
+) -> None:
+    """Train a model through a stream of tasks and measure what it forgets."""
+    from trc2.config import load_recipe
+    from trc2.train.start import start_run
+
+    folder = start_run(load_recipe(recipe, overrides or []), out)
+    _show_summary(folder)
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="A run folder, or a folder with a saved model and tokenizer.json.")],
+    task: Annotated[list[str] | None, typer.Option(help="A task of the run; all of them by default.")] = None,
+    file: Annotated[list[Path] | None, typer.Option(help="A .jsonl, .txt or .parquet file to score.")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
+    format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",
+    again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Score a checkpoint on any task of its stream, or on any file."""
+    from rich.table import Table
+
+    from trc2.train.scoring import score_folder
+
+    scores = score_folder(target, tasks=task or [], files=file or [], split=split, text_format=format_, again=again)
+    if as_json:
+        print(json.dumps(scores, indent=2))
+        return
+    names = list(dict.fromkeys(name for metrics in scores.values() for name in metrics))
+    table = Table(title=f"{target}, {split}", caption="perplexity per token")
+    table.add_column("task")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, metrics in scores.items():
+        table.add_row(name, *[f"{metrics[key]:.4g}" if key in metrics else "–" for key in names])
+    out.print(table)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders of one stream.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="Where comparison.md and comparison.png go.")] = None,
+) -> None:
+    """Summarise a run, or compare several: tables, pictures, and a reading computed from the numbers."""
+    from rich.table import Table
+
+    from trc2.report.summary import Comparison
+
+    if len(folders) == 1:
+        _show_summary(folders[0])
+        return
+    comparison = Comparison.of(folders)
+    table = Table(title="validation perplexity and forgetting (log-perplexity)")
+    for index, name in enumerate(comparison.header()):
+        table.add_column(name, justify="right" if index else "left")
+    for row in comparison.rows():
+        table.add_row(*row)
+    out.print(table)
+    for sentence in comparison.reading():
+        out.print(sentence, highlight=False)
+    written = comparison.write(folder or folders[0].parent)
+    out.print("  ".join(str(path) for path in written), soft_wrap=True)
+
+
+data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or file with a stream.")],
+    overrides: Overrides = None,
+) -> None:
+    """Pack a stream's documents into token shards, or find them in the cache."""
+    from rich.table import Table
+
+    from trc2.config import load_recipe
+    from trc2.train.start import prepare_with_progress
+
+    run = load_recipe(recipe, overrides or [])
+    if run.stream is None:
+        raise UserError(f"'{recipe}' has no stream of tasks: choose a recipe that has, such as demo.")
+    prepared = prepare_with_progress(run, out)
+    table = Table(
+        title=f"{recipe}: fingerprint {prepared.fingerprint()[:16]}, {prepared.tokenizer.vocab_size} token ids"
+    )
+    for index, name in enumerate(("task", "split", "documents", "tokens", "bytes", "13-grams also in train of")):
+        table.add_column(name, justify="right" if 1 < index < 5 else "left")
+    for name, task in prepared.tasks.items():
+        for split, info in task.splits.items():
+            shared = prepared.overlap.get(f"{name}/{split}", {})
+            told = ", ".join(f"{other} {share:.1%}" for other, share in shared.items() if share > 0)
+            table.add_row(name, split, f"{info.documents:,}", f"{info.tokens:,}", f"{info.bytes:,}", told)
+    out.print(table)
+
+
+def _show_summary(folder: Path) -> None:
+    from rich.markdown import Markdown
+
+    from trc2.report.summary import write_summary
+
+    written = write_summary(folder)
+    text = written[0].read_text(encoding="utf-8")
+    out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
+    out.print("  ".join(str(path) for path in written), soft_wrap=True)
+
+
 def _saved_run(folder: Path) -> Any:
     """A saved model with a step of a size it can take."""
     from trc2.artifact import load_config

@@ -14,8 +14,8 @@ from trc2.bench.budget import (
     static_budget,
     unreachable,
 )
-from trc2.bench.flops import Cost, step_cost
 from trc2.config import RunConfig, load_recipe
+from trc2.model.flops import Cost, step_cost
 
 
 def quantity(value: float) -> str:

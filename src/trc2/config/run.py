@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -46,7 +47,8 @@ class RunConfig(Section):
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package."""
     folder = resources.files("trc2") / "recipes"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    names = [entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    return sorted(name for name in names if not name.startswith("_"))  # those are parts that recipes share
 
 
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -55,8 +57,25 @@ def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def _read_recipe(name_or_path: str) -> dict[str, Any]:
-    if name_or_path in recipe_names():
-        text = (resources.files("trc2") / "recipes" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+    """A recipe's settings laid over those of the one it names as `base`."""
+    values = _read_yaml(name_or_path)
+    base = values.pop("base", None)
+    return values if base is None else _merge(_read_recipe(str(base)), values)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged field by field; everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _read_yaml(name_or_path: str) -> dict[str, Any]:
+    packaged = resources.files("trc2") / "recipes" / f"{name_or_path}.yaml"
+    if "/" not in name_or_path and packaged.is_file():
+        text = packaged.read_text(encoding="utf-8")
     elif (path := Path(name_or_path)).is_file():
         text = path.read_text(encoding="utf-8")
     else:
@@ -71,7 +90,7 @@ def _read_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def _apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    result = copy.deepcopy(dict(values))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:

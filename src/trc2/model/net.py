@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from trc2.errors import UserError
 from trc2.model.cortex import Cortex, CortexOutput
 from trc2.model.hippocampus import Origin, Proposal, WriteReport
 from trc2.nn.host import HostState
-from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
+from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
 from trc2.nn.segments import Packed, pack
 from trc2.replay.stores import ReplayStores
 
@@ -34,6 +35,14 @@ class Clock(HostState):
     def set(self, step: int, micro_step: int) -> None:
         self.step.fill_(step)
         self.micro_step.fill_(micro_step)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """−log p of every target (0 where ignored), and the likeliest token at every position."""
+
+    nll: Float[Tensor, "B T"]
+    tokens: Int[Tensor, "B T"]
 
 
 class CortexNet(nn.Module):
@@ -79,7 +88,7 @@ class CortexNet(nn.Module):
         if not self.training:
             self.pending.clear()
         step, micro_step = int(self.clock.step), int(self.clock.micro_step)
-        replayed = self.replay.sample(step, micro_step) if is_learning and self.replay is not None else None
+        replayed = self._sample_replay(step, micro_step) if is_learning else None
         valid = None if valid is None else valid.bool()
         packed = _pack_with_replay(x, valid, replayed)
         out = self.cortex(packed, origin, step, appraise=targets is not None)
@@ -94,6 +103,17 @@ class CortexNet(nn.Module):
         if is_learning:
             self._queue(out.proposal, x, valid)
         return logits if return_logits else None, aux
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, targets: Tensor) -> Prediction:
+        """Score the targets and name the likeliest tokens without forming (B, T, V); for evaluation mode."""
+        if self.training:
+            raise UserError("predict() was called in training mode: call eval() first.")
+        self._check_input(x, targets, None)
+        self.pending.clear()
+        hidden = self.cortex(pack([x]), appraise=False).hidden
+        nll, best = linear_predict(hidden, self.cortex.embedding.weight, targets.reshape(-1))
+        return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _losses(
         self,
@@ -134,6 +154,12 @@ class CortexNet(nn.Module):
         )
         aux["num_labels"] = num_labels
         return aux
+
+    def _sample_replay(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
+        """Chunks to replay; none where they would weigh nothing."""
+        if self.replay is None or float(self.replay.coefficient) == 0.0:
+            return None
+        return self.replay.sample(step, micro_step)
 
     def _queue(self, proposal: Proposal | None, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> None:
         limit = self.config.max_pending

@@ -64,6 +64,21 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)
 
 
+@torch.no_grad()
+def linear_predict(
+    hidden: Float[Tensor, "P D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " P"]
+) -> tuple[Float[Tensor, " P"], Int[Tensor, " P"]]:
+    """−log p(target) (0 where ignored) and the most likely token of every position, chunk by chunk."""
+    rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
+    nll, best = [], []
+    for start in range(0, hidden.shape[0], rows):
+        scores = at_least_float32(F.linear(hidden[start : start + rows], weight))
+        labels = targets[start : start + rows]
+        nll.append(F.cross_entropy(scores, labels, ignore_index=IGNORE_INDEX, reduction="none"))
+        best.append(scores.argmax(dim=1))
+    return torch.cat(nll), torch.cat(best)
+
+
 def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:
     """The same sum from logits that exist anyway."""
     return F.cross_entropy(at_least_float32(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -6,6 +6,7 @@ The first two are read from the running Python's standard library, so their fing
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import random
 import sysconfig
@@ -22,15 +23,19 @@ SHORTEST_PROSE = 200
 
 
 def documents(corpus: str, split: str) -> Iterator[Document]:
-    """The documents of one split; which split a document belongs to depends on its name alone."""
-    for document in CORPORA[corpus]():
-        if split_of(f"{corpus}/{document.where}") == split:
-            yield document
+    """The documents of one split; which split a document belongs to depends on its text alone."""
+    return (document for document in _all(corpus) if split_of(document.text) == split)
 
 
-def split_of(name: str) -> str:
-    """Spread names over the splits by hash, so that adding a document moves no other."""
-    place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+@functools.cache
+def _all(corpus: str) -> tuple[Document, ...]:
+    """About 10 MB at most, asked for once per split and once by the tokenizer."""
+    return tuple(CORPORA[corpus]())
+
+
+def split_of(text: str) -> str:
+    """Spread texts over the splits by hash: equal texts share a split, and adding a document moves no other."""
+    place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
     for split, share in SPLIT_SHARES.items():
         place -= share
         if place < 0:

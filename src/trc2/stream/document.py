@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 MAX_EXAMPLES = 5
+DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class BadRows:
             places.append(where)
 
     def total(self) -> int:
-        return sum(self.counts.values())
+        """Rows with a fault; exact duplicates are left out of the packing too, but they are no fault."""
+        return sum(count for kind, count in self.counts.items() if kind != DUPLICATE)
 
     def to_json(self) -> dict[str, object]:
         return {kind: {"rows": count, "first": self.examples[kind]} for kind, count in sorted(self.counts.items())}
 
     def sentence(self) -> str:
         """What was skipped and where to look, for people."""
-        parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in self.counts.most_common()]
+        kinds = [(kind, count) for kind, count in self.counts.most_common() if kind != DUPLICATE]
+        parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in kinds]
         return f"{self.total()} rows were skipped: " + ", ".join(parts) + "."

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import fill_memory, tiny_config, tokens
 from trc2 import CortexNet
-from trc2.bench.flops import Cost, step_cost
+from trc2.model.flops import Cost, step_cost
 
 
 @pytest.mark.parametrize("events", [0, 4, 10])

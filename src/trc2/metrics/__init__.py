@@ -1,0 +1,1 @@
+"""What is measured: language, text overlap, and forgetting. Pure functions."""

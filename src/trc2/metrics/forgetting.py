@@ -1,0 +1,168 @@
+"""Forgetting, transfer and their areas, as functions of one table: score[evaluation step, task].
+
+Worked example. Tasks A (steps 0–10) and B (10–20), log-perplexities measured every 10 steps:
+
+    step      0     10    20
+    A       5.0    3.0   3.5      A was 3.0 when it ended: at 20 it has forgotten 0.5
+    B       5.2    4.8   2.0      B was 5.2 untrained and 4.8 before its training: forward transfer 0.4
+
+F_A(20) = 0.5, BWT(20) = −0.5, FWT = (0 + 0.4) / 2 = 0.2, and AUFC_A(20) = ½ · 0.5 = 0.25, the mean height of the
+forgetting curve from the first boundary on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a score is read: which direction is better, and in which space differences are taken."""
+
+    name: str
+    direction: Literal["min", "max"]
+    is_log: bool = False
+    min_gain: float | None = None  # divide gaps by the task's gain where it is at least this
+
+    def transform(self, value: float) -> float:
+        return math.log(value) if self.is_log else value
+
+    def gap(self, better: float, worse: float) -> float:
+        """How much worse the second is, in transformed space."""
+        return worse - better if self.direction == "min" else better - worse
+
+
+PERPLEXITY = Metric("perplexity", "min", is_log=True)
+BLEU = Metric("bleu", "max", min_gain=0.1)
+TOKEN_ACCURACY = Metric("token_accuracy", "max", min_gain=0.001)
+METRICS = {metric.name: metric for metric in (PERPLEXITY, BLEU, TOKEN_ACCURACY)}
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """When a task was trained: from step `start` to step `end`."""
+
+    task: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Scores by step and task, and when each task was trained. Steps may lack tasks, except at boundaries."""
+
+    metric: Metric
+    stretches: tuple[Stretch, ...]
+    scores: Mapping[int, Mapping[str, float]]
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self.scores)
+
+    def value(self, step: int, task: str) -> float:
+        """u_k(t)"""
+        return self.metric.transform(self.scores[step][task])
+
+    def has(self, step: int, task: str) -> bool:
+        return task in self.scores.get(step, {})
+
+    def past(self, step: int) -> list[Stretch]:
+        """Tasks that ended before the step; at its own boundary evaluation a task still counts as current."""
+        return [stretch for stretch in self.stretches if stretch.end < step]
+
+    def post(self, stretch: Stretch) -> float:
+        """u_k^post, the reference for later forgetting."""
+        return self.value(stretch.end, stretch.task)
+
+    def truncated_at(self, step: int) -> ScoreTable:
+        return ScoreTable(self.metric, self.stretches, {s: row for s, row in self.scores.items() if s <= step})
+
+
+def gain(table: ScoreTable, stretch: Stretch) -> float:
+    """Divisor of a task's gaps: its gain over the untrained model where the metric asks for it, else 1."""
+    least = table.metric.min_gain
+    first = table.steps[0]
+    if least is None or not table.has(first, stretch.task):
+        return 1.0
+    gained = table.metric.gap(better=table.post(stretch), worse=table.value(first, stretch.task))
+    return gained if gained >= least else 1.0
+
+
+def forgetting(table: ScoreTable, stretch: Stretch, step: int) -> float:
+    """F_k(t) = max(0, gap from the post-task score), divided by the gain; 0 until the task is past."""
+    if step <= stretch.end:
+        return 0.0
+    gap = table.metric.gap(better=table.post(stretch), worse=table.value(step, stretch.task))
+    return max(0.0, gap) / gain(table, stretch)
+
+
+def backward_transfer(table: ScoreTable, step: int) -> float | None:
+    """BWT(t): mean signed change of past tasks since their end; negative is forgetting. None without a past."""
+    past = [stretch for stretch in table.past(step) if table.has(step, stretch.task)]
+    if not past:
+        return None
+    gaps = [table.metric.gap(better=table.post(s), worse=table.value(step, s.task)) for s in past]
+    return -sum(gaps) / len(gaps)
+
+
+def forward_transfer(table: ScoreTable) -> float | None:
+    """FWT: mean over tasks of how much better than untrained each was just before its own training."""
+    first = table.steps[0] if table.steps else None
+    gains = [
+        table.metric.gap(better=table.value(s.start, s.task), worse=table.value(first, s.task))
+        for s in table.stretches
+        if first is not None and table.has(first, s.task) and table.has(s.start, s.task)
+    ]
+    return sum(gains) / len(gains) if gains else None
+
+
+def area(table: ScoreTable, stretch: Stretch, step: int, origin: int) -> float:
+    """(1 / (t − t₀)) ∫ F_k over [t₀, t] by trapezoids over the steps at which the task was measured."""
+    if step <= origin:
+        return 0.0
+    begin = max(origin, stretch.end)
+    points = [
+        (s, forgetting(table, stretch, s)) for s in table.steps if begin <= s <= step and table.has(s, stretch.task)
+    ]
+    total = sum((b - a) * (fa + fb) / 2 for (a, fa), (b, fb) in itertools.pairwise(points))
+    return total / (step - origin)
+
+
+def aufc(table: ScoreTable, step: int) -> dict[str, float]:
+    """The paper's area: one t₀ for all tasks, the first task boundary of the stream. Past tasks only."""
+    origin = min(stretch.end for stretch in table.stretches)
+    return {s.task: area(table, s, step, origin) for s in table.past(step) if table.has(step, s.task)}
+
+
+def aufc_task(table: ScoreTable, step: int) -> dict[str, float]:
+    """Our area: each task from its own boundary, so that early and late tasks weigh the same."""
+    return {s.task: area(table, s, step, s.end) for s in table.past(step) if table.has(step, s.task)}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def summarise(table: ScoreTable, step: int) -> dict[str, float]:
+    """All continual-learning numbers at one step, by metric path: `cl/perplexity/aufc`, `…/aufc/wikitext`."""
+    root = f"cl/{table.metric.name}"
+    past = [stretch for stretch in table.past(step) if table.has(step, stretch.task)]
+    result: dict[str, float] = {}
+    per_task = {
+        "forgetting": {s.task: forgetting(table, s, step) for s in past},
+        "aufc": aufc(table, step),
+        "aufc_task": aufc_task(table, step),
+    }
+    for name, values in per_task.items():
+        average = mean(list(values.values()))
+        if average is not None:
+            result[f"{root}/{name}"] = average
+            result |= {f"{root}/{name}/{task}": value for task, value in values.items()}
+    for name, value in (("bwt", backward_transfer(table, step)), ("fwt", forward_transfer(table.truncated_at(step)))):
+        if value is not None:
+            result[f"{root}/{name}"] = value
+    return result

@@ -1,0 +1,37 @@
+"""Held-out loss and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over labelled positions; tallies of parts add up to the tally of the whole."""
+
+    nll: float = 0.0
+    tokens: int = 0
+    correct: int = 0
+    sequences: int = 0
+    exact: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.nll + other.nll,
+            self.tokens + other.tokens,
+            self.correct + other.correct,
+            self.sequences + other.sequences,
+            self.exact + other.exact,
+        )
+
+    def metrics(self, bytes_per_token: float) -> dict[str, float]:
+        """loss and perplexity per token, bits per byte, teacher-forced accuracy and sequence exact match."""
+        loss = self.nll / max(1, self.tokens)
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token > 0 else math.nan,
+            "token_accuracy": self.correct / max(1, self.tokens),
+            "exact_match": self.exact / max(1, self.sequences),
+        }

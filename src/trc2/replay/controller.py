@@ -1,0 +1,91 @@
+"""The replay controller: measured forgetting in, replay strength out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trc2.config import ReplayControlConfig
+
+
+@dataclass(frozen=True)
+class ControllerState:
+    """What the controller remembers between calls; both start at 0 and are never reset."""
+
+    gap_average: float = 0.0
+    integral: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """λ_rep, B_R and ρ_long."""
+
+    coefficient: float
+    batch_size: int
+    long_fraction: float
+
+
+@dataclass(frozen=True)
+class ControlTrace:
+    """Every quantity of one controller call, for the log."""
+
+    forgetting: float
+    gap: float
+    gap_average: float
+    error: float
+    integral: float
+    settings: ReplaySettings
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "replay/forgetting": self.forgetting,
+            "replay/gap": self.gap,
+            "replay/gap_average": self.gap_average,
+            "replay/error": self.error,
+            "replay/integral": self.integral,
+            "replay/coefficient": self.settings.coefficient,
+            "replay/batch_size": float(self.settings.batch_size),
+            "replay/long_fraction": self.settings.long_fraction,
+        }
+
+
+def control(
+    config: ReplayControlConfig,
+    state: ControllerState,
+    current: Mapping[str, float],
+    post: Mapping[str, float],
+) -> tuple[ControllerState, ControlTrace]:
+    """One call with the control perplexities of all past tasks, now and right after their training.
+
+    f̄ = mean max(0, log P − log P_post)          g = f̄ / max(1, |log P_sel|), P_sel their geometric mean
+    g̃ ← (1 − β) g̃ + β g                          e = max(0, g̃ − g_tar),  I ← min(I_max, I + e)
+    λ = clip(λ₀ + k_p e + k_i I)                  B_R = clip(round(B₀ (1 + k_B e))),  ρ = clip(ρ₀ + k_ρ e)
+    """
+    if not current:
+        raise ValueError("the controller was called before any task was past")
+    logs = {task: math.log(perplexity) for task, perplexity in current.items()}
+    forgotten = sum(max(0.0, value - math.log(post[task])) for task, value in logs.items()) / len(logs)
+    gap = forgotten / max(1.0, abs(sum(logs.values()) / len(logs)))
+    average = (1.0 - config.smoothing) * state.gap_average + config.smoothing * gap
+    error = max(0.0, average - config.target_gap)
+    integral = min(config.integral_limit, state.integral + error)
+    settings = ReplaySettings(
+        coefficient=_clip(
+            config.coefficient + config.proportional_gain * error + config.integral_gain * integral,
+            *config.coefficient_range,
+        ),
+        batch_size=int(_clip(round(config.batch_size * (1.0 + config.batch_gain * error)), *config.batch_range)),
+        long_fraction=_clip(config.long_fraction + config.long_gain * error, 0.0, 1.0),
+    )
+    return ControllerState(average, integral), ControlTrace(forgotten, gap, average, error, integral, settings)
+
+
+def initial_settings(config: ReplayControlConfig) -> ReplaySettings:
+    """Before the first call: the base values, or no replay at all."""
+    coefficient = 0.0 if config.mode == "off" else config.coefficient
+    return ReplaySettings(coefficient, config.batch_size, config.long_fraction)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

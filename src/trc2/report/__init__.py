@@ -1,0 +1,1 @@
+"""Run folders in; tables, pictures and sentences out."""

@@ -1,0 +1,95 @@
+"""A run read back from its folder, and whether runs may be compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.metrics.forgetting import ScoreTable, Stretch, summarise
+from trc2.train.plan import Plan
+from trc2.train.records import Record, read_records, score_tables
+from trc2.train.start import read_run_config
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Everything a report needs, recomputed from the diary."""
+
+    name: str
+    folder: Path
+    config: RunConfig
+    data: dict[str, Any]
+    records: list[Record]
+    stretches: tuple[Stretch, ...]
+    tables: dict[str, ScoreTable]
+
+    @property
+    def is_finished(self) -> bool:
+        return any(record.kind == "end" for record in self.records)
+
+    @property
+    def last_step(self) -> int:
+        return max((record.step for record in self.records), default=0)
+
+    def summary(self, metric: str = "perplexity", step: int | None = None) -> dict[str, float]:
+        """Forgetting, transfer and areas at a step, the last by default."""
+        if metric not in self.tables:
+            return {}
+        table = self.tables[metric]
+        return summarise(table, table.steps[-1] if step is None else step)
+
+    def score(self, metric: str, task: str, step: int) -> float:
+        return self.tables[metric].scores[step][task]
+
+    def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one metric path over the records of a kind."""
+        points = [(r.step, r.metrics[name]) for r in self.records if r.kind == kind and name in r.metrics]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def final(self, kind: str) -> dict[str, float]:
+        """Metrics of the last record of a kind."""
+        found = [record.metrics for record in self.records if record.kind == kind]
+        return found[-1] if found else {}
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Read a run folder; a missing or torn part is told in a sentence."""
+    config = read_run_config(folder)
+    if config.stream is None:
+        raise UserError(f"{folder} is the folder of a recipe without a stream: there is nothing to report.")
+    try:
+        records = read_records(folder / "metrics.jsonl")
+        data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{folder} is not a whole run folder: {Path(str(error.filename)).name} is missing.") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{folder / 'data.json'} is not valid JSON: restore it from a copy.") from None
+    stretches = Plan.of(config.stream, config.train).stretches
+    return FinishedRun(folder.name, folder, config, data, records, stretches, score_tables(records, stretches))
+
+
+def check_comparable(runs: list[FinishedRun]) -> None:
+    """Refuse to compare runs that are unfinished, of unequal length or order, or on other data."""
+    for run in runs:
+        if not run.is_finished:
+            total = run.stretches[-1].end
+            raise UserError(
+                f"{run.folder} stopped at step {run.last_step} of {total}: finish it with `trc2 resume {run.folder}` "
+                "before comparing."
+            )
+    first = runs[0]
+    for run in runs[1:]:
+        if run.stretches != first.stretches:
+            raise UserError(
+                f"{run.folder} and {first.folder} trained other tasks or other numbers of steps: not comparable."
+            )
+        if run.data["fingerprint"] != first.data["fingerprint"]:
+            raise UserError(f"{run.folder} and {first.folder} were trained on different data: not comparable.")
+        if run.config.train.tokens_per_step != first.config.train.tokens_per_step:
+            raise UserError(
+                f"{run.folder} and {first.folder} saw different numbers of tokens per step: not comparable."
+            )

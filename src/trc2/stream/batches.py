@@ -1,0 +1,157 @@
+"""Batches as functions of (seed, task, step): nothing to remember, nothing to skip, any step in O(1)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trc2.errors import UserError
+from trc2.model.hippocampus import Origin
+from trc2.nn.losses import IGNORE_INDEX
+from trc2.stream.prepare import PreparedTask
+
+MAX_CONTROL_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids, the next token of each, and where the rows come from."""
+
+    x: Tensor
+    y: Tensor
+    origin: Origin
+
+    @property
+    def num_labels(self) -> int:
+        return int((self.y != IGNORE_INDEX).sum())
+
+
+class TaskData:
+    """One task's packed tokens as windows of T tokens, with a control subset that is never trained on."""
+
+    def __init__(
+        self, task: PreparedTask, index: int, *, length: int, batch_size: int, micro_batches: int, seed: int,
+        control_batches: int,
+    ) -> None:  # fmt: skip
+        self.task, self.index = task, index
+        self.length, self.batch_size, self.micro_batches, self.seed = length, batch_size, micro_batches, seed
+        self.num_windows = max(0, (task.splits["train"].tokens - 1) // length)
+        wanted = control_batches * batch_size
+        self.num_control = min(wanted, max(1, int(self.num_windows * MAX_CONTROL_SHARE)))
+        needed = batch_size * micro_batches
+        if self.num_pool < needed:
+            raise UserError(
+                f"Task '{task.name}' has {task.splits['train'].tokens} train tokens, {max(0, self.num_pool)} sequences "
+                f"of {length} besides the control subset, but one step takes {needed}: give it more text, or lower "
+                "train.batch_size, train.micro_batches or train.sequence_length."
+            )
+
+    @classmethod
+    def for_scoring(cls, task: PreparedTask, length: int) -> TaskData:
+        """For reading splits only: no batch needs to fit."""
+        data = cls.__new__(cls)
+        data.task, data.index, data.length = task, -1, length
+        return data
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def num_pool(self) -> int:
+        """Windows that are trained on."""
+        return self.num_windows - self.num_control
+
+    def train_batches(self, step: int) -> list[Batch]:
+        """The micro-batches of the task's own step, in order; the same whatever rank or process asks."""
+        per_step = self.batch_size * self.micro_batches
+        number = np.arange(step * per_step, (step + 1) * per_step)
+        epochs, places = number // self.num_pool, number % self.num_pool
+        shuffled = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            key = ("shuffle", self.seed, self.name, int(epoch))
+            shuffled[chosen] = permute(places[chosen], self.num_pool, key)
+        windows = self._pool(shuffled + self.num_control)
+        return [self._windows("train", part) for part in np.split(windows, self.micro_batches)]
+
+    def control_batches(self, batch_size: int) -> Iterator[Batch]:
+        """The control subset, in a fixed order."""
+        windows = self._pool(np.arange(self.num_control))
+        for start in range(0, len(windows), batch_size):
+            yield self._windows("train", windows[start : start + batch_size])
+
+    def eval_batches(self, split: str, batch_size: int, max_batches: int | None = None) -> Iterator[Batch]:
+        """A split from its start: whole windows in batches, then what is left as one short row."""
+        tokens = self.task.splits[split].tokens
+        whole = max(0, (tokens - 1) // self.length)
+        count = 0
+        for start in range(0, whole, batch_size):
+            if max_batches is not None and count >= max_batches:
+                return
+            yield self._windows(split, np.arange(start, min(start + batch_size, whole)))
+            count += 1
+        rest = tokens - 1 - whole * self.length
+        if rest > 0 and (max_batches is None or count < max_batches):
+            yield self._rows(split, np.asarray([whole * self.length]), rest)
+
+    def sample_windows(self, split: str, count: int) -> Batch | None:
+        """Evenly spaced whole windows of a split."""
+        whole = max(0, (self.task.splits[split].tokens - 1) // self.length)
+        if whole == 0 or count == 0:
+            return None
+        return self._windows(split, np.unique(np.linspace(0, whole - 1, min(count, whole)).astype(np.int64)))
+
+    def _pool(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first places of one fixed permutation are the control subset, the others are trained on.
+
+        It does not depend on the seed, so that runs of different seeds are controlled by the same text.
+        """
+        return permute(places, self.num_windows, ("control", self.name))
+
+    def _windows(self, split: str, windows: NDArray[np.int64]) -> Batch:
+        return self._rows(split, windows * self.length, self.length)
+
+    def _rows(self, split: str, starts: NDArray[np.int64], length: int) -> Batch:
+        tokens = self.task.tokens(split)
+        index = starts[:, None] + np.arange(length + 1)
+        ids = torch.from_numpy(np.asarray(tokens[index]).astype(np.int64))
+        begins = np.asarray(self.task.document_starts(split))
+        document = np.searchsorted(begins, index[:, :-1], side="right") - 1
+        position = index[:, :-1] - begins[document]
+        origin = Origin(self.index, torch.from_numpy(document), torch.from_numpy(position))
+        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), origin)
+
+
+def permute(places: NDArray[Any], size: int, key: tuple[int | str, ...]) -> NDArray[np.int64]:
+    """A pseudo-random permutation of 0 … size−1, evaluated at the given places only.
+
+    A four-round Feistel network on the next power of four; places that land outside walk on until they are inside.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=32).digest()
+    rounds = np.frombuffer(digest, dtype=np.uint64)
+    half = np.uint64(max(1, (max(2, size) - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << int(half)) - 1)
+    result = np.asarray(places).astype(np.uint64)
+    walking = np.ones(result.shape, dtype=bool)
+    while walking.any():
+        left, right = result[walking] >> half, result[walking] & mask
+        for secret in rounds:
+            left, right = right, left ^ (_mix(right + secret) & mask)
+        result[walking] = (left << half) | right
+        walking = result >= size
+    return result.astype(np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

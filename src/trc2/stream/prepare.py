@@ -1,0 +1,274 @@
+"""From documents to memory-mapped tokens: packed once, described by a manifest, reused while nothing changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trc2.config import StreamConfig, TaskConfig
+from trc2.errors import UserError
+from trc2.stream.document import DUPLICATE, BadRows, Document
+from trc2.stream.overlap import overlap_matrix
+from trc2.stream.sources import SPLITS, Source, source_of
+from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
+
+SCHEMA = 1
+BATCH_BYTES = 2**20  # text handed to the tokenizer at once; this, not the corpus, decides peak memory
+
+Watch = Callable[[str, str, int, int], None]
+"""Hears (task, split, documents so far, tokens so far)."""
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """What one packed split holds."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    sha256: str
+    bad_rows: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A task's packed splits on disk."""
+
+    name: str
+    folder: Path
+    dtype: str
+    splits: dict[str, SplitInfo]
+    source: dict[str, Any]
+    messages: tuple[str, ...] = ()
+
+    def tokens(self, split: str) -> np.memmap[Any, Any] | np.ndarray[Any, Any]:
+        """All tokens of a split, end of text between documents, read from disk as needed."""
+        if split not in self.splits or self.splits[split].tokens == 0:
+            return np.empty(0, dtype=self.dtype)
+        return np.memmap(self.folder / f"{split}.tokens", dtype=self.dtype, mode="r")
+
+    def document_starts(self, split: str) -> np.memmap[Any, Any] | np.ndarray[Any, Any]:
+        """Where each document begins."""
+        if split not in self.splits or self.splits[split].documents == 0:
+            return np.empty(0, dtype=np.int64)
+        return np.memmap(self.folder / f"{split}.documents", dtype=np.int64, mode="r")
+
+    def bytes_per_token(self, split: str) -> float:
+        info = self.splits[split]
+        return info.bytes / max(1, info.tokens)
+
+
+@dataclass(frozen=True)
+class PreparedStream:
+    """All tasks of a stream, their tokenizer, and how much evaluation text also occurs in train text."""
+
+    tasks: dict[str, PreparedTask]
+    tokenizer: Tokenizer
+    overlap: dict[str, dict[str, float]]
+
+    def fingerprint(self) -> str:
+        """Changes if and only if some token of some task does."""
+        content = {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
+        }
+        return digest(content)
+
+    def describe(self) -> dict[str, Any]:
+        """For the run folder: enough to tell what was learnt from, without the text."""
+        tasks = {
+            name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
+            for name, task in self.tasks.items()
+        }
+        return {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint(),
+            "vocab_size": self.tokenizer.vocab_size,
+            "tasks": tasks,
+            "overlap": self.overlap,
+        }
+
+
+def prepare_stream(stream: StreamConfig, watch: Watch = lambda *_: None) -> PreparedStream:
+    """Make, or find again, the packed tokens of every task."""
+    cache = stream.cache.expanduser()
+    sources = {task.name: source_of(task, stream) for task in stream.tasks}
+    tokenizer = _tokenizer(stream, sources, cache, watch)
+    tasks = {}
+    for task in stream.tasks:
+        tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
+    return PreparedStream(tasks, tokenizer, overlap_matrix(tasks, cache / "overlap"))
+
+
+def prepare_task(
+    task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda *_: None
+) -> PreparedTask:
+    """Pack one task unless the cache holds it already."""
+    key = digest(
+        {
+            "schema": SCHEMA,
+            "source": source.identity(),
+            "settings": task.model_dump(mode="json", exclude={"steps", "license"}),
+            "tokenizer": tokenizer.fingerprint(),
+        }
+    )
+    folder = cache / "tasks" / f"{task.name}-{key[:16]}"
+    if (found := _read_manifest(folder, key)) is not None:
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{task.name}-", dir=folder.parent))
+    try:
+        return _pack_task(task, source, tokenizer, key, partial, folder, watch)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _pack_task(
+    task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, partial: Path, folder: Path, watch: Watch
+) -> PreparedTask:
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    splits, messages = {}, []
+    for split in SPLITS:
+        limit = task.max_train_bytes if split == "train" else task.max_eval_bytes
+        bad = BadRows()
+        documents = _limited_documents(source.documents(split, bad), limit)
+        splits[split] = _pack_split(documents, bad, partial / split, tokenizer, dtype, task.name, split, watch)
+        if bad.total():
+            messages.append(f"{task.name}/{split}: {bad.sentence()}")
+    if splits["train"].tokens == 0:
+        raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
+    manifest = {
+        "schema": SCHEMA,
+        "key": key,
+        "name": task.name,
+        "dtype": dtype,
+        "splits": {split: asdict(info) for split, info in splits.items()},
+        "source": {**source.identity(), "format": task.format, "license": task.license},
+        "messages": messages,
+    }
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    shutil.rmtree(folder, ignore_errors=True)  # a damaged earlier attempt
+    os.replace(partial, folder)
+    prepared = _read_manifest(folder, key)
+    assert prepared is not None
+    return prepared
+
+
+def _pack_split(
+    documents: Iterator[Document],
+    bad: BadRows,
+    stem: Path,
+    tokenizer: Tokenizer,
+    dtype: str,
+    task: str,
+    split: str,
+    watch: Watch,
+) -> SplitInfo:
+    """Append ids document by document; exact duplicates are packed once."""
+    count = tokens = size = 0
+    checksum = hashlib.sha256()
+    seen: set[bytes] = set()
+    with stem.with_suffix(".tokens").open("wb") as ids, stem.with_suffix(".documents").open("wb") as starts:
+        for texts in _batches(documents, seen, bad):
+            size += sum(len(text.encode()) for text in texts)
+            for encoded in tokenizer.encode_batch(texts):
+                content = np.asarray([*encoded, tokenizer.end_of_text], dtype=dtype).tobytes()
+                ids.write(content)
+                checksum.update(content)
+                starts.write(np.int64(tokens).tobytes())
+                tokens += len(encoded) + 1
+                count += 1
+            watch(task, split, count, tokens)
+    return SplitInfo(count, tokens, size, checksum.hexdigest(), bad.to_json())
+
+
+def _batches(documents: Iterator[Document], seen: set[bytes], bad: BadRows) -> Iterator[list[str]]:
+    """Groups of texts of about BATCH_BYTES; of equal documents only the first."""
+    texts: list[str] = []
+    size = 0
+    for document in documents:
+        mark = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
+        if mark in seen:
+            bad.add(DUPLICATE, document.where)
+            continue
+        if len(seen) < 2_000_000:  # a bound on memory; beyond it later duplicates stay
+            seen.add(mark)
+        texts.append(document.text)
+        size += len(document.text)
+        if size >= BATCH_BYTES:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
+
+
+def _limited_documents(documents: Iterator[Document], max_bytes: int | None) -> Iterator[Document]:
+    used = 0
+    for document in documents:
+        if max_bytes is not None and used >= max_bytes:
+            return
+        used += len(document.text.encode())
+        yield document
+
+
+def _read_manifest(folder: Path, key: str) -> PreparedTask | None:
+    """What a folder holds, or None if it is not whole."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if manifest.get("key") != key:
+        return None
+    splits = {split: SplitInfo(**info) for split, info in manifest["splits"].items()}
+    width = np.dtype(manifest["dtype"]).itemsize
+    for split, info in splits.items():
+        path = folder / f"{split}.tokens"
+        if not path.is_file() or path.stat().st_size != info.tokens * width:
+            return None
+    return PreparedTask(
+        manifest["name"], folder, manifest["dtype"], splits, manifest["source"], tuple(manifest["messages"])
+    )
+
+
+def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, watch: Watch) -> Tokenizer:
+    """Load the tokenizer, or train it on the tasks in sorted order so that every task order shares it."""
+    config = stream.tokenizer
+    if config.path is not None:
+        return load_tokenizer(config, stream.data_root)
+    tasks = sorted(stream.tasks, key=lambda task: task.name)
+    key = digest(
+        {
+            "schema": SCHEMA,
+            "config": config.model_dump(),
+            "tasks": [[t.name, t.format, t.max_document_bytes, sources[t.name].identity()] for t in tasks],
+        }
+    )
+    path = cache / "tokenizers" / f"{key[:16]}.json"
+    if path.is_file():
+        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
+
+    def texts() -> Iterator[str]:
+        for task in tasks:
+            watch(task.name, "tokenizer", 0, 0)
+            documents = sources[task.name].documents("train", BadRows())
+            yield from limited((document.text for document in documents), config.max_train_bytes)
+
+    tokenizer = train_bpe(texts(), config.vocab_size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(tokenizer.to_json(), encoding="utf-8")
+    os.replace(partial, path)
+    return tokenizer
+
+
+def digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""The trainer: one page of loop, and what it needs around it."""

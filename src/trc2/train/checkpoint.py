@@ -1,0 +1,125 @@
+"""Checkpoints: a folder of safetensors and JSON that appears whole or not at all, with a checksum for every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from trc2.errors import UserError
+
+SCHEMA = 1
+PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name (model, optimizer, sources of chance) and everything else as plain JSON."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint that must not be loaded."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write into a hidden folder, make it durable, and only then give it its name."""
+    final = folder / f"{PREFIX}{checkpoint.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    contents = {
+        "tensors.safetensors": safetensors.torch.save(checkpoint.tensors),
+        "state.json": json.dumps(checkpoint.state, indent=1).encode(),
+    }
+    for name, content in contents.items():
+        _write(partial / name, content)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "step": checkpoint.step, "sha256": sums}).encode())
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    _sync_folder(folder)
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint, refusing anything that is not exactly what was saved."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+            found = manifest.get("schema") if isinstance(manifest, dict) else None
+            raise DamagedCheckpoint(f"{path.name} has schema {found!r}, this version reads {SCHEMA}.")
+        contents = {}
+        for name in ("tensors.safetensors", "state.json"):
+            contents[name] = (path / name).read_bytes()
+            if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"][name]:
+                raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")
+        tensors = safetensors.torch.load(contents["tensors.safetensors"])
+        return Checkpoint(int(manifest["step"]), tensors, json.loads(contents["state.json"]))
+    except DamagedCheckpoint:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise DamagedCheckpoint(f"{path.name} cannot be read: {type(error).__name__} {error}".rstrip()) from None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first."""
+    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def prune_checkpoints(folder: Path, keep_last: int, keep_steps: set[int]) -> None:
+    """Drop old checkpoints except the last few and those at the given steps."""
+    paths = list_checkpoints(folder)
+    for path in paths[: max(0, len(paths) - keep_last)]:
+        if step_of(path) not in keep_steps:
+            shutil.rmtree(path)
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimizer state as named tensors."""
+    packed = {}
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            packed[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    return packed
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put named tensors back; hyper-parameters stay those of the config."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,56 @@
+"""Proof that watching does not change what is watched."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class EvaluationMovedState(RuntimeError):
+    """An evaluation changed something that training depends on."""
+
+
+def fingerprints(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+    """A hash of every piece of state: weights and buffers, optimizer, queues, and all sources of chance."""
+    state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    if optimizer is not None:
+        for index, values in optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+    state["mode"] = [module.training for module in model.modules()]
+    state["pending"] = len(getattr(model, "pending", ()))
+    stores = getattr(model, "replay", None)
+    state["staged"] = 0 if stores is None else stores.num_staged
+    state["torch"] = torch.get_rng_state()
+    state["python"] = random.getstate()
+    state["numpy"] = np.random.get_state()  # noqa: NPY002 - the legacy state is what libraries may touch
+    return {name: _hash(value) for name, value in state.items()}
+
+
+@contextmanager
+def fence(is_on: bool, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Fail if anything differs after the block; off, it costs nothing."""
+    if not is_on:
+        yield
+        return
+    before = fingerprints(model, optimizer)
+    yield
+    after = fingerprints(model, optimizer)
+    moved = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if moved:
+        raise EvaluationMovedState(f"an evaluation changed {', '.join(moved[:5])}")
+
+
+def _hash(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        content = value.detach().cpu().contiguous()
+        return hashlib.sha256(
+            content.view(torch.uint8).numpy().tobytes() if content.ndim else repr(content.item()).encode()
+        ).hexdigest()
+    return hashlib.sha256(repr(value).encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""Those who watch a run: they get frozen records and can change nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from trc2.errors import UserError
+from trc2.train.plan import Plan
+from trc2.train.records import Record
+
+
+class Observer(Protocol):
+    def see(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Diary:
+    """Appends every record to metrics.jsonl at once, so that a killed run loses nothing it has told."""
+
+    def __init__(self, path: Path) -> None:
+        self.file: TextIO = path.open("a", encoding="utf-8")
+
+    def see(self, record: Record) -> None:
+        self.file.write(record.to_json() + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Screen:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, plan: Plan, console: Console, log_every: int, start: int = 0) -> None:
+        self.plan, self.console, self.log_every = plan, console, log_every
+        self.begun, self.first = time.monotonic(), start
+        self.bar: Progress | None = None
+        self.bar_task: TaskID | None = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[told]}"),
+                console=console,
+            )
+            self.bar.start()
+            self.bar_task = self.bar.add_task("starting", total=plan.total_steps, completed=start, told="")
+
+    def see(self, record: Record) -> None:
+        if record.kind == "train":
+            told = self._train_line(record)
+            if self.bar is not None and self.bar_task is not None:
+                self.bar.update(self.bar_task, completed=record.step, description=record.task, told=told)
+            elif record.step % self.log_every == 0 or record.step == self.plan.total_steps:
+                self.console.print(
+                    f"step {record.step}/{self.plan.total_steps}  {record.task}  {told}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+        elif record.kind == "eval":
+            scores = {
+                n.split("/")[1]: v
+                for n, v in record.metrics.items()
+                if n.endswith("/perplexity") and n.startswith("eval/")
+            }
+            told = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self._line(f"step {record.step}  perplexity  {told}")
+        elif record.kind == "nonfinite":
+            self._line(f"step {record.step}  gradients are not finite: the step was skipped")
+
+    def _train_line(self, record: Record) -> str:
+        values = record.metrics
+        rate = (record.step - self.first) / max(1e-9, time.monotonic() - self.begun)
+        left = (self.plan.total_steps - record.step) / rate if rate > 0 else 0.0
+        parts = [f"loss {values['train/loss_lm']:.3f}", f"{values['train/tokens_per_second']:,.0f} tok/s"]
+        if "replay/coefficient" in values:
+            parts.append(f"λ_rep {values['replay/coefficient']:.3f}")
+        if "hippocampus/fill" in values:
+            parts.append(f"memory {values['hippocampus/fill']:.0%}")
+        return "  ".join([*parts, f"{int(left // 60)}:{int(left % 60):02d} left"])
+
+    def _line(self, text: str) -> None:
+        (self.bar.console if self.bar is not None else self.console).print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("report_to=tensorboard needs tensorboard: pip install 'trc2[tensorboard]'.") from None
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def see(self, record: Record) -> None:
+        for name, value in record.metrics.items():
+            self.writer.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Tracker:
+    """W&B or trackio, which share one interface."""
+
+    def __init__(self, name: str, folder: Path, settings: dict[str, Any]) -> None:
+        import importlib
+
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"report_to={name} needs {name}: pip install 'trc2[{name}]'.") from None
+        self.run = module.init(project="trc2", name=folder.name, config=settings)
+        self.module = module
+
+    def see(self, record: Record) -> None:
+        self.module.log(dict(record.metrics), step=record.step)
+
+    def close(self) -> None:
+        self.module.finish()
+
+
+def build_observers(report_to: tuple[str, ...], folder: Path, settings: dict[str, Any]) -> list[Observer]:
+    """The observers a config asks for by name."""
+    return [TensorBoard(folder) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to]

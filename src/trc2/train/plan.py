@@ -1,0 +1,61 @@
+"""Which task is trained when, and at which learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trc2.config import StreamConfig, TrainConfig
+from trc2.metrics.forgetting import Stretch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stream laid out over optimizer steps."""
+
+    stretches: tuple[Stretch, ...]
+    train: TrainConfig
+
+    @classmethod
+    def of(cls, stream: StreamConfig, train: TrainConfig) -> Plan:
+        stretches, start = [], 0
+        for task in stream.tasks:
+            stretches.append(Stretch(task.name, start, start + task.steps))
+            start += task.steps
+        return cls(tuple(stretches), train)
+
+    @property
+    def total_steps(self) -> int:
+        return self.stretches[-1].end
+
+    def at(self, step: int) -> Stretch:
+        """The task trained in the given step, counted from 0."""
+        for stretch in self.stretches:
+            if step < stretch.end:
+                return stretch
+        raise IndexError(f"step {step} is past the end of the stream, {self.total_steps}")
+
+    def is_boundary(self, step: int) -> bool:
+        return any(step == stretch.end for stretch in self.stretches)
+
+    def seen(self, step: int) -> list[str]:
+        """Tasks trained at least one step."""
+        return [stretch.task for stretch in self.stretches if stretch.start < step]
+
+    def past(self, step: int) -> list[str]:
+        """Tasks whose training has ended, the one ending right now included."""
+        return [stretch.task for stretch in self.stretches if stretch.end <= step]
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task anew."""
+        begin, end = 0, self.total_steps
+        if self.train.schedule == "per_task":
+            stretch = self.at(step)
+            begin, end = stretch.start, stretch.end
+        warmup = min(self.train.warmup_steps, end - begin)
+        done = step - begin
+        if done < warmup:
+            return self.train.learning_rate * (done + 1) / warmup
+        progress = (done - warmup) / max(1, end - begin - warmup)
+        low = self.train.min_lr_ratio
+        return self.train.learning_rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))

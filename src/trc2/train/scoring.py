@@ -1,0 +1,97 @@
+"""Scoring a finished or running model on tasks and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trc2.artifact import load_model
+from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
+from trc2.errors import UserError
+from trc2.model.net import CortexNet
+from trc2.stream.batches import TaskData
+from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
+from trc2.stream.sources import SPLITS, FileSource, check_task_names
+from trc2.stream.tokenizer import Tokenizer
+from trc2.train.checkpoint import list_checkpoints, load_checkpoint
+from trc2.train.evaluate import score_task
+from trc2.train.precision import choose_device
+from trc2.train.records import read_records
+from trc2.train.start import read_run_config
+
+
+def score_folder(
+    folder: Path, *, tasks: list[str], files: list[Path], split: str, text_format: str, again: bool
+) -> dict[str, dict[str, float]]:
+    """Metrics by task or file name, of a run's newest checkpoint or of a saved model."""
+    if split not in SPLITS:
+        raise UserError(f"There is no split '{split}': choose one of {', '.join(SPLITS)}.")
+    device = choose_device("auto")
+    is_run = (folder / "config.yaml").is_file()
+    run = read_run_config(folder) if is_run else None
+    model = _run_model(folder, run) if run is not None else load_model(folder)
+    tokenizer = _tokenizer(folder)
+    prepared: dict[str, PreparedTask] = {}
+    if run is not None and run.stream is not None and (tasks or not files):
+        check_task_names(tasks, [task.name for task in run.stream.tasks])
+        if split == "test":
+            _check_test_split(folder, again)
+        stream = prepare_stream(run.stream)
+        if stream.tokenizer.fingerprint() != tokenizer.fingerprint():
+            raise UserError(f"{folder} was trained with another tokenizer than its data has now: restore the data.")
+        prepared |= {name: stream.tasks[name] for name in tasks or stream.tasks}
+    elif tasks:
+        raise UserError(f"{folder} is a saved model without a stream, so it has no task '{tasks[0]}': use --file.")
+    cache = (
+        run.stream.cache if run is not None and run.stream is not None else StreamConfig.model_fields["cache"].default
+    )
+    prepared |= {str(path): _prepare_file(path, text_format, tokenizer, cache.expanduser()) for path in files}
+    if not prepared:
+        raise UserError("There is nothing to score: name a file with --file.")
+    model.to(device).eval()
+    config = run.eval if run is not None else EvalConfig()
+    length = run.train.sequence_length if run is not None else model.config.max_positions
+    scores = {}
+    for name, task in prepared.items():
+        part = split if name not in {str(path) for path in files} else "train"
+        if task.splits[part].tokens < 2:
+            raise UserError(f"{name} has no {part} text to score.")
+        data = TaskData.for_scoring(task, length)
+        scores[name] = score_task(model, data, part, config, tokenizer, device)
+    return scores
+
+
+def _run_model(folder: Path, run: RunConfig) -> CortexNet:
+    paths = list_checkpoints(folder / "checkpoints")
+    if not paths:
+        raise UserError(f"{folder} has no checkpoint yet: let the run reach its first one.")
+    checkpoint = load_checkpoint(paths[-1])
+    model = CortexNet(run.model)
+    tensors = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+    model.load_state_dict(tensors)
+    return model
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"There is no {folder / 'tokenizer.json'}: put the model's tokenizer there.") from None
+
+
+def _check_test_split(folder: Path, again: bool) -> None:
+    """Test splits are read once, at the end of a run; a second look must be asked for."""
+    seen = any(record.kind == "test" and record.metrics for record in read_records(folder / "metrics.jsonl"))
+    if seen and not again:
+        raise UserError(
+            f"The test splits of {folder} were read at its end, see test/… in its metrics.jsonl: use --again to read "
+            "them a second time."
+        )
+
+
+def _prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: check the path.")
+    task = TaskConfig(
+        name="file", folder=".", format=text_format, splits={"train": path.name, "validation": None, "test": None}, holdout=0.0
+    )  # fmt: skip
+    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)

@@ -1,0 +1,92 @@
+"""Setting a run up: data, folder, observers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.train.environment import describe_environment
+from trc2.train.loop import Trainer
+from trc2.train.observers import Diary, Observer, Screen, build_observers
+from trc2.train.plan import Plan
+
+
+def start_run(config: RunConfig, console: Console) -> Path:
+    """Train a recipe from the beginning into a new folder; returns the folder."""
+    if config.stream is None:
+        raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
+    folder = config.output.folder
+    if (folder / "metrics.jsonl").exists():
+        raise UserError(f"{folder} already holds a run: choose another output.folder, or `trc2 resume {folder}`.")
+    set_up_torch(config)
+    prepared = prepare_with_progress(config, console)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_description(folder, config, prepared)
+    run(Trainer(config, prepared, folder, _observers(config, folder, console)))
+    return folder
+
+
+def run(trainer: Trainer) -> None:
+    """Run to the end; observers are closed whatever happens."""
+    try:
+        trainer.run()
+    finally:
+        for observer in trainer.observers:
+            observer.close()
+
+
+def prepare_with_progress(config: RunConfig, console: Console) -> PreparedStream:
+    assert config.stream is not None
+    with console.status("preparing data") as status:
+
+        def watch(task: str, split: str, documents: int, tokens: int) -> None:
+            status.update(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens")
+
+        prepared = prepare_stream(config.stream, watch)
+    for task in prepared.tasks.values():
+        for message in task.messages:
+            console.print(f"[yellow]{message}[/]", highlight=False)
+    return prepared
+
+
+def write_description(folder: Path, config: RunConfig, prepared: PreparedStream) -> None:
+    """The parts of the run folder that never change: config, environment, data, tokenizer."""
+    settings = config.model_dump(mode="json")
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    (folder / "environment.json").write_text(json.dumps(describe_environment(), indent=2))
+    (folder / "data.json").write_text(json.dumps(prepared.describe(), indent=2))
+    (folder / "tokenizer.json").write_text(prepared.tokenizer.to_json(), encoding="utf-8")
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """The resolved config of a run folder."""
+    try:
+        values: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"{folder} is not a run folder: it has no config.yaml.") from None
+    except yaml.YAMLError:
+        raise UserError(f"{folder / 'config.yaml'} is not valid YAML: restore it from a copy.") from None
+    return RunConfig(**values)
+
+
+def set_up_torch(config: RunConfig) -> None:
+    torch.manual_seed(config.train.seed)
+    if config.output.threads is not None:
+        torch.set_num_threads(config.output.threads)
+    if config.output.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def _observers(config: RunConfig, folder: Path, console: Console, start: int = 0) -> list[Observer]:
+    assert config.stream is not None
+    screen = Screen(Plan.of(config.stream, config.train), console, config.output.log_every, start)
+    settings = config.model_dump(mode="json")
+    return [Diary(folder / "metrics.jsonl"), screen, *build_observers(config.output.report_to, folder, settings)]
