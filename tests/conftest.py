@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
 from jaxtyping import install_import_hook
 
-CHECKED = ["trc2.nn", "trc2.model", "trc2.replay"]
-install_import_hook(CHECKED, "beartype.beartype")
+import tests.typecheck  # noqa: F401 - the hook below finds it by name
+
+CHECKED = ["trc2.nn", "trc2.model", "trc2.replay.stores"]
+install_import_hook(CHECKED, "tests.typecheck.checker")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from trc2 import CortexNet, TRC2Config  # noqa: E402
+from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 
 
 def tiny_config(**changes: object) -> TRC2Config:
@@ -69,3 +76,51 @@ def fill_memory(net: CortexNet, events: int, seed: int = 0) -> None:
 @pytest.fixture(autouse=True)
 def _fixed_chance() -> None:
     torch.manual_seed(0)
+
+
+def write_task(folder: Path, name: str, words: list[str], documents: int = 60) -> None:
+    """A little language of its own: sentences over a few words."""
+    chance = random.Random(name)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", documents), ("validation", 8), ("test", 8)):
+        rows = []
+        for number in range(count):
+            text = " ".join(chance.choice(words) for _ in range(60))
+            rows.append(json.dumps({"text": f"{split} {number}: {text}."}))
+        (folder / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+TINY_TASKS = {"fruit": ["apple", "pear", "plum", "fig"], "tools": ["saw", "axe", "drill", "file"]}
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with two tasks of a few hundred words, and its own cache."""
+    root = tmp_path_factory.mktemp("data")
+    for name, words in TINY_TASKS.items():
+        write_task(root, name, words)
+    return root
+
+
+@pytest.fixture
+def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+    """Makes run configs that train in a second: two tasks of six steps, everything switched on."""
+
+    def build(**sections: dict[str, object]) -> RunConfig:
+        settings: dict[str, dict[str, object]] = {
+            "model": tiny_config(vocab_size=300, max_positions=32, replay_chunk_length=8, memory_slots=64).model_dump(),
+            "stream": {
+                "data_root": tiny_data,
+                "cache": tiny_data / "cache",
+                "tokenizer": {"vocab_size": 300},
+                "control_batches": 1,
+                "tasks": [{"name": name, "folder": name, "steps": 6} for name in TINY_TASKS],
+            },
+            "train": {"sequence_length": 16, "batch_size": 2, "micro_batches": 2, "warmup_steps": 2},
+            "control": {"every_steps": 4},
+            "eval": {"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 2, "fence": True},
+            "output": {"folder": tmp_path / "run", "checkpoint_every": 4, "threads": 1},
+        }
+        return RunConfig(**{name: {**section, **sections.get(name, {})} for name, section in settings.items()})
+
+    return build

@@ -148,13 +148,13 @@ def report(
     """Summarise a run, or compare several: tables, pictures, and a reading computed from the numbers."""
     from rich.table import Table
 
-    from trc2.report.summary import Comparison
+    from trc2.report.summary import CAPTION, Comparison
 
     if len(folders) == 1:
         _show_summary(folders[0])
         return
     comparison = Comparison.of(folders)
-    table = Table(title="validation perplexity and forgetting (log-perplexity)")
+    table = Table(title="What each run forgot", caption=CAPTION)
     for index, name in enumerate(comparison.header()):
         table.add_column(name, justify="right" if index else "left")
     for row in comparison.rows():

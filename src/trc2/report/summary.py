@@ -71,6 +71,12 @@ def _cost_lines(run: FinishedRun) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- side by side
 
 
+CAPTION = (
+    "Validation perplexity of each task just after its training → at the end; mean forgetting of past tasks and its "
+    "area over the stream, both in log-perplexity."
+)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs of one stream beside each other."""
@@ -85,14 +91,7 @@ class Comparison:
 
     def header(self) -> list[str]:
         tasks = [stretch.task for stretch in self.runs[0].stretches]
-        return [
-            "run",
-            *[f"{task}: after → end" for task in tasks[:-1]],
-            f"{tasks[-1]}: end",
-            "forgetting",
-            "AUFC",
-            "tok/s",
-        ]
+        return ["run", *tasks, "forgotten", "AUFC", "tok/s"]
 
     def rows(self) -> list[list[str]]:
         """Perplexity of each task just after its training and at the end, and what was forgotten."""
@@ -100,10 +99,10 @@ class Comparison:
         for run in self.runs:
             last = run.stretches[-1].end
             cells = [
-                f"{run.score('perplexity', s.task, s.end):.4g} → {run.score('perplexity', s.task, last):.4g}"
+                f"{run.score('perplexity', s.task, s.end):.3g}→{run.score('perplexity', s.task, last):.3g}"
                 for s in run.stretches[:-1]
             ]
-            cells.append(f"{run.score('perplexity', run.stretches[-1].task, last):.4g}")
+            cells.append(f"{run.score('perplexity', run.stretches[-1].task, last):.3g}")
             values = run.summary("perplexity")
             cells += [f"{values[f'cl/perplexity/{name}']:.3f}" for name in ("forgetting", "aufc")]
             rows.append([run.name, *cells, f"{run.final('end')['efficiency/tokens_per_second']:,.0f}"])
@@ -132,7 +131,18 @@ class Comparison:
         header = self.header()
         lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows()]
-        text = ["# Side by side", "", *lines, "", *self.reading(), "", "![comparison.png](comparison.png)", ""]
+        text = [
+            "# Side by side",
+            "",
+            CAPTION,
+            "",
+            *lines,
+            "",
+            *self.reading(),
+            "",
+            "![comparison.png](comparison.png)",
+            "",
+        ]
         written[0].write_text("\n".join(text), encoding="utf-8")
         draw_comparison(self.runs, written[1])
         return written

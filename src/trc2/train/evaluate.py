@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,14 +21,21 @@ from trc2.stream.tokenizer import Tokenizer
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, whatever mode it was outside; without gradients."""
+    """Evaluation mode inside, without gradients; outside, mode and all sources of chance are as they were.
+
+    Metric libraries may draw random numbers, if only while they are imported.
+    """
     was_training = model.training
+    chance = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what libraries use
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
         model.train(was_training)
+        torch.set_rng_state(chance[0])
+        random.setstate(chance[1])
+        np.random.set_state(chance[2])  # noqa: NPY002
 
 
 def tally(model: Any, batches: Iterable[Batch], device: torch.device) -> Tally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ class EvaluationMovedState(RuntimeError):
 
 def fingerprints(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
     """A hash of every piece of state: weights and buffers, optimizer, queues, and all sources of chance."""
-    state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in tensors}
     if optimizer is not None:
         for index, values in optimizer.state_dict()["state"].items():
             state |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -49,8 +51,7 @@ def fence(is_on: bool, model: nn.Module, optimizer: torch.optim.Optimizer | None
 
 def _hash(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        content = value.detach().cpu().contiguous()
-        return hashlib.sha256(
-            content.view(torch.uint8).numpy().tobytes() if content.ndim else repr(content.item()).encode()
-        ).hexdigest()
-    return hashlib.sha256(repr(value).encode()).hexdigest()
+        content = value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    else:
+        content = repr(value).encode()
+    return hashlib.sha256(content).hexdigest()

@@ -91,7 +91,6 @@ def _check_test_split(folder: Path, again: bool) -> None:
 def _prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
     if not path.is_file():
         raise UserError(f"There is no file {path}: check the path.")
-    task = TaskConfig(
-        name="file", folder=".", format=text_format, splits={"train": path.name, "validation": None, "test": None}, holdout=0.0
-    )  # fmt: skip
+    splits = {"train": path.name, "validation": None, "test": None}
+    task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
     return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trc2.config import ReplayControlConfig
+from trc2.replay.controller import ControllerState, control, initial_settings
+
+PAPER = ReplayControlConfig()
+
+
+def test_one_call_by_hand() -> None:
+    current, post = {"a": math.exp(5.0), "b": math.exp(3.0)}, {"a": math.exp(4.0), "b": math.exp(3.5)}
+    state, trace = control(PAPER, ControllerState(gap_average=0.1, integral=0.2), current, post)
+    assert trace.forgetting == pytest.approx(0.5)  # a lost 1, b improved and counts 0
+    assert trace.gap == pytest.approx(0.5 / 4.0)  # the geometric mean of the perplexities is exp(4)
+    assert state.gap_average == pytest.approx(0.3 * 0.1 + 0.7 * 0.125)
+    assert trace.error == pytest.approx(0.1175 - 0.001)
+    assert state.integral == pytest.approx(0.2 + 0.1165)
+    assert trace.settings.coefficient == pytest.approx(0.15)  # 0.05 + 0.1165 + 0.05 · 0.3165, clipped
+    assert trace.settings.batch_size == 6  # round(4 · 1.466)
+    assert trace.settings.long_fraction == pytest.approx(0.5 + 4 * 0.1165)
+
+
+def test_without_forgetting_the_base_values_stay() -> None:
+    _, trace = control(PAPER, ControllerState(), {"a": 20.0}, {"a": 20.0})
+    settings = trace.settings
+    assert (settings.coefficient, settings.batch_size, settings.long_fraction) == (0.05, 4, 0.5)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    average=st.floats(0, 2), integral=st.floats(0, 1), now=st.lists(st.floats(1.01, 1e6), min_size=1, max_size=4),
+    then=st.floats(1.01, 1e6),
+)  # fmt: skip
+def test_settings_stay_in_their_ranges(average: float, integral: float, now: list[float], then: float) -> None:
+    current = {str(i): value for i, value in enumerate(now)}
+    state, trace = control(PAPER, ControllerState(average, integral), current, dict.fromkeys(current, then))
+    assert 0.0 <= trace.settings.coefficient <= 0.15
+    assert 2 <= trace.settings.batch_size <= 6
+    assert 0.5 <= trace.settings.long_fraction <= 1.0
+    assert 0.0 <= state.integral <= 1.0
+    assert all(math.isfinite(value) for value in trace.metrics().values())
+
+
+def test_more_forgetting_never_means_less_replay() -> None:
+    coefficients = [
+        control(PAPER, ControllerState(), {"a": 10.0 * factor}, {"a": 10.0})[1].settings.coefficient
+        for factor in (1.0, 1.1, 1.5, 3.0, 100.0)
+    ]
+    assert coefficients == sorted(coefficients)
+
+
+def test_off_means_no_replay_and_a_call_without_a_past_is_a_mistake() -> None:
+    assert initial_settings(ReplayControlConfig(mode="off")).coefficient == 0.0
+    with pytest.raises(ValueError, match="before any task was past"):
+        control(PAPER, ControllerState(), {}, {})

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trc2.train.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    pack_optimizer,
+    prune_checkpoints,
+    save_checkpoint,
+    step_of,
+    unpack_optimizer,
+)
+
+
+def checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step, {"a": torch.arange(5), "b": torch.randn(2, 3)}, {"x": [1, 2.5], "y": None})
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    saved = checkpoint(7)
+    found = load_checkpoint(save_checkpoint(tmp_path, saved))
+    assert found.step == 7
+    assert found.state == saved.state
+    assert all(torch.equal(tensor, found.tensors[name]) for name, tensor in saved.tensors.items())
+
+
+def test_old_ones_go_boundaries_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        save_checkpoint(tmp_path, checkpoint(step))
+    prune_checkpoints(tmp_path, keep_last=2, keep_steps={2})
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 4, 5]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, flip, lambda p: p.write_bytes(b""), lambda p: p.write_bytes(p.read_bytes()[:-3])]
+)
+def test_a_damaged_one_is_never_loaded(tmp_path: Path, name: str, damage: object) -> None:
+    path = save_checkpoint(tmp_path, checkpoint(3))
+    damage(path / name)
+    with pytest.raises(DamagedCheckpoint):
+        load_checkpoint(path)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint(3))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    with pytest.raises(DamagedCheckpoint, match="schema 99"):
+        load_checkpoint(path)
+
+
+def test_optimizer_state_survives_as_named_tensors() -> None:
+    def build() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(3, 2)
+        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def step(layer: torch.nn.Linear, optimizer: torch.optim.AdamW) -> None:
+        layer(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    layer, optimizer = build()
+    step(layer, optimizer)
+    twin, twin_optimizer = build()
+    twin.load_state_dict(layer.state_dict())
+    unpack_optimizer(twin_optimizer, {name: tensor.clone() for name, tensor in pack_optimizer(optimizer).items()})
+    step(layer, optimizer)
+    step(twin, twin_optimizer)
+    assert torch.equal(layer.weight, twin.weight)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trc2.errors import UserError
+from trc2.train.precision import autocast, choose_device, choose_dtype, loss_scaler
+
+
+def test_a_cpu_gets_float32_unless_told() -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("auto", cpu) == torch.float32
+    assert choose_dtype("bfloat16", cpu) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("major", "expected"), [(7, torch.float16), (8, torch.bfloat16), (9, torch.bfloat16)])
+def test_a_gpu_gets_what_it_has_natively(major: int, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    assert choose_dtype("auto", torch.device("cuda")) == expected
+
+
+def test_only_float16_is_scaled() -> None:
+    cpu = torch.device("cpu")
+    assert loss_scaler(cpu, torch.float16).is_enabled()
+    assert not loss_scaler(cpu, torch.bfloat16).is_enabled()
+    with autocast(cpu, torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    with autocast(cpu, torch.float32):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_devices_that_are_not_there_are_told_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="is no device"):
+        choose_device("quantum")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="is not available on this machine"):
+            choose_device("cuda")
