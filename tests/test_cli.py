@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import tiny_config
 from trc2 import CortexNet, __version__
 from trc2.artifact import save_model
+from trc2.config import RunConfig
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
 TINY += ["train.sequence_length=16"]
@@ -91,3 +94,54 @@ def test_importing_the_package_is_quick_and_pulls_in_nothing_heavy() -> None:
     code = f"import sys, trc2; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def tiny_recipe(tiny_run: Callable[..., RunConfig], folder: Path) -> str:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_run().model_dump(mode="json")))
+    return str(path)
+
+
+def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunConfig], tmp_path: Path) -> None:
+    recipe = tiny_recipe(tiny_run, tmp_path)
+    prepared = trc2("data", "prepare", recipe)
+    assert prepared.returncode == 0, prepared.stderr
+    assert "fruit" in prepared.stdout
+
+    for name, seed in (("a", 0), ("b", 1)):
+        done = trc2("train", recipe, f"output.folder={name}", f"train.seed={seed}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "step 12  perplexity" in done.stdout
+        assert "summary.png" in done.stdout
+    again = trc2("train", recipe, "output.folder=a", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+    scores = json.loads(trc2("eval", "a", "--task", "fruit", "--json", cwd=tmp_path).stdout)
+    last = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    logged = [record["metrics"] for record in last if record["kind"] == "eval"][-1]
+    assert scores["fruit"]["perplexity"] == pytest.approx(logged["eval/fruit/perplexity"])
+
+    (tmp_path / "new.jsonl").write_text('{"text": "apple pear plum fig apple pear plum fig"}\n')
+    other = json.loads(trc2("eval", "a", "--file", "new.jsonl", "--json", cwd=tmp_path).stdout)
+    assert other["new.jsonl"]["perplexity"] > 1
+
+    compared = trc2("report", "a", "b", "--out", "out", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert "forgot least" in compared.stdout
+    assert (tmp_path / "out" / "comparison.png").is_file()
+
+    for arguments, sentence in (
+        (["eval", "a", "--split", "test"], "use --again"),
+        (["eval", "a", "--split", "tests"], "There is no split 'tests'"),
+        (["eval", "a", "--task", "fruits"], "did you mean 'fruit'?"),
+        (["eval", "a", "--file", "nothing.jsonl"], "There is no file nothing.jsonl"),
+        (["eval", "nowhere"], "There is no nowhere/config.json"),
+        (["report", "nowhere"], "is not a run folder"),
+        (["train", "paper_compact"], "has no stream of tasks"),
+        (["data", "prepare", "paper_compact"], "has no stream of tasks"),
+    ):
+        wrong = trc2(*arguments, cwd=tmp_path)
+        assert wrong.returncode == 2, arguments
+        assert sentence in wrong.stderr, arguments
+    assert trc2("eval", "a", "--split", "test", "--again", cwd=tmp_path).returncode == 0

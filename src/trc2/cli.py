@@ -48,12 +48,16 @@ def verify(
     target: Target = "paper_compact",
     overrides: Overrides = None,
     folder: Annotated[Path, typer.Option("--out", help="Where verify.json and verify.png go.")] = Path("runs/verify"),
-    seed: Annotated[int, typer.Option(help="Seed of weights and probes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Prove exact resume instead, by killing a run.")] = False,
+    kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1)] = 20,
 ) -> None:
-    """Prove causality and state semantics of a model: a table, JSON and a picture.
+    """Prove causality and state semantics of a model: a table, JSON and a picture. Or, with --resume, exact resume.
 
     Exit code 0 if every check holds, 1 if one fails, 2 on bad input.
     """
+    if resume:
+        _verify_resume(folder, kills, seed)
     from trc2.verify import run_battery
     from trc2.verify.show import as_table, draw, notes, summary
 
@@ -68,6 +72,26 @@ def verify(
     draw(report, folder / "verify.png")
     out.print(f"[{'green' if report.passed else 'bold red'}]{summary(report)}[/]")
     out.print(f"{folder / 'verify.json'}  {folder / 'verify.png'}")
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _verify_resume(folder: Path, kills: int, seed: int) -> None:
+    import tempfile
+
+    from trc2.verify.resume import verify_resume
+
+    with out.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
+        report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(text))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
+    places = ", ".join(f"{name} ×{count}" for name, count in report.killed_at.items())
+    out.print(f"Killed {report.kills} times: {places}.", highlight=False)
+    if report.passed:
+        what = f"All {report.tensors} tensors, the state and {report.records} records"
+        out.print(f"[green]{what} equal those of the undisturbed run to the bit ({report.seconds:.0f} s).[/]")
+    for difference in report.differences[:20]:
+        out.print(f"[bold red]differs:[/] {difference}", highlight=False)
+    out.print(str(folder / "resume.json"))
     raise typer.Exit(0 if report.passed else 1)
 
 
@@ -109,6 +133,54 @@ def train(
 
     folder = start_run(load_recipe(recipe, overrides or []), out)
     _show_summary(folder)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Execution settings, e.g. output.log_every=5.")] = None,
+) -> None:
+    """Go on with an interrupted run, exactly as if it had not been interrupted."""
+    from trc2.train.resume import resume_run
+
+    _show_summary(resume_run(folder, overrides or [], out))
+
+
+@app.command("continue")
+def continue_(
+    parent: Annotated[Path, typer.Argument(help="The finished run.")],
+    task: Annotated[str, typer.Option(help="Name of the new task.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps for the new task.", min=1)] = 100,
+    builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
+    source: Annotated[str | None, typer.Option("--folder", help="A folder with train.jsonl and so on.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
+    subset: Annotated[str | None, typer.Option(help="The dataset's configuration.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text, gsm8k or a template.")] = "text",
+    max_forgetting: Annotated[
+        float | None, typer.Option(help="Exit with 3 if past tasks' perplexity rose by more than this fraction.", min=0)
+    ] = None,
+) -> None:
+    """Teach a finished run one more task, in a new folder that points to its parent.
+
+    Exit code 3 if --max-forgetting is given and exceeded: the parent then remains the model to use.
+    """
+    from trc2.config import TaskConfig
+    from trc2.train.resume import continue_run, relative_forgetting
+
+    known = {"name": task, "steps": steps, "builtin": builtin, "dataset": dataset, "subset": subset, "format": format_}
+    config = TaskConfig(**known, folder=None if source is None else str(Path(source).resolve()))
+    target = folder or parent.with_name(f"{parent.name}+{task}")
+    continue_run(parent, target, config, out)
+    _show_summary(target)
+    risen = relative_forgetting(target)
+    out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.", highlight=False)
+    if max_forgetting is not None and risen > max_forgetting:
+        err.print(
+            f"[bold red]gate:[/] that is more than --max-forgetting {max_forgetting:.1%}: keep using {parent}.",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        raise typer.Exit(3)
 
 
 @app.command("eval")
@@ -240,6 +312,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
+        if type(error).__name__ == "Interrupted":
+            err.print(str(error), highlight=False, soft_wrap=True)
+            sys.exit(130)
         err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:

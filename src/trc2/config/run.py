@@ -53,7 +53,7 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a recipe by name or path and apply overrides such as `model.d_model=256`."""
-    return RunConfig(**_apply_overrides(_read_recipe(name_or_path), overrides))
+    return RunConfig(**apply_overrides(_read_recipe(name_or_path), overrides))
 
 
 def _read_recipe(name_or_path: str) -> dict[str, Any]:
@@ -77,19 +77,26 @@ def _read_yaml(name_or_path: str) -> dict[str, Any]:
     if "/" not in name_or_path and packaged.is_file():
         text = packaged.read_text(encoding="utf-8")
     elif (path := Path(name_or_path)).is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{name_or_path} is not UTF-8 text: save it as UTF-8.") from None
     else:
         raise UserError(f"There is no recipe or file '{name_or_path}': {did_you_mean(name_or_path, recipe_names())}")
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date, say, is a ValueError
         raise UserError(f"{name_or_path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{name_or_path} holds {type(values).__name__}, not settings: write `model:` and its fields.")
+    odd = [key for key in values if not isinstance(key, str)]
+    if odd:
+        raise UserError(f"{name_or_path} has a setting named {odd[0]!r}, which is no name: remove it.")
     return values
 
 
-def _apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Settings with `section.field=value` changes laid over them; values are read as YAML."""
     result = copy.deepcopy(dict(values))
     for override in overrides:
         path, equals, text = override.partition("=")

@@ -98,11 +98,13 @@ class PreparedStream:
         }
 
 
-def prepare_stream(stream: StreamConfig, watch: Watch = lambda *_: None) -> PreparedStream:
-    """Make, or find again, the packed tokens of every task."""
+def prepare_stream(
+    stream: StreamConfig, watch: Watch = lambda *_: None, tokenizer: Tokenizer | None = None
+) -> PreparedStream:
+    """Make, or find again, the packed tokens of every task; a run that goes on brings its own tokenizer."""
     cache = stream.cache.expanduser()
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
-    tokenizer = _tokenizer(stream, sources, cache, watch)
+    tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
     tasks = {}
     for task in stream.tasks:
         tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trc2.errors import UserError
+from trc2.train.failpoint import failpoint
 
 SCHEMA = 1
 PREFIX = "step-"
@@ -46,9 +47,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     }
     for name, content in contents.items():
         _write(partial / name, content)
+        failpoint("checkpoint")
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "step": checkpoint.step, "sha256": sums}).encode())
     shutil.rmtree(final, ignore_errors=True)
+    failpoint("checkpoint rename")
     os.replace(partial, final)
     _sync_folder(folder)
     return final

@@ -18,15 +18,17 @@ from trc2.nn.chance import keyed_generator
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
 from trc2.stream.batches import TaskData
 from trc2.stream.prepare import PreparedStream
-from trc2.train.checkpoint import Checkpoint, pack_optimizer, prune_checkpoints, save_checkpoint, unpack_optimizer
+from trc2.train.checkpoint import Checkpoint, pack_optimizer, unpack_optimizer
 from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
 from trc2.train.evaluate import control_perplexity, score_task
+from trc2.train.failpoint import failpoint
 from trc2.train.fence import fence
 from trc2.train.observers import Observer
 from trc2.train.optimizer import build_optimizer, set_learning_rate
 from trc2.train.plan import Plan
 from trc2.train.precision import autocast, choose_device, choose_dtype, loss_scaler
 from trc2.train.records import Record, score_table
+from trc2.train.writer import CheckpointWriter
 
 
 @dataclass
@@ -66,6 +68,10 @@ class Trainer:
         self.control_post: dict[str, float] = {}
         self.history: list[Record] = []
         self._apply(initial_settings(config.control))
+        self.stop_requested = False
+        self.writer = CheckpointWriter(
+            folder / "checkpoints", config.output.keep_checkpoints, {stretch.end for stretch in self.plan.stretches}
+        )
         self._begun = time.monotonic()
 
     # ---------------------------------------------------------------------------------------------------- the stream
@@ -75,7 +81,7 @@ class Trainer:
         state, plan, every = self.progress, self.plan, self.config.eval.every_steps
         if state.step == 0:
             self.evaluate(list(self.tasks))  # before any training
-        while state.step < plan.total_steps:
+        while state.step < plan.total_steps and not self.stop_requested:
             record = self.train_step()
             is_boundary = plan.is_boundary(state.step)
             self.tell(record)
@@ -85,14 +91,17 @@ class Trainer:
                 self.remember_reference()
             if state.step % self.config.control.every_steps == 0:
                 self.steer()
-            if is_boundary or state.step % self.config.output.checkpoint_every == 0:
+            if is_boundary or self.stop_requested or state.step % self.config.output.checkpoint_every == 0:
                 self.save()
-        self.finish()
+        if state.step == plan.total_steps:
+            self.finish()
+        self.writer.wait()
 
     def train_step(self) -> Record:
         """One optimizer step: all micro-batches, flush, optimizer, slow targets."""
         model, optimizer, state = self.model, self.optimizer, self.progress
         begun = time.monotonic()
+        failpoint("step")
         stretch = self.plan.at(state.step)
         batches = self.tasks[stretch.task].train_batches(state.step - stretch.start)
         num_labels = sum(batch.num_labels for batch in batches)
@@ -143,6 +152,7 @@ class Trainer:
     def evaluate(self, names: list[str]) -> None:
         """Score tasks on their validation splits and derive what was forgotten."""
         state = self.progress
+        failpoint("evaluation")
         metrics: dict[str, float] = {}
         with fence(self.config.eval.fence, self.model, self.optimizer):
             for name in names:
@@ -160,6 +170,7 @@ class Trainer:
     def remember_reference(self) -> None:
         """P_post of the task that just ended, on its control subset."""
         name = self._current_task()
+        failpoint("boundary")
         with fence(self.config.eval.fence, self.model, self.optimizer):
             value = control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
         self.control_post[name] = value
@@ -170,6 +181,7 @@ class Trainer:
         config, state = self.config.control, self.progress
         if config.mode != "closed_loop" or self.model.replay is None or not self.control_post:
             return
+        failpoint("controller")
         with fence(self.config.eval.fence, self.model, self.optimizer):
             current = {
                 name: control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
@@ -183,6 +195,7 @@ class Trainer:
 
     def finish(self) -> None:
         """Test splits, once, and what the run cost."""
+        failpoint("end")
         metrics: dict[str, float] = {}
         if self.config.eval.test:
             for name, data in self.tasks.items():
@@ -231,10 +244,8 @@ class Trainer:
         self._begun = time.monotonic() - self.progress.total_seconds
 
     def save(self) -> None:
-        folder = self.folder / "checkpoints"
-        save_checkpoint(folder, self.checkpoint())
-        boundaries = {stretch.end for stretch in self.plan.stretches}
-        prune_checkpoints(folder, self.config.output.keep_checkpoints, boundaries)
+        """Hand a copy to the writer; it is on disk soon after, and surely when the run ends."""
+        self.writer.write(self.checkpoint())
 
     def tell(self, record: Record) -> None:
         if record.kind == "eval":

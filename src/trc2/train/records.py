@@ -41,7 +41,10 @@ def parse(line: str) -> Record:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records that count: those a later `resume` record superseded are dropped, and so is a torn last line."""
+    """All records that count: those a later `resume` record superseded are dropped, and so is a torn last line.
+
+    A resumed run ends anew, so an earlier end and its test scores are superseded whatever their step.
+    """
     records: list[Record] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -54,7 +57,7 @@ def read_records(path: Path) -> list[Record]:
                 break  # the process died while writing it
             raise UserError(f"{path}:{number} is not a record: restore the file from a copy.") from None
         if record.kind == "resume":
-            records = [earlier for earlier in records if earlier.step <= record.step]
+            records = [r for r in records if r.step <= record.step and r.kind not in ("test", "end")]
         records.append(record)
     return records
 

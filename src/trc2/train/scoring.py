@@ -16,7 +16,7 @@ from trc2.train.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.evaluate import score_task
 from trc2.train.precision import choose_device
 from trc2.train.records import read_records
-from trc2.train.start import read_run_config
+from trc2.train.start import read_run_config, read_tokenizer
 
 
 def score_folder(
@@ -29,15 +29,13 @@ def score_folder(
     is_run = (folder / "config.yaml").is_file()
     run = read_run_config(folder) if is_run else None
     model = _run_model(folder, run) if run is not None else load_model(folder)
-    tokenizer = _tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     prepared: dict[str, PreparedTask] = {}
     if run is not None and run.stream is not None and (tasks or not files):
         check_task_names(tasks, [task.name for task in run.stream.tasks])
         if split == "test":
             _check_test_split(folder, again)
-        stream = prepare_stream(run.stream)
-        if stream.tokenizer.fingerprint() != tokenizer.fingerprint():
-            raise UserError(f"{folder} was trained with another tokenizer than its data has now: restore the data.")
+        stream = prepare_stream(run.stream, tokenizer=tokenizer)
         prepared |= {name: stream.tasks[name] for name in tasks or stream.tasks}
     elif tasks:
         raise UserError(f"{folder} is a saved model without a stream, so it has no task '{tasks[0]}': use --file.")
@@ -69,13 +67,6 @@ def _run_model(folder: Path, run: RunConfig) -> CortexNet:
     tensors = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
     model.load_state_dict(tensors)
     return model
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"There is no {folder / 'tokenizer.json'}: put the model's tokenizer there.") from None
 
 
 def _check_test_split(folder: Path, again: bool) -> None:

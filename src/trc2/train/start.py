@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from rich.console import Console
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.stream.tokenizer import Tokenizer
 from trc2.train.environment import describe_environment
+from trc2.train.lock import lock_folder
 from trc2.train.loop import Trainer
 from trc2.train.observers import Diary, Observer, Screen, build_observers
 from trc2.train.plan import Plan
@@ -26,31 +29,46 @@ def start_run(config: RunConfig, console: Console) -> Path:
     folder = config.output.folder
     if (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} already holds a run: choose another output.folder, or `trc2 resume {folder}`.")
-    set_up_torch(config)
-    prepared = prepare_with_progress(config, console)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_description(folder, config, prepared)
-    run(Trainer(config, prepared, folder, _observers(config, folder, console)))
+    with lock_folder(folder):
+        set_up_torch(config)
+        prepared = prepare_with_progress(config, console)
+        write_description(folder, config, prepared)
+        run(Trainer(config, prepared, folder, build_observers_for(config, folder, console)))
     return folder
 
 
+class Interrupted(UserError):
+    """The run was asked to stop and has saved where it stands."""
+
+
 def run(trainer: Trainer) -> None:
-    """Run to the end; observers are closed whatever happens."""
+    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives; observers are always closed."""
+
+    def stop(signum: int, _frame: object) -> None:
+        trainer.stop_requested = True
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.run()
+        if trainer.stop_requested and trainer.progress.step < trainer.plan.total_steps:
+            raise Interrupted(
+                f"Stopped at step {trainer.progress.step} and saved: go on with `trc2 resume {trainer.folder}`."
+            )
     finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
         for observer in trainer.observers:
             observer.close()
 
 
-def prepare_with_progress(config: RunConfig, console: Console) -> PreparedStream:
+def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokenizer | None = None) -> PreparedStream:
     assert config.stream is not None
     with console.status("preparing data") as status:
 
         def watch(task: str, split: str, documents: int, tokens: int) -> None:
             status.update(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens")
 
-        prepared = prepare_stream(config.stream, watch)
+        prepared = prepare_stream(config.stream, watch, tokenizer)
     for task in prepared.tasks.values():
         for message in task.messages:
             console.print(f"[yellow]{message}[/]", highlight=False)
@@ -77,6 +95,14 @@ def read_run_config(folder: Path) -> RunConfig:
     return RunConfig(**values)
 
 
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer a run or a saved model brings along."""
+    try:
+        return Tokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"There is no {folder / 'tokenizer.json'}: put the model's tokenizer there.") from None
+
+
 def set_up_torch(config: RunConfig) -> None:
     torch.manual_seed(config.train.seed)
     if config.output.threads is not None:
@@ -85,7 +111,8 @@ def set_up_torch(config: RunConfig) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def _observers(config: RunConfig, folder: Path, console: Console, start: int = 0) -> list[Observer]:
+def build_observers_for(config: RunConfig, folder: Path, console: Console, start: int = 0) -> list[Observer]:
+    """The diary, the screen, and whoever else the config names."""
     assert config.stream is not None
     screen = Screen(Plan.of(config.stream, config.train), console, config.output.log_every, start)
     settings = config.model_dump(mode="json")

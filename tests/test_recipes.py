@@ -1,0 +1,60 @@
+"""Every recipe is valid, builds, and takes a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trc2 import CortexNet, load_recipe
+from trc2.bench.budget import build_on_meta
+from trc2.config import recipe_names
+from trc2.train.optimizer import build_optimizer
+from trc2.train.plan import Plan
+
+SMALL = [name for name in recipe_names() if not name.startswith("paper_d")]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_it_builds_and_its_lengths_fit(name: str) -> None:
+    run = load_recipe(name)
+    assert sum(parameter.numel() for parameter in build_on_meta(run.model).parameters()) > 10_000
+    if run.stream is not None:
+        assert Plan.of(run.stream, run.train).total_steps == sum(task.steps for task in run.stream.tasks)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_takes_a_step(name: str) -> None:
+    run = load_recipe(name)
+    net = CortexNet(run.model)
+    optimizer = build_optimizer(net, run.train, net.tensors_without_reader())
+    x = torch.randint(run.model.vocab_size, (2, run.train.sequence_length + 1))
+    before = net.cortex.embedding.weight.detach().clone()
+    for _ in range(2):  # the second step replays, where the recipe does
+        _, aux = net(x[:, :-1], targets=x[:, 1:], return_logits=False)
+        aux["loss"].backward()
+        net.flush_pending_write()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.update_slow_targets()
+    assert torch.isfinite(aux["loss"])
+    assert not torch.equal(net.cortex.embedding.weight, before)
+    assert (aux["loss_replay"].item() > 0) == run.model.replay
+
+
+def test_the_papers_recipe_is_the_papers() -> None:
+    run = load_recipe("paper_d768_l4")
+    train = run.train
+    assert train.tokens_per_step == 131_072
+    assert Plan.of(run.stream, train).total_steps == 22_000
+    assert (train.learning_rate, train.betas, train.weight_decay, train.clip_norm) == (2e-4, (0.9, 0.95), 0.1, 1.0)
+    assert (train.schedule, train.warmup_steps, train.min_lr_ratio) == ("stream", 1000, 0.0)
+    assert (run.control.every_steps, run.stream.control_batches) == (240, 5)
+    assert [task.name for task in run.stream.tasks] == ["c4", "wikitext", "gsm8k"]
+
+
+def test_lesions_cover_all_eight_combinations() -> None:
+    switches = {
+        (m.thalamus, m.memory, m.replay)
+        for m in (load_recipe(name).model for name in recipe_names() if name.startswith("lab_"))
+    }
+    assert len(switches) == 8

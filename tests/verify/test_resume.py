@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trc2.verify.resume import verify_resume
+
+
+def test_a_run_killed_three_times_ends_as_if_it_never_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trc2.cli", "verify", "--resume", "--kills", "3", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "resume.json").read_text())
+    assert report["passed"] is True
+    assert sum(report["killed_at"].values()) == 3
+    assert report["tensors"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_twenty_kills(tmp_path: Path) -> None:
+    report = verify_resume(tmp_path, kills=20, seed=1)
+    assert report.passed, report.differences
