@@ -13,7 +13,7 @@ from trc2.train.fence import EvaluationMovedState, fence
 @pytest.mark.parametrize(
     ("disturb", "told"),
     [
-        (lambda net, opt: torch.rand(1), "torch"),
+        (lambda net, opt: torch.rand(1), "chance.torch"),
         (lambda net, opt: random.random(), "python"),
         (lambda net, opt: net.eval(), "mode"),
         (lambda net, opt: net.cortex.hippocampus.threshold.add_(1), "threshold"),

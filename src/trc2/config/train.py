@@ -36,7 +36,8 @@ class ReplayControlConfig(Section):
     """The replay controller; its settings are the paper's."""
 
     mode: Literal["off", "fixed", "closed_loop"] = Field(
-        "closed_loop", description="off: λ_rep is 0; fixed: the model's own settings; closed_loop: measured forgetting"
+        "closed_loop",
+        description="off: no replay; fixed: λ_0, B_0 and ρ_0 throughout; closed_loop: by measured forgetting",
     )
     every_steps: Count = Field(240, description="N_ctrl")
     coefficient: NonNegative = Field(0.05, description="λ_0")

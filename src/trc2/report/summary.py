@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
@@ -87,6 +87,8 @@ class Comparison:
     def of(cls, folders: list[Path]) -> Comparison:
         runs = [read_run(folder) for folder in folders]
         check_comparable(runs)
+        if len({run.name for run in runs}) < len(runs):
+            runs = [replace(run, name=str(run.folder)) for run in runs]
         return cls(runs)
 
     def header(self) -> list[str]:
@@ -104,14 +106,18 @@ class Comparison:
             ]
             cells.append(f"{run.score('perplexity', run.stretches[-1].task, last):.3g}")
             values = run.summary("perplexity")
-            cells += [f"{values[f'cl/perplexity/{name}']:.3f}" for name in ("forgetting", "aufc")]
+            for name in ("forgetting", "aufc"):
+                value = values.get(f"cl/perplexity/{name}")
+                cells.append("–" if value is None else f"{value:.3f}")
             rows.append([run.name, *cells, f"{run.final('end')['efficiency/tokens_per_second']:,.0f}"])
         return rows
 
     def reading(self) -> list[str]:
         """Sentences that the numbers, and nothing else, decide."""
-        areas = {run.name: run.summary("perplexity")["cl/perplexity/aufc"] for run in self.runs}
         last = self.runs[0].stretches[-1]
+        if len(self.runs[0].stretches) == 1:
+            return [f"The stream has one task, {last.task}: there is nothing to forget."]
+        areas = {run.name: run.summary("perplexity")["cl/perplexity/aufc"] for run in self.runs}
         ends = {run.name: run.score("perplexity", last.task, last.end) for run in self.runs}
         least, most = min(areas, key=lambda name: areas[name]), max(areas, key=lambda name: areas[name])
         best = min(ends, key=lambda name: ends[name])

@@ -251,7 +251,9 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
         {
             "schema": SCHEMA,
             "config": config.model_dump(),
-            "tasks": [[t.name, t.format, t.max_document_bytes, sources[t.name].identity()] for t in tasks],
+            "tasks": [
+                [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
+            ],
         }
     )
     path = cache / "tokenizers" / f"{key[:16]}.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,15 +98,38 @@ class DatasetSource:
     task: TaskConfig
 
     def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
+        """A split the dataset does not have is carved out of train (validation) or left empty (test)."""
+        known = self._known_splits()
         name = getattr(self.task.splits, split)
-        if name is None:
+        has_validation = self.task.splits.validation in known
+        carved = split == "validation" and not has_validation
+        if name not in known and not carved:
+            if split == "train":
+                raise UserError(
+                    f"The dataset '{self.task.dataset}' has no split '{name}': {did_you_mean(str(name), known)}"
+                )
             return
+        source = self.task.splits.train if carved else name
+        held_out = carved or (split == "train" and not has_validation)
         render = text_format(self.task.format)
-        for number, row in enumerate(self._load(name)):
-            where = f"{self.task.dataset}/{name}:{number}"
+        for number, row in enumerate(self._load(source)):
+            where = f"{self.task.dataset}/{source}:{number}"
+            if held_out and is_held_out(where, self.task.holdout) != carved:
+                continue
             yield from render_row(row, where, render, self.task.max_document_bytes, bad)
 
+    def _known_splits(self) -> list[str]:
+        return self._ask(lambda datasets: list(datasets.get_dataset_split_names(self.task.dataset, self.task.subset)))
+
     def _load(self, split: str) -> Any:
+        return self._ask(
+            lambda datasets: datasets.load_dataset(
+                self.task.dataset, self.task.subset, split=split, streaming=self.task.streaming
+            )
+        )
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """Ask the datasets library; whatever goes wrong there is one sentence here."""
         try:
             import datasets
         except ImportError:
@@ -115,14 +138,12 @@ class DatasetSource:
                 "pip install 'trc2[data]', or set stream.data_root to local files."
             ) from None
         try:
-            return datasets.load_dataset(
-                self.task.dataset, self.task.subset, split=split, streaming=self.task.streaming
-            )
+            return question(datasets)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"The dataset '{self.task.dataset}' ({self.task.subset}, {split}) cannot be loaded: {reason}; check "
-                "its name and the network, or set stream.data_root to local files."
+                f"The dataset '{self.task.dataset}' ({self.task.subset}) cannot be loaded: {reason}; check its name "
+                "and the network, or set stream.data_root to local files."
             ) from None
 
     def identity(self) -> dict[str, Any]:

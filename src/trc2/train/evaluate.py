@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,6 +15,7 @@ from trc2.metrics.text import text_scores
 from trc2.nn.losses import IGNORE_INDEX
 from trc2.stream.batches import Batch, TaskData
 from trc2.stream.tokenizer import Tokenizer
+from trc2.train.chance import chance_unmoved
 
 
 @contextmanager
@@ -26,16 +25,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     Metric libraries may draw random numbers, if only while they are imported.
     """
     was_training = model.training
-    chance = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what libraries use
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), chance_unmoved():
             yield
     finally:
         model.train(was_training)
-        torch.set_rng_state(chance[0])
-        random.setstate(chance[1])
-        np.random.set_state(chance[2])  # noqa: NPY002
 
 
 def tally(model: Any, batches: Iterable[Batch], device: torch.device) -> Tally:

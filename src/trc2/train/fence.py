@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+
+from trc2.train.chance import chance_state, chance_tensors
 
 
 class EvaluationMovedState(RuntimeError):
@@ -29,9 +29,7 @@ def fingerprints(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> d
     state["pending"] = len(getattr(model, "pending", ()))
     stores = getattr(model, "replay", None)
     state["staged"] = 0 if stores is None else stores.num_staged
-    state["torch"] = torch.get_rng_state()
-    state["python"] = random.getstate()
-    state["numpy"] = np.random.get_state()  # noqa: NPY002 - the legacy state is what libraries may touch
+    state |= chance_tensors() | chance_state()
     return {name: _hash(value) for name, value in state.items()}
 
 

@@ -18,6 +18,7 @@ from trc2.nn.chance import keyed_generator
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
 from trc2.stream.batches import TaskData
 from trc2.stream.prepare import PreparedStream
+from trc2.train.chance import chance_state, chance_tensors, restore_chance
 from trc2.train.checkpoint import Checkpoint, pack_optimizer, unpack_optimizer
 from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
 from trc2.train.evaluate import control_perplexity, score_task
@@ -64,6 +65,12 @@ class Trainer:
             )
             for index, task in enumerate(config.stream.tasks)
         }  # fmt: skip
+        for name, data in self.tasks.items():
+            if data.task.splits["validation"].tokens < 2:
+                raise UserError(
+                    f"Task '{name}' has no validation text, so nothing could be measured: give it a validation split, "
+                    "or leave its splits.validation empty and set holdout."
+                )
         self.progress = Progress()
         self.control_post: dict[str, float] = {}
         self.history: list[Record] = []
@@ -179,13 +186,14 @@ class Trainer:
     def steer(self) -> None:
         """The replay controller, once some task is past."""
         config, state = self.config.control, self.progress
-        if config.mode != "closed_loop" or self.model.replay is None or not self.control_post:
+        past = [stretch.task for stretch in self.plan.stretches if stretch.end < state.step]
+        if config.mode != "closed_loop" or self.model.replay is None or not past:
             return
         failpoint("controller")
         with fence(self.config.eval.fence, self.model, self.optimizer):
             current = {
                 name: control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
-                for name in self.control_post
+                for name in past
             }
         memory, trace = control(config, ControllerState(state.gap_average, state.integral), current, self.control_post)
         state.gap_average, state.integral = memory.gap_average, memory.integral
@@ -222,11 +230,12 @@ class Trainer:
         self.progress.total_seconds = self._clock()
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         tensors |= pack_optimizer(self.optimizer)
-        tensors["chance.torch"] = torch.get_rng_state()
+        tensors |= chance_tensors()
         state = {
             "progress": asdict(self.progress),
-            "control_post": self.control_post,
+            "control_post": dict(self.control_post),
             "scaler": self.scaler.state_dict(),
+            "chance": chance_state(),
         }
         return Checkpoint(self.progress.step, tensors, state)
 
@@ -235,7 +244,7 @@ class Trainer:
         model = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
         self.model.load_state_dict(model)
         unpack_optimizer(self.optimizer, checkpoint.tensors)
-        torch.set_rng_state(checkpoint.tensors["chance.torch"])
+        restore_chance(checkpoint.tensors, checkpoint.state["chance"])
         self.progress = Progress(**checkpoint.state["progress"])
         self.control_post = dict(checkpoint.state["control_post"])
         if self.scaler.is_enabled():

@@ -29,7 +29,7 @@ from trc2.train.start import (
     read_run_config,
     read_tokenizer,
     run,
-    set_up_torch,
+    set_up_process,
     write_description,
 )
 
@@ -41,9 +41,9 @@ def resume_run(folder: Path, overrides: Iterable[str], console: Console) -> Path
     """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
     config = _resumed_config(folder, overrides)
     with lock_folder(folder):
-        set_up_torch(config)
+        set_up_process(config)
         prepared = prepare_with_progress(config, console, read_tokenizer(folder))
-        _check_data(folder, prepared)
+        check_data(folder, prepared)
         checkpoint = newest_checkpoint(folder, console)
         history = read_records(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
         start = -1 if checkpoint is None else checkpoint.step
@@ -95,7 +95,8 @@ def _resumed_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
     return changed
 
 
-def _check_data(folder: Path, prepared: PreparedStream) -> None:
+def check_data(folder: Path, prepared: PreparedStream) -> None:
+    """Refuse data whose tokens are not those the run began with."""
     known = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     if known["fingerprint"] == prepared.fingerprint():
         return
@@ -144,7 +145,7 @@ def continue_run(parent: Path, folder: Path, task: TaskConfig, console: Console)
         raise UserError(f"{parent} has no checkpoint of its end: resume it, or run it again.")
     with lock_folder(folder):
         longer = _longer_config(config, task, folder)
-        set_up_torch(longer)
+        set_up_process(longer)
         prepared = prepare_with_progress(longer, console, read_tokenizer(parent))
         write_description(folder, longer, prepared)
         origin = {"schema": 1, "parent": str(parent), "step": checkpoint.step, "task": task.name}

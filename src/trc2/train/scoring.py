@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
+
 from trc2.artifact import load_model
 from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError
@@ -12,10 +14,10 @@ from trc2.stream.batches import TaskData
 from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
 from trc2.stream.sources import SPLITS, FileSource, check_task_names
 from trc2.stream.tokenizer import Tokenizer
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.evaluate import score_task
 from trc2.train.precision import choose_device
-from trc2.train.records import read_records
+from trc2.train.records import Record, read_records
+from trc2.train.resume import check_data, newest_checkpoint
 from trc2.train.start import read_run_config, read_tokenizer
 
 
@@ -36,6 +38,7 @@ def score_folder(
         if split == "test":
             _check_test_split(folder, again)
         stream = prepare_stream(run.stream, tokenizer=tokenizer)
+        check_data(folder, stream)
         prepared |= {name: stream.tasks[name] for name in tasks or stream.tasks}
     elif tasks:
         raise UserError(f"{folder} is a saved model without a stream, so it has no task '{tasks[0]}': use --file.")
@@ -55,14 +58,15 @@ def score_folder(
             raise UserError(f"{name} has no {part} text to score.")
         data = TaskData.for_scoring(task, length)
         scores[name] = score_task(model, data, part, config, tokenizer, device)
+    if is_run and split == "test" and prepared.keys() - {str(path) for path in files}:
+        _note_test_split(folder, scores)
     return scores
 
 
 def _run_model(folder: Path, run: RunConfig) -> CortexNet:
-    paths = list_checkpoints(folder / "checkpoints")
-    if not paths:
+    checkpoint = newest_checkpoint(folder, Console(stderr=True))
+    if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: let the run reach its first one.")
-    checkpoint = load_checkpoint(paths[-1])
     model = CortexNet(run.model)
     tensors = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
     model.load_state_dict(tensors)
@@ -77,6 +81,15 @@ def _check_test_split(folder: Path, again: bool) -> None:
             f"The test splits of {folder} were read at its end, see test/… in its metrics.jsonl: use --again to read "
             "them a second time."
         )
+
+
+def _note_test_split(folder: Path, scores: dict[str, dict[str, float]]) -> None:
+    """Leave a trace in the diary that the test splits were looked at."""
+    records = read_records(folder / "metrics.jsonl")
+    metrics = {f"test/{name}/{key}": value for name, values in scores.items() for key, value in values.items()}
+    record = Record("test", records[-1].step, records[-1].task, metrics, records[-1].seconds)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
 
 
 def _prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:

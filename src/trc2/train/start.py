@@ -15,6 +15,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
+from trc2.train.chance import seed_everything
 from trc2.train.environment import describe_environment
 from trc2.train.lock import lock_folder
 from trc2.train.loop import Trainer
@@ -30,7 +31,7 @@ def start_run(config: RunConfig, console: Console) -> Path:
     if (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} already holds a run: choose another output.folder, or `trc2 resume {folder}`.")
     with lock_folder(folder):
-        set_up_torch(config)
+        set_up_process(config)
         prepared = prepare_with_progress(config, console)
         write_description(folder, config, prepared)
         run(Trainer(config, prepared, folder, build_observers_for(config, folder, console)))
@@ -103,8 +104,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise UserError(f"There is no {folder / 'tokenizer.json'}: put the model's tokenizer there.") from None
 
 
-def set_up_torch(config: RunConfig) -> None:
-    torch.manual_seed(config.train.seed)
+def set_up_process(config: RunConfig) -> None:
+    """Seeds, threads and determinism: what is global in a process."""
+    seed_everything(config.train.seed)
     if config.output.threads is not None:
         torch.set_num_threads(config.output.threads)
     if config.output.deterministic:

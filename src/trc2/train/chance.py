@@ -1,0 +1,60 @@
+"""All global sources of chance, saved and put back together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# numpy's legacy global state is what libraries draw from.
+# ruff: noqa: NPY002
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def chance_tensors() -> dict[str, Tensor]:
+    """States of torch's generators."""
+    states = {"chance.torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"chance.cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def chance_state() -> dict[str, Any]:
+    """States of Python's and numpy's generators, as JSON."""
+    version, numbers, gauss = random.getstate()
+    name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, [int(key) for key in keys], int(place), int(has_gauss), float(cached)],
+    }
+
+
+def restore_chance(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    torch.set_rng_state(tensors["chance.torch"])
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"chance.cuda.{index}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"chance.cuda.{index}"], index)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, place, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), place, has_gauss, cached))
+
+
+@contextmanager
+def chance_unmoved() -> Iterator[None]:
+    """Whatever is drawn inside, outside it is as if nothing had been."""
+    tensors, state = chance_tensors(), chance_state()
+    try:
+        yield
+    finally:
+        restore_chance(tensors, state)
