@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
+from typer.testing import CliRunner
 
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, write_task
 from trc2 import CortexNet, __version__
 from trc2.artifact import save_model
+from trc2.cli import app
 from trc2.config import RunConfig
+from trc2.train.start import start_run
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
 TINY += ["train.sequence_length=16"]
@@ -145,3 +149,18 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
         assert wrong.returncode == 2, arguments
         assert sentence in wrong.stderr, arguments
     assert trc2("eval", "a", "--split", "test", "--again", cwd=tmp_path).returncode == 0
+
+
+def test_continue_is_gated_by_what_it_forgot(
+    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = start_run(tiny_run(), Console(quiet=True))
+    write_task(tmp_path, "colours", ["red", "blue"])
+    arguments = ["continue", str(parent), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
+    for number, (risen, expected) in enumerate([(0.5, 3), (0.1, 0)]):
+        monkeypatch.setattr("trc2.train.resume.relative_forgetting", lambda folder, value=risen: value)
+        out = ["--out", str(tmp_path / f"child {number}"), "--max-forgetting", "0.2"]
+        done = CliRunner().invoke(app, [*arguments, *out])
+        assert done.exit_code == expected, done.output
+        assert f"rose by {risen:.1%}" in done.output
+        assert (tmp_path / f"child {number}" / "summary.png").is_file()

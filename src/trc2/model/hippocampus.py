@@ -257,7 +257,7 @@ class Hippocampus(nn.Module):
 
 def _origins(origin: Origin, picked: Int[Tensor, "B k"], step: int) -> Int[Tensor, "B k 4"]:
     unknown = torch.full_like(picked, UNKNOWN)
-    document = unknown if origin.document is None else origin.document.gather(1, picked)
-    position = picked if origin.position is None else origin.position.gather(1, picked)
+    document = unknown if origin.document is None else origin.document.to(picked.device).gather(1, picked)
+    position = picked if origin.position is None else origin.position.to(picked.device).gather(1, picked)
     task, when = torch.full_like(picked, origin.task), torch.full_like(picked, step)
     return torch.stack((task, when, document, position), dim=-1)

@@ -126,10 +126,9 @@ class Trainer:
             # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
             loss = aux["loss_lm"] * share + (aux["loss"] - aux["loss_lm"]) * weight
             self.scaler.scale(loss).backward()
-            for name, value in aux.items():
-                if name.startswith("loss"):
-                    part = share if name == "loss_lm" else weight
-                    losses[name] = losses.get(name, 0.0) + float(value.detach()) * part
+            parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}
+            for name, value in {**parts, "loss_lm": aux["loss_lm"] * share, "loss": loss}.items():
+                losses[name] = losses.get(name, 0.0) + float(value.detach())
 
         self.scaler.unscale_(optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.train.clip_norm))
@@ -186,7 +185,7 @@ class Trainer:
     def steer(self) -> None:
         """The replay controller, once some task is past."""
         config, state = self.config.control, self.progress
-        past = [stretch.task for stretch in self.plan.stretches if stretch.end < state.step]
+        past = self.plan.past(state.step)
         if config.mode != "closed_loop" or self.model.replay is None or not past:
             return
         failpoint("controller")

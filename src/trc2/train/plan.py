@@ -43,8 +43,8 @@ class Plan:
         return [stretch.task for stretch in self.stretches if stretch.start < step]
 
     def past(self, step: int) -> list[str]:
-        """Tasks whose training has ended, the one ending right now included."""
-        return [stretch.task for stretch in self.stretches if stretch.end <= step]
+        """Tasks that ended before the step; one that ends right now is still current."""
+        return [stretch.task for stretch in self.stretches if stretch.end < step]
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task anew."""
