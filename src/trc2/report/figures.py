@@ -30,7 +30,7 @@ def tidy(axes: Any, run: FinishedRun, title: str) -> None:
         )
     axes.set_xlim(low, high)
     axes.set_title(title, loc="left", fontsize=10, pad=16)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=8, which="both")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
