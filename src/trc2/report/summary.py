@@ -77,6 +77,11 @@ CAPTION = (
 )
 
 
+def short(value: float) -> str:
+    """Three digits, or the whole number."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs of one stream beside each other."""
@@ -101,10 +106,10 @@ class Comparison:
         for run in self.runs:
             last = run.stretches[-1].end
             cells = [
-                f"{run.score('perplexity', s.task, s.end):.3g}→{run.score('perplexity', s.task, last):.3g}"
+                f"{short(run.score('perplexity', s.task, s.end))}→{short(run.score('perplexity', s.task, last))}"
                 for s in run.stretches[:-1]
             ]
-            cells.append(f"{run.score('perplexity', run.stretches[-1].task, last):.3g}")
+            cells.append(short(run.score("perplexity", run.stretches[-1].task, last)))
             values = run.summary("perplexity")
             for name in ("forgetting", "aufc"):
                 value = values.get(f"cl/perplexity/{name}")
