@@ -41,7 +41,7 @@ def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path) -> dict[str, dic
         found: dict[str, dict[str, float]] = json.loads(path.read_text())
         return found
     wanted = {
-        f"{name}/{split}": np.unique(ngram_hashes(np.asarray(task.tokens(split)[:MAX_EVAL_NGRAMS])))
+        f"{name}/{split}": np.unique(ngram_hashes(task.read_tokens(split, 0, MAX_EVAL_NGRAMS)))
         for name, task in tasks.items()
         for split in ("validation", "test")
         if task.splits[split].tokens >= NGRAM
@@ -49,10 +49,9 @@ def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path) -> dict[str, dic
     matrix: dict[str, dict[str, float]] = {name: {} for name in wanted}
     for name, task in tasks.items():
         seen = {key: np.zeros(len(hashes), dtype=bool) for key, hashes in wanted.items()}
-        tokens = task.tokens("train")
-        for start in range(0, len(tokens), CHUNK):
+        for start in range(0, task.splits["train"].tokens, CHUNK):
             # Chunks overlap by one n-gram less a token, so that none is lost at the seam.
-            hashes = np.unique(ngram_hashes(np.asarray(tokens[start : start + CHUNK + NGRAM - 1])))
+            hashes = np.unique(ngram_hashes(task.read_tokens("train", start, CHUNK + NGRAM - 1)))
             for key, eval_hashes in wanted.items():
                 seen[key] |= np.isin(eval_hashes, hashes, assume_unique=True)
         for key in wanted:

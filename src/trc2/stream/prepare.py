@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
@@ -55,6 +56,11 @@ class PreparedTask:
         if split not in self.splits or self.splits[split].tokens == 0:
             return np.empty(0, dtype=self.dtype)
         return np.memmap(self.folder / f"{split}.tokens", dtype=self.dtype, mode="r")
+
+    def read_tokens(self, split: str, start: int, count: int) -> NDArray[Any]:
+        """A run of tokens read by itself: passing over a whole split this way keeps none of it in memory."""
+        width = np.dtype(self.dtype).itemsize
+        return np.fromfile(self.folder / f"{split}.tokens", dtype=self.dtype, count=count, offset=start * width)
 
     def document_starts(self, split: str) -> np.memmap[Any, Any] | np.ndarray[Any, Any]:
         """Where each document begins."""
