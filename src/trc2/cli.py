@@ -312,11 +312,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        if type(error).__name__ == "Interrupted":
-            err.print(str(error), highlight=False, soft_wrap=True)
-            sys.exit(130)
-        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        label = "[bold red]error:[/] " if error.exit_code == UserError.exit_code else ""
+        err.print(f"{label}{error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)

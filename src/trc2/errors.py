@@ -9,8 +9,10 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Bad input, told in one sentence: the value, what would be right, what to do.
 
-    The command line prints the sentence and exits with 2; nothing else of ours is shown without a traceback.
+    The command line prints the sentence and exits with `exit_code`; nothing else of ours is shown without a traceback.
     """
+
+    exit_code = 2
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

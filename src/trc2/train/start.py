@@ -39,7 +39,9 @@ def start_run(config: RunConfig, console: Console) -> Path:
 
 
 class Interrupted(UserError):
-    """The run was asked to stop and has saved where it stands."""
+    """The run was asked to stop and has saved where it stands: no mistake, so it exits as a signal would."""
+
+    exit_code = 130
 
 
 def run(trainer: Trainer) -> None:
