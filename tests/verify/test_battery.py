@@ -140,13 +140,14 @@ class NanInTraining(CortexNet):
 
 
 class NanScores(CortexNet):
-    def _queue(self, proposal: Any, *rest: Any) -> None:
-        super()._queue(dataclasses.replace(proposal, surprise=proposal.surprise * float("nan")), *rest)
+    def _queue(self, out: Any, *rest: Any) -> None:
+        spoilt = dataclasses.replace(out.proposal, surprise=out.proposal.surprise * float("nan"))
+        super()._queue(dataclasses.replace(out, proposal=spoilt), *rest)
 
 
 class QueuesNothing(CortexNet):
-    def _queue(self, proposal: Any, *rest: Any) -> None:
-        super()._queue(None, *rest)
+    def _queue(self, out: Any, *rest: Any) -> None:
+        super()._queue(dataclasses.replace(out, proposal=None), *rest)
 
 
 class TrainingReadsPending(CortexNet):

@@ -1,12 +1,14 @@
 """Typed, frozen configuration: a YAML recipe, then dotted overrides; an unknown key is an error with a hint."""
 
-from trc2.config.model import TRC2Config, round_up
+from trc2.config.backbone import BackboneConfig, round_up
+from trc2.config.model import TRC2Config
 from trc2.config.run import RunConfig, load_recipe, recipe_names
 from trc2.config.section import Section
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 
 __all__ = [
+    "BackboneConfig",
     "EvalConfig",
     "OutputConfig",
     "ReplayControlConfig",

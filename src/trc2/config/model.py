@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section
+from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive
 
 
-class TRC2Config(Section):
+class TRC2Config(BackboneConfig):
     """Everything that defines a TRC² network; `docs/fidelity.md` says where each default comes from."""
 
     name: Literal["trc2"] = "trc2"
 
     # cortex
-    vocab_size: Count = 50257
-    d_model: Count = 768
     num_columns: Count = 4
     num_heads: Count = 8
     num_kv_heads: Count = 4
-    max_positions: Count = 1024
     rotary_base: Positive = 10_000.0
-    dropout: Decay = 0.0
     num_experts: Count = 8
     num_active_experts: Count = 2
     num_shared_experts: Literal[0, 1] = 1
     d_ff: Count | None = Field(None, description="expert width; None means 8·d_model/3 rounded up to a multiple of 256")
-    norm_eps: Positive = 1e-6
 
     # thalamus
     thalamus: bool = True
@@ -50,44 +45,34 @@ class TRC2Config(Section):
     td_clip: Positive = 1.0
     slow_decay: Decay = 0.9995
     gate_top_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.125, description="1 keeps every channel")
-    max_pending: Count = Field(256, description="micro-batches the write queue holds before the oldest is dropped")
 
     # replay
     replay: bool = True
-    replay_recent_chunks: Count = 2048
-    replay_long_chunks: Count = 16_384
-    replay_chunk_length: Annotated[int, Field(ge=2)] = 128
-    replay_batch_size: Count = 4
-    replay_coefficient: NonNegative = 0.05
-    replay_long_fraction: Fraction = 0.5
     replay_path: Literal["full", "cortex"] = "full"
-    replay_seed: Annotated[int, Field(ge=0)] = 0
 
     # objective
-    lambda_router: NonNegative = 1.0
-    lambda_load_balance: NonNegative = 0.01
     lambda_td: NonNegative = 0.1
     lambda_predictor: NonNegative = 0.1
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> TRC2Config:
-        _divides("d_model", self.d_model, "num_heads", self.num_heads)
-        _divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
+        divides("d_model", self.d_model, "num_heads", self.num_heads)
+        divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
         if self.head_dim % 2:
             raise ValueError(
                 f"d_model={self.d_model} with num_heads={self.num_heads} gives odd heads of width {self.head_dim}: "
                 "rotary positions need an even width, so change num_heads."
             )
-        if self.num_active_experts > self.num_experts:
-            raise ValueError(
-                f"num_active_experts={self.num_active_experts} is more than num_experts={self.num_experts}: "
-                "choose at most as many."
-            )
+        at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
         if self.thalamus:
             if self.rank < 1:
                 raise ValueError(f"d_model={self.d_model} gives a thalamic rank of 0: set thalamic_rank to 1 or more.")
-            _divides("thalamic_rank", self.rank, "thalamic_groups", self.thalamic_groups)
+            divides("thalamic_rank", self.rank, "thalamic_groups", self.thalamic_groups)
         return self
+
+    @property
+    def depth(self) -> int:
+        return self.num_columns
 
     @property
     def head_dim(self) -> int:
@@ -126,15 +111,3 @@ class TRC2Config(Section):
         With the thalamus every column has one, the first too although it hears only zeros: the paper's counts need it.
         """
         return self.thalamus or (self.has_readout and column >= self.num_early_columns)
-
-
-def _divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
-    if value % divisor:
-        raise ValueError(
-            f"{name}={value} is not divisible by {divisor_name}={divisor}: choose a multiple of {divisor}."
-        )
-
-
-def round_up(value: float, multiple: int) -> int:
-    """The smallest multiple that is not below the value."""
-    return math.ceil(value / multiple) * multiple

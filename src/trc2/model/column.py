@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trc2.config import TRC2Config
 from trc2.nn.attention import CausalAttention
+from trc2.nn.decoding import KeyValues
 from trc2.nn.experts import RoutedExperts, Routing
 from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import Rotation
@@ -52,8 +53,9 @@ class CorticalColumn(nn.Module):
         feedback: Float[Tensor, "Q D"] | None,
         rotation: Rotation,
         segments: tuple[Segment, ...],
+        past: KeyValues | None = None,
     ) -> ColumnOutput:
-        attended = self.attention(self.attention_norm(hidden), feedback, rotation, segments)
+        attended = self.attention(self.attention_norm(hidden), feedback, rotation, segments, past)
         hidden = hidden + self.dropout(attended)
         mixed, routing = self.experts(self.expert_norm(hidden))
         return ColumnOutput(hidden + self.dropout(mixed), routing)

@@ -10,12 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from trc2.config import TRC2Config
+from trc2.model.backbone import TrunkOutput
 from trc2.model.column import CorticalColumn
 from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
 from trc2.model.hippocampus import UNKNOWN, Hippocampus, Origin, Proposal
 from trc2.model.thalamus import ThalamicRouter
 from trc2.nn.anchor import anchor
+from trc2.nn.decoding import Decoding, KeyValues, RunningSum
 from trc2.nn.experts import load_balance
 from trc2.nn.init import init_weights, normal_
 from trc2.nn.norm import RMSNorm
@@ -24,11 +26,9 @@ from trc2.nn.segments import Packed, Segment
 
 
 @dataclass(frozen=True)
-class CortexOutput:
+class CortexOutput(TrunkOutput):
     """Everything one pass computed. Losses and the proposal concern the first segment, the training batch."""
 
-    hidden: Float[Tensor, "P D"]
-    load_balance: Float[Tensor, ""]
     appraisal: Appraisal | None
     proposal: Proposal | None
 
@@ -61,9 +61,19 @@ class Cortex(nn.Module):
             self.hippocampus.critic.copy_to_slow()
 
     def forward(
-        self, packed: Packed, origin: Origin | None = None, step: int = UNKNOWN, *, appraise: bool = True
+        self,
+        packed: Packed,
+        origin: Origin | None = None,
+        step: int = UNKNOWN,
+        *,
+        appraise: bool = True,
+        read_memory: bool = True,
+        decoding: Decoding | None = None,
     ) -> CortexOutput:
-        """`appraise=False` leaves out the critic and the proposal, for passes that neither learn nor report losses."""
+        """`appraise=False` leaves out the critic and the proposal, for passes that neither learn nor report losses.
+
+        `decoding` holds what the columns and the routers between them remember of the rows' earlier tokens.
+        """
         segments, main = packed.segments, packed.segments[0]
         # Under `replay_path: cortex` replayed tokens run without feedback: only the batch has modulated rows.
         modulated = segments if self.config.replay_path == "full" else segments[:1]
@@ -76,15 +86,17 @@ class Cortex(nn.Module):
         hippocampal: Tensor | None = None
 
         for index, column in enumerate(self.columns):
-            out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments)
+            past, sums = self._states_of(index, decoding)
+            out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
             balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if appraise:
                     appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
-                hidden, hippocampal = self._remember(hidden, modulated)
+                if read_memory:
+                    hidden, hippocampal = self._remember(hidden, modulated)
             if self.thalamus is not None and index + 1 < len(self.columns):
-                thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated)
+                thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated, sums)
         return CortexOutput(self.final_norm(hidden), balance, appraisal, proposal)
 
     def _remember(
@@ -99,9 +111,14 @@ class Cortex(nn.Module):
         early = _rows(hidden, modulated)
         return hidden, self.feedback(early, self.hippocampus.recall(early))
 
-    def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """The head shares its weights with the embedding."""
-        return nn.functional.linear(hidden, self.embedding.weight)
+    def new_states(self) -> list[KeyValues | RunningSum]:
+        """What decoding keeps: keys and values per column, and the router's running sum after every column."""
+        return [*(KeyValues() for _ in self.columns), *(RunningSum() for _ in self.columns)]
+
+    def _states_of(self, index: int, decoding: Decoding | None) -> tuple[KeyValues | None, RunningSum | None]:
+        if decoding is None:
+            return None, None
+        return decoding.states[index], decoding.states[len(self.columns) + index]  # type: ignore[return-value]
 
     def tensors_without_reader(self) -> list[str]:
         """Trainable tensors no loss can reach: the last column's L5, kept because the paper's counts contain it."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
+from trc2.nn.decoding import RunningSum
 from trc2.nn.norm import RMSNorm
 from trc2.nn.precision import at_least_float32
 from trc2.nn.segments import Segment, rejoin
@@ -41,9 +42,12 @@ class ThalamicRouter(nn.Module):
         self.back = nn.Linear(rank, d_model, bias=False)
         self.modulation = nn.Parameter(torch.zeros(d_model))
 
-    def forward(self, report: Float[Tensor, "P D"], segments: tuple[Segment, ...]) -> Float[Tensor, "P D"]:
+    def forward(
+        self, report: Float[Tensor, "P D"], segments: tuple[Segment, ...], before: RunningSum | None = None
+    ) -> Float[Tensor, "P D"]:
+        """`before` is this pair's running sum over tokens run earlier, while decoding."""
         z0 = self.norm(self.compress(report))
-        past = rejoin([past_mean(segment.of(z0), segment.valid) for segment in segments])
+        past = rejoin([past_mean(segment.of(z0), segment.valid, before) for segment in segments])
         surprise = (at_least_float32(z0) - past).square().mean(dim=-1, keepdim=True)
         state = torch.sigmoid(self.state_weight(z0) + self.state_bias + self.surprise_gain * surprise.to(z0.dtype))
         diffuse = F.silu(self.diffuse(past.to(z0.dtype)))
@@ -53,7 +57,9 @@ class ThalamicRouter(nn.Module):
         return self.back(z2) * torch.sigmoid(self.modulation)
 
 
-def past_mean(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T R"]:
+def past_mean(
+    z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None, before: RunningSum | None = None
+) -> Float[Tensor, "B T R"]:
     """μ^{<t}: mean over strictly earlier real tokens, 0 where there is none."""
     z = at_least_float32(z)
     if valid is None:
@@ -61,7 +67,13 @@ def past_mean(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None) -> F
     else:
         z = z * valid.unsqueeze(-1)
         earlier = (valid.cumsum(1) - valid.long()).unsqueeze(-1).to(z.dtype)
-    return (_running_sum(z) - z) / earlier.clamp_min(1.0)
+    sums = _running_sum(z)
+    if before is None:
+        return (sums - z) / earlier.clamp_min(1.0)
+    last = z[:, -1, :1]
+    count = torch.full_like(last, z.shape[1]) if valid is None else valid.sum(1, keepdim=True).to(z.dtype)
+    total, seen = before.add(sums[:, -1], count)
+    return (sums - z + total.unsqueeze(1)) / (earlier + seen.unsqueeze(1)).clamp_min(1.0)
 
 
 def _running_sum(z: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.nn.anchor import anchor
+from trc2.nn.decoding import KeyValues
 from trc2.nn.rope import Rotation, rotate
 from trc2.nn.segments import Segment, rejoin
 
@@ -31,18 +32,33 @@ class CausalAttention(nn.Module):
         self,
         u: Float[Tensor, "P D"],
         shift: Float[Tensor, "Q D"] | None,
-        rotation: Rotation,
+        rotation: Rotation | None,
         segments: tuple[Segment, ...],
+        past: KeyValues | None = None,
     ) -> Float[Tensor, "P D"]:
+        """`past` holds the keys and values of tokens run before, while decoding."""
         sizes = [heads * self.head_dim for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
         q, k, v = self.qkv(u).split(sizes, dim=-1)
         if self.query_shift is not None:
             q = anchor(q, self.query_shift.weight) if shift is None else add_to_leading(q, self.query_shift(shift))
-        q = rotate(q.unflatten(-1, (self.num_heads, -1)), rotation)
-        k = rotate(k.unflatten(-1, (self.num_kv_heads, -1)), rotation)
-        v = v.unflatten(-1, (self.num_kv_heads, -1))
-        mixed = [attend(segment.of(q), segment.of(k), segment.of(v), segment.valid) for segment in segments]
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        mixed = [mix(segment.of(q), segment.of(k), segment.of(v), segment, past) for segment in segments]
         return self.output(rejoin(mixed).flatten(-2))
+
+
+def mix(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T G K"],
+    segment: Segment,
+    past: KeyValues | None = None,
+) -> Float[Tensor, "B T H K"]:
+    """Attention of a segment to itself and, while decoding, to the tokens before it."""
+    if past is not None:
+        k, v = past.append(k, v)
+    return attend(q, k, v, segment.valid_so_far())
 
 
 def add_to_leading(x: Float[Tensor, "P D"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P D"]:
@@ -52,25 +68,30 @@ def add_to_leading(x: Float[Tensor, "P D"], y: Float[Tensor, "Q D"]) -> Float[Te
 
 def attend(
     q: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T G K"],
-    v: Float[Tensor, "B T G K"],
-    valid: Bool[Tensor, "B T"] | None,
+    k: Float[Tensor, "B S G K"],
+    v: Float[Tensor, "B S G K"],
+    valid: Bool[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B T H K"]:
-    """Torch's fused causal attention over each row; padding is never attended to."""
+    """Torch's fused causal attention of the last T of S tokens of each row; padding is never attended to."""
+    queries, keys = q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None if valid is None else causal_mask(valid)
+    is_triangle = valid is None and queries == keys  # torch's own causal mask fits only this shape
+    sees_all = valid is None and queries == 1
+    if valid is None and not is_triangle and not sees_all:
+        valid = torch.ones(q.shape[0], keys, dtype=torch.bool, device=q.device)
+    mask = None if valid is None else causal_mask(valid, queries)
     mixed = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, is_causal=is_triangle and not sees_all, enable_gqa=q.shape[1] != k.shape[1]
     )
     return mixed.transpose(1, 2)
 
 
-def causal_mask(valid: Bool[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
-    """True where a query may look: at itself and at earlier real tokens.
+def causal_mask(valid: Bool[Tensor, "B S"], queries: int) -> Bool[Tensor, "B 1 T S"]:
+    """True where one of the last `queries` tokens may look: at itself and at earlier real tokens.
 
     A padded query looks at itself so that its softmax is finite; nobody reads what comes out.
     """
-    length = valid.shape[1]
-    past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-    self_only = torch.eye(length, dtype=torch.bool, device=valid.device)
+    keys = valid.shape[1]
+    past = torch.ones(queries, keys, dtype=torch.bool, device=valid.device).tril(keys - queries)
+    self_only = past.triu(keys - queries)
     return ((past & valid[:, None, :]) | self_only).unsqueeze(1)

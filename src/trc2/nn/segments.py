@@ -11,16 +11,26 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """Tokens of the same rows that were run before: how many, and which of them are real (None: all)."""
+
+    length: int
+    valid: Bool[Tensor, "B L"] | None = None
+
+
+@dataclass(frozen=True)
 class Segment:
     """`rows` sequences of `length` tokens that occupy packed positions `start … stop-1`.
 
-    `valid` marks real tokens where some are padding; None means that all are real.
+    `valid` marks real tokens where some are padding; None means that all are real. While decoding, `earlier` tells of
+    the tokens before these.
     """
 
     start: int
     rows: int
     length: int
     valid: Bool[Tensor, "B T"] | None = None
+    earlier: Earlier | None = None
 
     @property
     def stop(self) -> int:
@@ -32,9 +42,19 @@ class Segment:
 
     def positions(self, device: torch.device) -> Int[Tensor, "B T"]:
         """Positions inside each row; padding does not advance them, so left-padding changes nothing."""
-        if self.valid is None:
-            return torch.arange(self.length, device=device).expand(self.rows, -1)
-        return (self.valid.cumsum(1) - 1).clamp_min(0)
+        valid = self.valid_so_far()
+        if valid is None:
+            first = 0 if self.earlier is None else self.earlier.length
+            return torch.arange(first, first + self.length, device=device).expand(self.rows, -1)
+        return (valid.cumsum(1) - 1).clamp_min(0)[:, -self.length :]
+
+    def valid_so_far(self) -> Bool[Tensor, "B S"] | None:
+        """Which tokens are real, from the first of the row to the last of this segment; None means all."""
+        if self.earlier is None or self.valid is None:  # whoever decodes marks these tokens if earlier ones are marked
+            return self.valid
+        known = self.earlier.valid
+        before = self.valid.new_ones(self.rows, self.earlier.length) if known is None else known
+        return torch.cat((before, self.valid), dim=1)
 
 
 @dataclass(frozen=True)

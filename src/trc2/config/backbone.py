@@ -1,0 +1,60 @@
+"""What every backbone has in common: vocabulary, width, positions, and the two replay stores."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section
+
+
+class BackboneConfig(Section):
+    """Settings of any language model this package trains; `name` says which one."""
+
+    name: str
+    vocab_size: Count = 50257
+    d_model: Count = 768
+    max_positions: Count = 1024
+    dropout: Decay = 0.0
+    norm_eps: Positive = 1e-6
+
+    # replay
+    replay: bool = False
+    replay_recent_chunks: Count = 2048
+    replay_long_chunks: Count = 16_384
+    replay_chunk_length: Annotated[int, Field(ge=2)] = 128
+    replay_batch_size: Count = 4
+    replay_coefficient: NonNegative = 0.05
+    replay_long_fraction: Fraction = 0.5
+    replay_seed: Annotated[int, Field(ge=0)] = 0
+    max_pending: Count = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
+
+    # objective
+    lambda_router: NonNegative = 1.0
+    lambda_load_balance: NonNegative = 0.01
+
+    @property
+    def depth(self) -> int:
+        """How many blocks lie on top of each other, whatever this backbone calls them."""
+        raise NotImplementedError
+
+
+def divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    """Raise unless the divisor divides the value."""
+    if value % divisor:
+        raise ValueError(
+            f"{name}={value} is not divisible by {divisor_name}={divisor}: choose a multiple of {divisor}."
+        )
+
+
+def at_most(name: str, value: int, limit_name: str, limit: int) -> None:
+    """Raise unless the value keeps the limit."""
+    if value > limit:
+        raise ValueError(f"{name}={value} is more than {limit_name}={limit}: choose at most as many.")
+
+
+def round_up(value: float, multiple: int) -> int:
+    """The smallest multiple that is not below the value."""
+    return math.ceil(value / multiple) * multiple
