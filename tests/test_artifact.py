@@ -38,7 +38,7 @@ def _flip(folder: Path) -> None:
 
 def _change(folder: Path, **values: object) -> None:
     settings = json.loads((folder / "config.json").read_text())
-    settings["model"].update(values)
+    settings["backbone"].update(values)
     (folder / "config.json").write_text(json.dumps(settings))
 
 
@@ -50,7 +50,7 @@ def _change(folder: Path, **values: object) -> None:
         (lambda f: (f / "config.json").write_text("[]"), "does not describe a model"),
         (
             lambda f: (f / "config.json").write_text('{"schema": 99, "model": {}}'),
-            "has schema 99, this version reads 1",
+            "has schema 99, this version reads 2",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
         (_truncate, "cannot be read"),

@@ -14,9 +14,12 @@ LADDER = [
     {"nn"},
     {"replay.stores"},
     {"model", "reference"},
+    {"baselines"},
     {"replay.controller", "stream", "metrics", "artifact"},
+    {"generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"train"},
     {"report", "verify", "bench"},
+    {"hf.export"},
     {"cli"},
 ]
 

@@ -1,4 +1,7 @@
-"""A model on disk: `config.json` and `model.safetensors`, written atomically, opened without running anything."""
+"""A model on disk: `config.json` and `model.safetensors`, written atomically, opened without running anything.
+
+The folder is also what `AutoModelForCausalLM.from_pretrained` reads and `save_pretrained` writes, see `trc2.hf`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ import safetensors
 import safetensors.torch
 import torch
 
-from trc2.config import TRC2Config
+from trc2.baselines import build_model
+from trc2.config import BackboneConfig, model_config
 from trc2.errors import UserError
-from trc2.model.net import CortexNet
+from trc2.model.backbone import Backbone
 
-SCHEMA = 1
+SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+MODEL_TYPE, ARCHITECTURE = "trc2", "TRC2ForCausalLM"
+PREFIX = "net."  # the network inside its Hugging Face face
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -30,23 +36,27 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def save_model(net: CortexNet, folder: Path) -> None:
+def save_model(net: Backbone, folder: Path) -> None:
     """Write weights, memory, replay stores and their settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in net.state_dict().items()})
+    tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in net.state_dict().items()}
+    weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
     write_atomically(folder / WEIGHTS_FILE, weights)
     settings = {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "dtype": str(net.get_input_embeddings().weight.dtype).removeprefix("torch."),
         "schema": SCHEMA,
         "sha256": hashlib.sha256(weights).hexdigest(),  # weights of one save never go with the settings of another
-        "model": net.config.model_dump(),
+        "backbone": net.config.model_dump(),
     }
     write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())
 
 
-def load_model(folder: Path) -> CortexNet:
+def load_model(folder: Path) -> Backbone:
     """Rebuild a saved model; a folder that does not hold one is told in a sentence."""
     settings = _read_settings(folder / CONFIG_FILE)
-    net = CortexNet(TRC2Config(**settings["model"]))
+    net = build_model(model_config(settings["backbone"]))
     try:
         weights = (folder / WEIGHTS_FILE).read_bytes()
         tensors = safetensors.torch.load(weights)
@@ -54,17 +64,19 @@ def load_model(folder: Path) -> CortexNet:
         raise UserError(
             f"{folder / WEIGHTS_FILE} cannot be read ({error}): give a folder with a saved model."
         ) from None
-    if settings.get("sha256") != hashlib.sha256(weights).hexdigest():
+    if settings.get("sha256", hashlib.sha256(weights).hexdigest()) != hashlib.sha256(weights).hexdigest():
         raise UserError(f"{folder / WEIGHTS_FILE} is not the file its config.json was saved with: use another copy.")
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     _check_tensors(net, tensors, folder)
-    net.to(tensors["cortex.embedding.weight"].dtype)
+    embedding = next(name for name in tensors if name.endswith(".embedding.weight"))
+    net.to(tensors[embedding].dtype)
     net.load_state_dict(tensors)
     return net
 
 
-def load_config(folder: Path) -> TRC2Config:
+def load_config(folder: Path) -> BackboneConfig:
     """What a saved model is made of, without its weights."""
-    return TRC2Config(**_read_settings(folder / CONFIG_FILE)["model"])
+    return model_config(_read_settings(folder / CONFIG_FILE)["backbone"])
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -74,14 +86,16 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"There is no {path}: give a folder with a saved model.") from None
     except ValueError:
         raise UserError(f"{path} is not valid JSON: the folder is damaged, use another copy.") from None
-    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
-        raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'model'.")
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     if settings.get("schema") != SCHEMA:
-        raise UserError(f"{path} has schema {settings.get('schema')!r}, this version reads {SCHEMA}: update trc2.")
+        raise UserError(f"{path} has schema {settings.get('schema')!r}, this version reads {SCHEMA}: save it again.")
+    if not isinstance(settings.get("backbone"), dict):
+        raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     return settings
 
 
-def _check_tensors(net: CortexNet, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+def _check_tensors(net: Backbone, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

@@ -114,7 +114,7 @@ def budget(
         out.print(verdict)
         raise typer.Exit(0 if not different else 1)
     run = _saved_run(Path(target)) if Path(target).is_dir() else load_recipe(target, overrides or [])
-    filled = min(run.model.memory_slots, run.model.memory_read_window) if slots is None else slots
+    filled = _read_slots(run.model) if slots is None else slots
     if as_json:
         print(json.dumps(budget_json(target, run, filled), indent=2))
         return
@@ -238,6 +238,56 @@ def report(
     out.print("  ".join(str(path) for path in written), soft_wrap=True)
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    with_replay: Annotated[
+        bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
+    ] = False,
+) -> None:
+    """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card."""
+    from trc2.hf.export import export_run
+
+    written = export_run(run, folder, __version__, with_replay=with_replay)
+    out.print("  ".join(str(path) for path in written), soft_wrap=True, highlight=False)
+
+
+@app.command()
+def generate(
+    target: Annotated[Path, typer.Argument(help="An exported model, or a run folder.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1)] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0)] = 0,
+    memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
+) -> None:
+    """Continue a prompt, token by token."""
+    from trc2.artifact import load_model
+    from trc2.generate import stream_text
+    from trc2.train.scoring import load_run_model
+    from trc2.train.start import read_run_config, read_tokenizer
+
+    if memory not in ("read", "off"):
+        raise UserError(f"--memory {memory} is not known: use read or off.")
+    is_run = (target / "config.yaml").is_file()
+    net = load_run_model(target, read_run_config(target))[0] if is_run else load_model(target)
+    print(prompt, end="", flush=True)
+    for piece in stream_text(
+        net,
+        read_tokenizer(target),
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        read_memory=memory == "read",
+    ):
+        print(piece, end="", flush=True)
+    print()
+
+
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -290,13 +340,18 @@ def _saved_run(folder: Path) -> Any:
     return RunConfig(model=model, train=TrainConfig(sequence_length=min(1024, model.max_positions)))
 
 
+def _read_slots(model: Any) -> int:
+    """How many memory slots a full memory lets a query see."""
+    return min(model.memory_slots, model.memory_read_window) if getattr(model, "memory", False) else 0
+
+
 def _load(target: str, overrides: list[str], seed: int) -> Any:
     """The network a recipe describes, freshly initialised, or the one saved in a folder."""
     import torch
 
     from trc2.artifact import load_model
+    from trc2.baselines import build_model
     from trc2.config import load_recipe
-    from trc2.model.net import CortexNet
 
     if Path(target).is_dir():
         if overrides:
@@ -304,7 +359,7 @@ def _load(target: str, overrides: list[str], seed: int) -> Any:
                 f"{target} is a saved model, so '{overrides[0]}' cannot be changed: leave the overrides out."
             )
         return load_model(Path(target))
-    return CortexNet(load_recipe(target, overrides).model, torch.Generator().manual_seed(seed))
+    return build_model(load_recipe(target, overrides).model, torch.Generator().manual_seed(seed))
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trc2.config import TRC2Config
-from trc2.model.net import CortexNet
+from trc2.baselines import build_model
+from trc2.config import BackboneConfig, TRC2Config
+from trc2.model.backbone import Backbone
 
 GIB = 2**30
 
@@ -26,27 +27,32 @@ class Part:
         return self.trainable + self.frozen
 
 
-def build_on_meta(config: TRC2Config) -> CortexNet:
+def build_on_meta(config: BackboneConfig) -> Backbone:
     """The network without its memory: shapes only, whatever its size."""
     with torch.device("meta"):
-        return CortexNet(config)
+        return build_model(config)
 
 
 def subsystem(name: str) -> str:
-    """Which subsystem a parameter or buffer of `CortexNet` belongs to."""
-    if name.startswith(("cortex.embedding", "cortex.final_norm")):
+    """Which subsystem a parameter or buffer belongs to."""
+    if name.startswith("trunk.blocks"):
+        return "blocks"
+    if name.startswith(("cortex.embedding", "cortex.final_norm", "trunk.")):
         return "embedding and head"
     if name.startswith("cortex.thalamus"):
         return "thalamus"
-    if name.startswith(("cortex.hippocampus", "cortex.feedback", "replay", "clock")):
+    if name.startswith(("cortex.hippocampus", "cortex.feedback")):
         return "hippocampus"
+    if name.startswith(("replay", "clock")):
+        return "replay"
     return "columns"
 
 
-def static_budget(config: TRC2Config) -> dict[str, Part]:
+def static_budget(config: BackboneConfig) -> dict[str, Part]:
     """Parameters and static bytes (parameters and buffers, frozen ones included) per subsystem."""
     net = build_on_meta(config)
-    sums = {name: [0, 0, 0] for name in ("embedding and head", "columns", "thalamus", "hippocampus")}
+    names = ("columns", "thalamus", "hippocampus") if isinstance(config, TRC2Config) else ("blocks",)
+    sums = {name: [0, 0, 0] for name in ("embedding and head", *names, "replay")}
     for name, parameter in net.named_parameters():
         entry = sums[subsystem(name)]
         entry[0 if parameter.requires_grad else 1] += parameter.numel()
@@ -56,13 +62,15 @@ def static_budget(config: TRC2Config) -> dict[str, Part]:
     return {name: Part(*values) for name, values in sums.items()}
 
 
-def unreachable(config: TRC2Config) -> int:
+def unreachable(config: BackboneConfig) -> int:
     """Parameters that the complete model (all switches on) has and this one does not."""
+    if not isinstance(config, TRC2Config):
+        return 0
     complete = config.replace(thalamus=True, memory=True, replay=True)
     return _count(complete) - _count(config)
 
 
-def _count(config: TRC2Config) -> int:
+def _count(config: BackboneConfig) -> int:
     return sum(part.total for part in static_budget(config).values())
 
 

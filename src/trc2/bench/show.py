@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from trc2.baselines import step_cost
 from trc2.bench.budget import (
     GIB,
     PAPER_COLUMNS,
@@ -14,8 +15,8 @@ from trc2.bench.budget import (
     static_budget,
     unreachable,
 )
-from trc2.config import RunConfig, load_recipe
-from trc2.model.flops import Cost, step_cost
+from trc2.config import RunConfig, TRC2Config, load_recipe
+from trc2.model.flops import Cost
 
 
 def quantity(value: float) -> str:
@@ -109,6 +110,7 @@ def paper_table() -> tuple[Table, int]:
 
 def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
     config = load_recipe(row.recipe).model
+    assert isinstance(config, TRC2Config)
     total = sum(part.total for part in static_budget(config).values())
     parts = paper_accounting(config)
     trainable = percentages([parts[name][0] for name in PAPER_COLUMNS])

@@ -2,12 +2,14 @@
 
 from trc2.config.backbone import BackboneConfig, round_up
 from trc2.config.model import TRC2Config
+from trc2.config.models import MODELS, model_config
 from trc2.config.run import RunConfig, load_recipe, recipe_names
 from trc2.config.section import Section
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 
 __all__ = [
+    "MODELS",
     "BackboneConfig",
     "EvalConfig",
     "OutputConfig",
@@ -20,6 +22,7 @@ __all__ = [
     "TokenizerConfig",
     "TrainConfig",
     "load_recipe",
+    "model_config",
     "recipe_names",
     "round_up",
 ]

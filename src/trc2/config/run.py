@@ -9,24 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import model_validator
+from pydantic import SerializeAsAny, field_validator, model_validator
 
-from trc2.config.model import TRC2Config
+from trc2.config.backbone import BackboneConfig
+from trc2.config.models import model_config, switch_backbone
 from trc2.config.section import Section
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 from trc2.errors import UserError, did_you_mean
 
+NAMED_SECTIONS = ("model", "strategy")
+
 
 class RunConfig(Section):
     """What is trained, on which stream, and how. A recipe for a model alone has no stream."""
 
-    model: TRC2Config
+    model: SerializeAsAny[BackboneConfig]
     stream: StreamConfig | None = None
     train: TrainConfig = TrainConfig()
     control: ReplayControlConfig = ReplayControlConfig()
     eval: EvalConfig = EvalConfig()
     output: OutputConfig = OutputConfig()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _which_backbone(cls, values: Any) -> Any:
+        return model_config(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:
@@ -109,7 +117,16 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             if not isinstance(target, dict):
                 raise UserError(f"The override '{override}' goes into '{section}', which is a value: shorten the path.")
         try:
-            target[field] = yaml.safe_load(text)
+            value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"The override '{override}' has no readable value: quote it, e.g. {path}='…'.") from None
+        target[field] = value
+        if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
+            target[field] = _renamed(path, values.get(path, {}), value)
     return result
+
+
+def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:
+    if section == "model" and isinstance(values, dict):
+        return switch_backbone(values, name)
+    return {"name": name}

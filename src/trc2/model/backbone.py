@@ -97,11 +97,13 @@ class Backbone(nn.Module):
         valid: Tensor | None = None,
         origin: Origin | None = None,
         return_logits: bool = True,
+        read_memory: bool = True,
     ) -> tuple[Float[Tensor, "B T V"] | None, dict[str, Tensor]]:
         """Logits and, with targets, the losses; `return_logits=False` never forms a (B, T, V) tensor.
 
         x, targets and valid are (B, T) and checked here, at the border, rather than by annotation. `valid` marks real
-        tokens where rows are padded; `origin` is remembered with every event, where there is a memory.
+        tokens where rows are padded; `origin` is remembered with every event, where there is a memory, and
+        `read_memory=False` runs without its feedback.
         """
         self._check_input(x, targets, valid)
         is_learning = self.training and targets is not None
@@ -111,7 +113,7 @@ class Backbone(nn.Module):
         replayed = self._sample_replay(step, micro_step) if is_learning else None
         valid = None if valid is None else valid.bool()
         packed = _pack_with_replay(x, valid, replayed)
-        out = self._run(packed, origin, step, with_losses=targets is not None)
+        out = self._run(packed, origin, step, with_losses=targets is not None, read_memory=read_memory)
 
         main = packed.segments[0]
         hidden = out.hidden[: main.stop]
@@ -124,7 +126,9 @@ class Backbone(nn.Module):
             self._queue(out, x, valid)
         return logits if return_logits else None, aux
 
-    def _run(self, packed: Packed, origin: Origin | None, step: int, *, with_losses: bool) -> Any:
+    def _run(
+        self, packed: Packed, origin: Origin | None, step: int, *, with_losses: bool, read_memory: bool = True
+    ) -> Any:
         """One pass of the trunk; a `TrunkOutput` or more."""
         return self.body(packed)
 
@@ -259,6 +263,16 @@ class Backbone(nn.Module):
     def update_slow_targets(self) -> None:
         """End the step; once per step, after `optimizer.step()`."""
         self.clock.set(int(self.clock.step) + 1, 0)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is an episodic memory that the flush writes to."""
+        return False
+
+    @property
+    def num_events(self) -> int:
+        """Filled slots of the memory."""
+        return 0
 
     def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
         """Told by the trainer before a task's first step, with some of its token batches. Most backbones ignore it."""

@@ -33,8 +33,10 @@ class CortexNet(Backbone):
     def body(self) -> Cortex:
         return self.cortex
 
-    def _run(self, packed: Packed, origin: Origin | None, step: int, *, with_losses: bool) -> CortexOutput:
-        return self.cortex(packed, origin, step, appraise=with_losses)
+    def _run(
+        self, packed: Packed, origin: Origin | None, step: int, *, with_losses: bool, read_memory: bool = True
+    ) -> CortexOutput:
+        return self.cortex(packed, origin, step, appraise=with_losses, read_memory=read_memory)
 
     def _decode(self, packed: Packed, decoding: Decoding, *, read_memory: bool) -> CortexOutput:
         return self.cortex(packed, appraise=False, read_memory=read_memory, decoding=decoding)
@@ -69,6 +71,14 @@ class CortexNet(Backbone):
         if self.cortex.hippocampus is not None:
             self.cortex.hippocampus.critic.update_slow()
         super().update_slow_targets()
+
+    @property
+    def has_memory(self) -> bool:
+        return self.cortex.hippocampus is not None
+
+    @property
+    def num_events(self) -> int:
+        return 0 if self.cortex.hippocampus is None else self.cortex.hippocampus.count
 
     def tensors_without_reader(self) -> list[str]:
         """Names of trainable tensors that no loss can reach, see `Cortex.tensors_without_reader`."""

@@ -39,9 +39,13 @@ class RotaryTable(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
         """A change of type starts again from exact angles: float32 values widened to float64 would stay wrong."""
         super()._apply(fn, recurse)
+        self.derive()
+        return self
+
+    def derive(self) -> None:
+        """Fill the tables from the config, exact to the type's last digit."""
         if self.cos.device.type != "meta":
             self.cos, self.sin = (table.to(self.cos.device, self.cos.dtype) for table in self._tables())
-        return self
 
     def forward(self, positions: Int[Tensor, " P"]) -> Rotation:
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))

@@ -23,11 +23,19 @@ def write_summary(folder: Path) -> list[Path]:
 
 def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     """The run in Markdown."""
-    table = run.tables["perplexity"]
-    ends = [0, *[stretch.end for stretch in run.stretches]]
     lines = [f"# {run.name}", "", _state_line(run), ""]
     lines += ["Validation perplexity per token at task boundaries (bold: just after its own training):", ""]
-    lines += ["| task | " + " | ".join(f"step {end}" for end in ends) + " | bits/byte at the end |"]
+    lines += [boundary_table(run), ""]
+    lines += ["Forgetting at the end (log-perplexity; for BLEU and accuracy divided by the task's gain):", ""]
+    lines += [forgetting_table(run), "", *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
+    return "\n".join(lines)
+
+
+def boundary_table(run: FinishedRun) -> str:
+    """The score matrix: every task's perplexity at every boundary, as Markdown."""
+    table = run.tables["perplexity"]
+    ends = [0, *[stretch.end for stretch in run.stretches]]
+    lines = ["| task | " + " | ".join(f"step {end}" for end in ends) + " | bits/byte at the end |"]
     lines += ["|---|" + "---:|" * (len(ends) + 1)]
     for stretch in run.stretches:
         cells = []
@@ -37,14 +45,17 @@ def summary_text(run: FinishedRun, pictures: list[str]) -> str:
         bits = run.final("eval").get(f"eval/{stretch.task}/bits_per_byte")
         cells.append("–" if bits is None else f"{bits:.3f}")
         lines.append(f"| {stretch.task} | " + " | ".join(cells) + " |")
-    lines += ["", "Forgetting at the end (log-perplexity; for BLEU and accuracy divided by the task's gain):", ""]
-    lines += ["| metric | forgetting | AUFC | AUFC per task | BWT | FWT |", "|---|---:|---:|---:|---:|---:|"]
+    return "\n".join(lines)
+
+
+def forgetting_table(run: FinishedRun) -> str:
+    """Forgetting, its areas and transfer by metric, as Markdown."""
+    lines = ["| metric | forgetting | AUFC | AUFC per task | BWT | FWT |", "|---|---:|---:|---:|---:|---:|"]
     for metric in run.tables:
         values = run.summary(metric)
         names = ("forgetting", "aufc", "aufc_task", "bwt", "fwt")
         cells = [f"{values[f'cl/{metric}/{name}']:.3f}" if f"cl/{metric}/{name}" in values else "–" for name in names]
         lines.append(f"| {metric} | " + " | ".join(cells) + " |")
-    lines += ["", *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
 
 

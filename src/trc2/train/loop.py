@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from trc2.baselines import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.metrics.forgetting import METRICS, summarise
 from trc2.model.hippocampus import WriteReport
-from trc2.model.net import CortexNet
 from trc2.nn.chance import keyed_generator
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
 from trc2.stream.batches import TaskData
@@ -54,7 +54,7 @@ class Trainer:
         self.device = choose_device(config.output.device)
         self.dtype = choose_dtype(config.train.precision, self.device)
         _check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
-        self.model = CortexNet(config.model, keyed_generator("weights", config.train.seed)).to(self.device).train()
+        self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(self.device).train()
         self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
         self.scaler = loss_scaler(self.device, self.dtype)
         self.tasks = {
@@ -212,10 +212,7 @@ class Trainer:
                     )
                     metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
             self.tell(Record("test", self.progress.step, self._current_task(), metrics, self._clock()))
-        memory = self.model.cortex.hippocampus
-        per_token = training_flops_per_token(
-            self.config, 0 if memory is None else memory.count, self.config.control.mode != "off"
-        )
+        per_token = training_flops_per_token(self.config, self.model.num_events, self.config.control.mode != "off")
         state = self.progress
         tokens = state.step * self.config.train.tokens_per_step
         peak = peak_matmul_flops(self.device)
@@ -269,7 +266,7 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.model.replay is not None:
             metrics["replay/coefficient"] = float(self.model.replay.coefficient)
-        if self.model.cortex.hippocampus is not None and writes is not None:
+        if writes is not None and self.model.has_memory:
             metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}
             metrics["hippocampus/keep_fraction"] = writes.keep_fraction
             metrics["hippocampus/raw_fraction"] = writes.raw_fraction

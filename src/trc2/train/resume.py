@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
+from trc2.baselines import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY
-from trc2.model.net import CortexNet
 from trc2.nn.chance import keyed_generator
 from trc2.stream.prepare import PreparedStream
 from trc2.train.checkpoint import Checkpoint, DamagedCheckpoint, list_checkpoints, load_checkpoint
@@ -176,7 +176,7 @@ def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConf
 def _score_newcomer(trainer: Trainer, name: str) -> None:
     """The new task's scores before any training, on untrained weights, and just before its own training."""
     config = trainer.config
-    untrained = CortexNet(config.model, keyed_generator("weights", config.train.seed)).to(trainer.device)
+    untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(trainer.device)
     scores = score_task(
         untrained, trainer.tasks[name], "validation", config.eval, trainer.prepared.tokenizer, trainer.device
     )

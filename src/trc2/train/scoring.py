@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from trc2.artifact import load_model
+from trc2.baselines import build_model
 from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.model.net import CortexNet
+from trc2.model.backbone import Backbone
 from trc2.stream.batches import TaskData
 from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
 from trc2.stream.sources import SPLITS, FileSource, check_task_names
@@ -30,7 +31,7 @@ def score_folder(
     device = choose_device("auto")
     is_run = (folder / "config.yaml").is_file()
     run = read_run_config(folder) if is_run else None
-    model = _run_model(folder, run) if run is not None else load_model(folder)
+    model = load_run_model(folder, run)[0] if run is not None else load_model(folder)
     tokenizer = read_tokenizer(folder)
     prepared: dict[str, PreparedTask] = {}
     if run is not None and run.stream is not None and (tasks or not files):
@@ -63,14 +64,17 @@ def score_folder(
     return scores
 
 
-def _run_model(folder: Path, run: RunConfig) -> CortexNet:
+def load_run_model(folder: Path, run: RunConfig, *, with_replay: bool = True) -> tuple[Backbone, int]:
+    """The network of a run's newest checkpoint, and the step it was taken at."""
     checkpoint = newest_checkpoint(folder, Console(stderr=True))
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: let the run reach its first one.")
-    model = CortexNet(run.model)
+    model = build_model(run.model if with_replay else run.model.replace(replay=False))
     tensors = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+    if not with_replay:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("replay.")}
     model.load_state_dict(tensors)
-    return model
+    return model, checkpoint.step
 
 
 def _check_test_split(folder: Path, again: bool) -> None:

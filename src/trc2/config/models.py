@@ -1,0 +1,35 @@
+"""Every backbone by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trc2.config.backbone import BackboneConfig
+from trc2.config.baselines import BASELINES
+from trc2.config.model import TRC2Config
+from trc2.config.section import SettingError
+from trc2.errors import did_you_mean
+
+_CONFIGS: tuple[type[BackboneConfig], ...] = (TRC2Config, *BASELINES)
+MODELS = {str(config.model_fields["name"].default): config for config in _CONFIGS}
+
+
+def model_config(values: Mapping[str, Any]) -> BackboneConfig:
+    """The settings of the backbone that `name` tells, TRC² by default."""
+    return _class_of(values.get("name", "trc2"))(**values)
+
+
+def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Settings of another backbone of the same width, depth and vocabulary: what both know is kept."""
+    target = _class_of(name).model_fields
+    depth = {"num_columns": "num_layers", "num_layers": "num_columns"}
+    kept = {field: value for field, value in values.items() if field in target and field != "d_ff"}
+    kept |= {depth[field]: value for field, value in values.items() if depth.get(field) in target}
+    return {**kept, "name": name}
+
+
+def _class_of(name: object) -> type[BackboneConfig]:
+    if name not in MODELS:
+        raise SettingError(f"There is no backbone {name!r}: {did_you_mean(str(name), list(MODELS))}", "name")
+    return MODELS[str(name)]

@@ -1,0 +1,1 @@
+"""The Hugging Face face. Nothing here is imported until transformers is."""

@@ -1,0 +1,42 @@
+"""The two calls per optimizer step that the Hugging Face Trainer does not know about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from trc2.errors import UserError
+from trc2.hf.modeling import TRC2ForCausalLM
+
+
+class MemoryCallback(TrainerCallback):
+    """Flush queued writes before the optimizer step, move the slow heads after it.
+
+        Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()])
+
+    Without it nothing is ever remembered; the network says so once its queue is full.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        _face(kwargs["model"])
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        net = _face(kwargs["model"]).net
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        # Under float16 the scaler skips steps whose gradients overflowed: those must leave nothing behind either.
+        if args.fp16 and not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            net.discard_pending_write()
+        else:
+            net.flush_pending_write()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        _face(kwargs["model"]).net.update_slow_targets()
+
+
+def _face(model: torch.nn.Module) -> TRC2ForCausalLM:
+    inner = getattr(model, "module", model)  # DistributedDataParallel and its kind
+    if not isinstance(inner, TRC2ForCausalLM):
+        raise UserError(f"MemoryCallback was given a {type(inner).__name__}: it serves TRC2ForCausalLM only.")
+    return inner

@@ -1,0 +1,51 @@
+"""From a run to a folder that transformers, `trc2 generate`, `trc2 eval` and `trc2 verify` open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trc2.artifact import save_model, write_atomically
+from trc2.errors import UserError
+from trc2.report.card import model_card
+from trc2.report.runs import read_run
+from trc2.stream.tokenizer import Tokenizer
+from trc2.train.scoring import load_run_model
+from trc2.train.start import read_run_config, read_tokenizer
+
+
+def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: bool = False) -> list[Path]:
+    """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
+
+    Replay stores hold training text, so they stay behind unless they are asked for.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: choose a new folder.")
+    config = read_run_config(run_folder)
+    net, step = load_run_model(run_folder, config, with_replay=with_replay)
+    save_model(net, folder)
+    tokenizer = read_tokenizer(run_folder)
+    for name, content in _tokenizer_files(tokenizer, net.config.max_positions).items():
+        write_atomically(folder / name, content.encode())
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    card = model_card(read_run(run_folder), parameters, net.num_events, step, version)
+    write_atomically(folder / "README.md", card.encode())
+    return sorted(folder.iterdir())
+
+
+def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
+    end = tokenizer.backend.id_to_token(tokenizer.end_of_text)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "eos_token": end,
+        "pad_token": end,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+    }
+    generation = {"eos_token_id": tokenizer.end_of_text, "pad_token_id": tokenizer.end_of_text}
+    return {
+        "tokenizer.json": tokenizer.to_json(),
+        "tokenizer_config.json": json.dumps(settings, indent=2),
+        "generation_config.json": json.dumps(generation, indent=2),
+    }

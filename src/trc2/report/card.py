@@ -1,0 +1,102 @@
+"""A model card from a run folder: what was learnt, in which order, what was forgotten, and what the model is not."""
+
+from __future__ import annotations
+
+from trc2.report.runs import FinishedRun
+from trc2.report.summary import boundary_table, forgetting_table
+
+
+def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
+    """README.md of an exported model, in the form the Hugging Face hub reads."""
+    title = f"{run.config.model.name} · {run.name}"
+    parts = [
+        _front_matter(run),
+        f"# {title}",
+        _origin(run, num_parameters, num_events, step, version),
+        "## What it learned, in this order",
+        _tasks(run),
+        "## What it kept",
+        "Validation perplexity per token at task boundaries (bold: just after its own training):",
+        boundary_table(run),
+        "Forgetting at the end (log-perplexity; for BLEU and accuracy divided by the task's gain):",
+        forgetting_table(run),
+        "## How to use it",
+        USAGE,
+        "## Limits",
+        _limits(run),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# Two of the built-in corpora are read from the running Python, the third is generated.
+BUILTIN_LICENCES = {"prose": "PSF-2.0", "code": "PSF-2.0", "arithmetic": "generated"}
+
+USAGE = """```python
+import trc2  # makes the model type known; nothing in this folder is executed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+inputs = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
+```
+
+Or `trc2 generate FOLDER --prompt Once`. `memory="off"` leaves an episodic memory unread."""
+
+
+def _front_matter(run: FinishedRun) -> str:
+    lines = ["---", "library_name: trc2", "pipeline_tag: text-generation", "tags:", "- continual-learning"]
+    lines += [f"- {run.config.model.name}", "---"]
+    return "\n".join(lines)
+
+
+def _origin(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
+    model, train = run.config.model, run.config.train
+    total = run.stretches[-1].end
+    state = "finished" if step == total else f"taken at step {step} of {total}"
+    lines = [
+        f"- Backbone `{model.name}`: {num_parameters:,} parameters, width {model.d_model}, depth {model.depth}, "
+        f"{model.max_positions} positions, {model.vocab_size:,} tokens.",
+        f"- Training {state}; {train.tokens_per_step:,} tokens a step, seed {train.seed}; trc2 {version}.",
+        f"- Data fingerprint `{run.data['fingerprint'][:16]}`.",
+    ]
+    if num_events:
+        lines.append(f"- Its episodic memory holds {num_events:,} events and their provenance, saved with the weights.")
+    return "\n".join(lines)
+
+
+def _tasks(run: FinishedRun) -> str:
+    assert run.config.stream is not None
+    lines = ["| # | task | steps | train tokens | documents | source | licence |", "|---:|---|---:|---:|---:|---|---|"]
+    for number, task in enumerate(run.config.stream.tasks, 1):
+        info = run.data["tasks"][task.name]
+        split = info["splits"]["train"]
+        source = task.builtin or task.dataset or "local files"
+        licence = task.license or BUILTIN_LICENCES.get(task.builtin or "", "not stated in the recipe")
+        lines.append(
+            f"| {number} | {task.name} | {task.steps} | {split['tokens']:,} | {split['documents']:,} | "
+            f"{source} | {licence} |"
+        )
+    return "\n".join(lines)
+
+
+def _limits(run: FinishedRun) -> str:
+    lines = [
+        "- One run with one seed: differences of a few percent to another run mean nothing.",
+        f"- It read {run.stretches[-1].end * run.config.train.tokens_per_step:,} tokens and nothing else: expect no "
+        "general knowledge, no instruction following and no safety training.",
+        "- Perplexities are per token of its own tokenizer and not comparable with those of another one.",
+        "- Its licence must respect those of the data above.",
+    ]
+    leaks = {
+        f"{part} in {other}": share
+        for part, shared in run.data.get("overlap", {}).items()
+        for other, share in shared.items()
+        if share >= 0.01
+    }
+    if leaks:
+        told = ", ".join(
+            f"{where} {share:.0%}" for where, share in sorted(leaks.items(), key=lambda leak: -leak[1])[:6]
+        )
+        lines.append(f"- Evaluation text whose 13-grams also occur in training text: {told}.")
+    return "\n".join(lines)

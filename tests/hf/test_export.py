@@ -1,0 +1,85 @@
+"""Train → export → AutoModel → generate: the run's own checkpoint in another coat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from trc2 import RunConfig, UserError
+from trc2.artifact import load_config
+from trc2.cli import app
+from trc2.generate import stream_text
+from trc2.hf.export import export_run
+from trc2.train.scoring import load_run_model
+from trc2.train.start import read_run_config, read_tokenizer, start_run
+
+
+@pytest.fixture
+def run(tiny_run: Callable[..., RunConfig]) -> Path:
+    return start_run(tiny_run(), Console(quiet=True))
+
+
+def test_the_round_trip_gives_the_same_logits_and_text(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "model", "0")
+    own, step = load_run_model(run, read_run_config(run))
+    assert step == 12
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    inputs = tokenizer("apple pear plum", return_tensors="pt")
+    own.eval()
+    assert inputs["input_ids"][0].tolist() == read_tokenizer(run).encode_batch(["apple pear plum"])[0]
+    torch.testing.assert_close(model(inputs["input_ids"]).logits, own(inputs["input_ids"])[0], atol=1e-6, rtol=1e-6)
+    assert model.net.num_events == own.num_events > 0
+    made = model.generate(inputs["input_ids"], max_new_tokens=6, do_sample=False)
+    pieces = stream_text(own, read_tokenizer(run), "apple pear plum", max_new_tokens=6, temperature=0)
+    assert tokenizer.decode(made[0], skip_special_tokens=True) == "apple pear plum" + "".join(pieces)
+
+
+def test_an_export_is_json_safetensors_and_a_card_without_training_text(run: Path, tmp_path: Path) -> None:
+    written = export_run(run, tmp_path / "model", "1.2.3")
+    assert [path.name for path in written] == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert load_config(tmp_path / "model").replay is False
+    export_run(run, tmp_path / "whole", "1.2.3", with_replay=True)
+    assert load_config(tmp_path / "whole").replay is True
+
+
+def test_the_card_tells_order_scores_seeds_data_and_limits(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "model", "1.2.3")
+    card = (tmp_path / "model" / "README.md").read_text()
+    for part in ("| 1 | fruit | 6 |", "| 2 | tools | 6 |", "| perplexity |", "seed 0", "trc2 1.2.3", "## Limits",
+                 "not stated in the recipe", "parameters", "step 12", "AUFC", "fingerprint"):  # fmt: skip
+        assert part in card, part
+    assert str(tmp_path) not in card
+
+
+def test_a_folder_with_something_in_it_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(UserError, match="is not empty"):
+        export_run(run, tmp_path / "mine", "0")
+
+
+def test_the_commands_and_the_seed(run: Path, tmp_path: Path) -> None:
+    model, cli = tmp_path / "model", CliRunner()
+    assert cli.invoke(app, ["export", str(run), str(model)]).exit_code == 0
+    texts = [
+        cli.invoke(app, ["generate", str(where), "--prompt", "apple", "--seed", seed, "--top-p", "0.9"]).stdout
+        for where, seed in ((model, "1"), (run, "1"), (model, "2"))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("apple")
+    refused = cli.invoke(app, ["generate", str(model), "--memory", "write"])
+    assert "--memory write is not known" in str(refused.exception)

@@ -1,0 +1,80 @@
+"""Sampling and streaming."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import excited, tiny_config
+from trc2 import CortexNet, UserError
+from trc2.generate import generate_ids, sample, stream_text
+from trc2.stream.tokenizer import train_bpe
+
+
+def net(**changes: object) -> CortexNet:
+    return excited(CortexNet(tiny_config(vocab_size=300, replay=False, **changes)))
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20), st.floats(0.05, 1.0), st.floats(0.1, 3.0))
+def test_a_sample_comes_from_the_smallest_set_that_holds_top_p(
+    scores: list[float], top_p: float, temperature: float
+) -> None:
+    logits = torch.tensor(scores, dtype=torch.float64)
+    probabilities = (logits / temperature).softmax(0)
+    token = sample(logits, temperature, top_p, torch.Generator().manual_seed(0))
+    better = probabilities[probabilities > probabilities[token]].sum()
+    assert float(better) < top_p + 1e-9
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert sample(torch.tensor([0.0, 2.0, 1.0]), 0, 1.0, torch.Generator()) == 1
+
+
+def test_ids_follow_the_uncached_network() -> None:
+    model = net().eval()
+    made = list(generate_ids(model, [3, 4], max_new_tokens=10, temperature=0, top_p=1, seed=0))
+    ids = [3, 4]
+    for token in made:
+        assert token == int(model(torch.tensor([ids]))[0][0, -1].argmax())
+        ids.append(token)
+    assert len(made) == 10
+
+
+def test_it_stops_at_the_last_position_and_at_the_end_token() -> None:
+    model = net(max_positions=8)
+    assert len(list(generate_ids(model, [1, 2], max_new_tokens=50, temperature=0, top_p=1, seed=0))) == 6
+    first = next(iter(generate_ids(model, [1, 2], max_new_tokens=5, temperature=0, top_p=1, seed=0)))
+    ended = generate_ids(model, [1, 2], max_new_tokens=5, temperature=0, top_p=1, seed=0, end=first)
+    assert list(ended) == []
+
+
+def test_streamed_pieces_are_whole_characters_and_add_up() -> None:
+    tokenizer = train_bpe(["häuser übermäßig größer — 日本語 " * 5], 300)
+    model = net()
+    with torch.no_grad():
+        model.cortex.embedding.weight.normal_(generator=torch.Generator().manual_seed(3))
+    pieces = list(stream_text(model, tokenizer, "日", max_new_tokens=40, seed=4))
+    ids = list(
+        generate_ids(
+            model, tokenizer.encode_batch(["日"])[0], max_new_tokens=40, temperature=1, top_p=1, seed=4,
+            end=tokenizer.end_of_text,
+        )
+    )  # fmt: skip
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"temperature": -1.0}, "temperature=-1.0"), ({"top_p": 0.0}, "top_p=0.0"), ({"top_p": 1.5}, "top_p=1.5")],
+)
+def test_bad_options_are_told(options: dict[str, float], told: str) -> None:
+    settings = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "seed": 0, **options}
+    with pytest.raises(UserError, match=told):
+        next(iter(generate_ids(net(), [1], **settings)))  # type: ignore[arg-type]
+
+
+def test_a_prompt_longer_than_the_model_is_told() -> None:
+    with pytest.raises(UserError, match="has 9 tokens, but the model has 8 positions"):
+        next(iter(generate_ids(net(max_positions=8), [1] * 9, max_new_tokens=1, temperature=1, top_p=1, seed=0)))
