@@ -121,6 +121,7 @@ def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
             "eval": {"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 2, "fence": True},
             "output": {"folder": tmp_path / "run", "checkpoint_every": 4, "threads": 1},
         }
-        return RunConfig(**{name: {**section, **sections.get(name, {})} for name, section in settings.items()})
+        names = {**settings, **sections}
+        return RunConfig(**{name: {**settings.get(name, {}), **sections.get(name, {})} for name in names})
 
     return build

@@ -16,7 +16,7 @@ LADDER = [
     {"model", "reference"},
     {"baselines"},
     {"replay.controller", "stream", "metrics", "artifact"},
-    {"generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"train"},
     {"report", "verify", "bench"},
     {"hf.export"},

@@ -100,13 +100,21 @@ def budget(
     target: Target = "paper_compact",
     overrides: Overrides = None,
     paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
+    family: Annotated[str | None, typer.Option(help="One table of all backbones: lab or paper.")] = None,
     slots: Annotated[int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.bench.show import budget_json, budget_table, counts_line, paper_table
-    from trc2.config import load_recipe
+    from trc2.bench.show import budget_json, budget_table, counts_line, family_rows, family_table, paper_table
+    from trc2.config import family_names, load_recipe
 
+    if family is not None:
+        rows = family_rows(family_names(family))
+        if as_json:
+            print(json.dumps({"schema": 1, "family": family, "recipes": rows}, indent=2))
+        else:
+            out.print(family_table(f"The {family} family", rows))
+        return
     if paper:
         table, different = paper_table()
         out.print(table)

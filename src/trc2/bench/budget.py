@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trc2.baselines import build_model
 from trc2.config import BackboneConfig, TRC2Config
 from trc2.model.backbone import Backbone
+from trc2.nn.experts import RoutedExperts
 
 GIB = 2**30
 
@@ -60,6 +61,22 @@ def static_budget(config: BackboneConfig) -> dict[str, Part]:
     for name, buffer in net.named_buffers():
         sums[subsystem(name)][2] += _bytes(buffer)
     return {name: Part(*values) for name, values in sums.items()}
+
+
+def active_parameters(config: BackboneConfig) -> tuple[int, int]:
+    """Parameters a token meets, and those of them that are neither embedding nor positions.
+
+    Of routed experts only the selected ones are met; everything else is, frozen or not.
+    """
+    net = build_on_meta(config)
+    idle = 0.0
+    for module in net.modules():
+        if isinstance(module, RoutedExperts):
+            owned = sum(parameter.numel() for parameter in module.experts.parameters())
+            idle += owned * (1 - module.num_active / len(module.experts))
+    active = sum(parameter.numel() for parameter in net.parameters()) - round(idle)
+    tables = sum(m.weight.numel() for m in net.modules() if isinstance(m, nn.Embedding))
+    return active, active - tables
 
 
 def unreachable(config: BackboneConfig) -> int:

@@ -10,6 +10,7 @@ from trc2.bench.budget import (
     PAPER_COLUMNS,
     PAPER_ROWS,
     PaperRow,
+    active_parameters,
     paper_accounting,
     percentages,
     static_budget,
@@ -82,6 +83,40 @@ def budget_json(name: str, run: RunConfig, slots: int) -> dict[str, object]:
             key: {"forward": cost.forward / tokens, "training": cost.training / tokens} for key, cost in costs.items()
         },
     }
+
+
+FAMILY_COLUMNS = ("parameters", "active", "active besides embedding", "forward FLOPs", "training FLOPs", "with replay")
+
+
+def family_rows(names: list[str]) -> list[dict[str, float | str]]:
+    """Parameters and FLOPs per token of several recipes, each with its own batch and a full memory."""
+    rows: list[dict[str, float | str]] = []
+    for name in names:
+        run = load_recipe(name)
+        model, train = run.model, run.train
+        slots = min(getattr(model, "memory_slots", 0), getattr(model, "memory_read_window", 0))
+        tokens = train.batch_size * train.sequence_length
+        costs = step_cost(
+            model.replace(replay=True), train.batch_size, train.sequence_length, slots=slots, with_replay=True
+        )
+        replay = costs.pop("replay")
+        plain = sum(costs.values(), Cost())
+        active, besides = active_parameters(model)
+        total = sum(part.total for part in static_budget(model).values())
+        numbers = (total, active, besides, plain.forward / tokens, plain.training / tokens)
+        with_replay = (plain + replay).training / tokens
+        rows.append({"recipe": name, **dict(zip(FAMILY_COLUMNS, (*numbers, with_replay), strict=True))})
+    return rows
+
+
+def family_table(title: str, rows: list[dict[str, float | str]]) -> Table:
+    table = Table(title=title, caption="FLOPs per token of the batch; the last column with replay of its default size")
+    table.add_column("recipe")
+    for column in FAMILY_COLUMNS:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(str(row["recipe"]), *[quantity(float(row[column])) for column in FAMILY_COLUMNS])
+    return table
 
 
 def counts_line(run: RunConfig) -> str:

@@ -3,24 +3,29 @@
 from trc2.config.backbone import BackboneConfig, round_up
 from trc2.config.model import TRC2Config
 from trc2.config.models import MODELS, model_config
-from trc2.config.run import RunConfig, load_recipe, recipe_names
+from trc2.config.run import RunConfig, family_names, load_recipe, recipe_names
 from trc2.config.section import Section
+from trc2.config.strategy import STRATEGIES, BudgetConfig, StrategyConfig
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 
 __all__ = [
     "MODELS",
+    "STRATEGIES",
     "BackboneConfig",
+    "BudgetConfig",
     "EvalConfig",
     "OutputConfig",
     "ReplayControlConfig",
     "RunConfig",
     "Section",
+    "StrategyConfig",
     "StreamConfig",
     "TRC2Config",
     "TaskConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "family_names",
     "load_recipe",
     "model_config",
     "recipe_names",

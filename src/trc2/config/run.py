@@ -12,8 +12,10 @@ import yaml
 from pydantic import SerializeAsAny, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
-from trc2.config.models import model_config, switch_backbone
+from trc2.config.baselines import LoraDRSConfig
+from trc2.config.models import MODELS, model_config, switch_backbone
 from trc2.config.section import Section
+from trc2.config.strategy import BudgetConfig, StrategyConfig
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 from trc2.errors import UserError, did_you_mean
@@ -28,13 +30,39 @@ class RunConfig(Section):
     stream: StreamConfig | None = None
     train: TrainConfig = TrainConfig()
     control: ReplayControlConfig = ReplayControlConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    budget: BudgetConfig = BudgetConfig()
     eval: EvalConfig = EvalConfig()
     output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strategy_is_resolved(cls, values: Any) -> Any:
+        """What a strategy sets in other sections is written there, so that a run folder tells all of it."""
+        strategy = values.get("strategy")
+        if not isinstance(strategy, dict):
+            return values
+        values = dict(values)
+        for section, settings in StrategyConfig(**strategy).settings().items():
+            given = values.get(section, {})
+            values[section] = {**(given.model_dump() if isinstance(given, Section) else given), **settings}
+        return values
 
     @field_validator("model", mode="before")
     @classmethod
     def _which_backbone(cls, values: Any) -> Any:
         return model_config(values) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _adapters_suffice(self) -> RunConfig:
+        if isinstance(self.model, LoraDRSConfig) and self.stream is not None and self.stream.mode == "sequential":
+            later = len(self.stream.trained) - 1
+            if later > self.model.num_adapters:
+                raise ValueError(
+                    f"model.num_adapters={self.model.num_adapters} is too few for {later} tasks after the first: "
+                    f"set model.num_adapters={later}."
+                )
+        return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:
@@ -57,6 +85,22 @@ def recipe_names() -> list[str]:
     folder = resources.files("trc2") / "recipes"
     names = [entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     return sorted(name for name in names if not name.startswith("_"))  # those are parts that recipes share
+
+
+def family_names(family: str) -> list[str]:
+    """The recipes of one family that differ in their backbone: `lab`, one each, or `paper`, every row of its table."""
+    names = recipe_names()
+    if family == "lab":
+        return [f"lab_{model}" for model in MODELS if f"lab_{model}" in names]
+    if family == "paper":
+        trc2 = [name for name in names if name.startswith("paper_d")]
+        found = trc2 + [name for model in MODELS for name in names if name.startswith(f"paper_{model}_d")]
+        return sorted(dict.fromkeys(found), key=lambda name: list(MODELS).index(_backbone_of(name)))
+    raise UserError(f"There is no family '{family}': choose lab or paper.")
+
+
+def _backbone_of(name: str) -> str:
+    return next((m for m in MODELS if name.startswith(f"paper_{m}_")), "trc2")
 
 
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:

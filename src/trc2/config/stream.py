@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trc2.config.section import Count, Fraction, Section
+from trc2.errors import did_you_mean
 
 Builtin = Literal["prose", "code", "arithmetic"]
 
@@ -67,6 +68,10 @@ class StreamConfig(Section):
     """Tasks in the order they are learnt."""
 
     tasks: tuple[TaskConfig, ...]
+    mode: Literal["sequential", "joint"] = Field(
+        "sequential", description="joint: one shuffled mixture of all tasks, with as many tokens of each"
+    )
+    only: tuple[str, ...] | None = Field(None, description="train only these tasks; the others are still measured")
     tokenizer: TokenizerConfig = TokenizerConfig()
     data_root: Path | None = None
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
@@ -80,4 +85,14 @@ class StreamConfig(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"task '{twice[0]}' appears twice: give every task its own name.")
+        for name in self.only or ():
+            if name not in names:
+                raise ValueError(f"only names '{name}', which is no task: {did_you_mean(name, names)}")
+        if self.only == ():
+            raise ValueError("only is empty: name at least one task, or leave it out.")
         return self
+
+    @property
+    def trained(self) -> tuple[TaskConfig, ...]:
+        """The tasks that are trained, in order."""
+        return tuple(task for task in self.tasks if self.only is None or task.name in self.only)

@@ -277,8 +277,15 @@ class Backbone(nn.Module):
     def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
         """Told by the trainer before a task's first step, with some of its token batches. Most backbones ignore it."""
 
+    def follow_state(self) -> None:
+        """Set what is no tensor but follows from some; called after a state was loaded in an unusual way."""
+
     def tensors_without_reader(self) -> list[str]:
         """Names of trainable tensors that no loss can reach."""
+        return []
+
+    def tensors_waiting(self) -> list[str]:
+        """Names of trainable tensors that no loss can reach before a later task begins."""
         return []
 
     def get_input_embeddings(self) -> nn.Embedding:

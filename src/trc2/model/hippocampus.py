@@ -23,9 +23,12 @@ ORIGIN_FIELDS = ("task", "step", "document", "position")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tokens of a batch come from; −1 or None where unknown. Positions default to the place in the row."""
+    """Where the tokens of a batch come from; −1 or None where unknown. Positions default to the place in the row.
 
-    task: int = UNKNOWN
+    `task` is one number, or one per row.
+    """
+
+    task: int | Int[Tensor, " B"] = UNKNOWN
     document: Int[Tensor, "B T"] | None = None
     position: Int[Tensor, "B T"] | None = None
 
@@ -259,5 +262,7 @@ def _origins(origin: Origin, picked: Int[Tensor, "B k"], step: int) -> Int[Tenso
     unknown = torch.full_like(picked, UNKNOWN)
     document = unknown if origin.document is None else origin.document.to(picked.device).gather(1, picked)
     position = picked if origin.position is None else origin.position.to(picked.device).gather(1, picked)
-    task, when = torch.full_like(picked, origin.task), torch.full_like(picked, step)
+    task = origin.task if isinstance(origin.task, Tensor) else torch.tensor([origin.task])
+    task = task.to(picked.device).unsqueeze(1).expand_as(picked)
+    when = torch.full_like(picked, step)
     return torch.stack((task, when, document, position), dim=-1)

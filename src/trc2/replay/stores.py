@@ -79,12 +79,16 @@ class ReplayStores(HostState):
 
     def sample(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
         """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir; None if nothing is stored."""
+        return self.draw(int(self.batch_size), float(self.long_fraction), "replay draw", step, micro_step)
+
+    def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
+        """Chunks as a function of the seed and the key; None if nothing is stored."""
         seen = int(self.seen)
         if seen == 0:
             return None
-        total = int(self.batch_size)
-        from_long = round(total * float(self.long_fraction))  # half to even
-        chance = keyed_generator("replay draw", self.seed, step, micro_step)
+        from_long = round(total * long_fraction)  # half to even
+        name, *rest = key
+        chance = keyed_generator(str(name), self.seed, *rest)
         long_slots = torch.randint(min(seen, self.long.shape[0]), (from_long,), generator=chance)
         recent_slots = torch.randint(min(seen, self.recent.shape[0]), (total - from_long,), generator=chance)
         return torch.cat((self.recent[recent_slots], self.long[long_slots])).long()

@@ -68,7 +68,7 @@ def read_run(folder: Path) -> FinishedRun:
         raise UserError(f"{folder} is not a whole run folder: {Path(str(error.filename)).name} is missing.") from None
     except json.JSONDecodeError:
         raise UserError(f"{folder / 'data.json'} is not valid JSON: restore it from a copy.") from None
-    stretches = Plan.of(config.stream, config.train).stretches
+    stretches = Plan.of_run(config).stretches
     return FinishedRun(folder.name, folder, config, data, records, stretches, score_tables(records, stretches))
 
 

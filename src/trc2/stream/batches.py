@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +72,18 @@ class TaskData:
     def train_batches(self, step: int) -> list[Batch]:
         """The micro-batches of the task's own step, in order; the same whatever rank or process asks."""
         per_step = self.batch_size * self.micro_batches
-        number = np.arange(step * per_step, (step + 1) * per_step)
+        windows = self.train_windows(np.arange(step * per_step, (step + 1) * per_step))
+        return [self._windows("train", part) for part in np.split(windows, self.micro_batches)]
+
+    def train_windows(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which windows the task's first, second, … training sequences are: every epoch in another order."""
         epochs, places = number // self.num_pool, number % self.num_pool
         shuffled = np.empty_like(places)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             key = ("shuffle", self.seed, self.name, int(epoch))
             shuffled[chosen] = permute(places[chosen], self.num_pool, key)
-        windows = self._pool(shuffled + self.num_control)
-        return [self._windows("train", part) for part in np.split(windows, self.micro_batches)]
+        return self._pool(shuffled + self.num_control)
 
     def control_batches(self, batch_size: int) -> Iterator[Batch]:
         """The control subset, in a fixed order."""
@@ -128,6 +131,37 @@ class TaskData:
         position = index[:, :-1] - begins[document]
         origin = Origin(self.index, torch.from_numpy(document), torch.from_numpy(position))
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), origin)
+
+
+class Mixture:
+    """All tasks at once: the training sequences of their separate steps in one shuffled order."""
+
+    def __init__(self, tasks: list[TaskData], steps: Sequence[int]) -> None:
+        self.tasks, self.steps = tasks, steps
+
+    def train_batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step; over the whole run each task gives the sequences its own steps would have."""
+        first = self.tasks[0]
+        per_step = first.batch_size * first.micro_batches
+        numbers = np.arange(step * per_step, (step + 1) * per_step)
+        places = permute(numbers, sum(self.steps) * per_step, ("mixture", first.seed))
+        ends = np.cumsum(self.steps) * per_step
+        which = np.searchsorted(ends, places, side="right")
+        rows = []
+        for place, index in zip(places, which, strict=True):
+            task, begin = self.tasks[index], ends[index] - self.steps[index] * per_step
+            rows.append(task._windows("train", task.train_windows(np.asarray([place - begin]))))
+        return [join_batches(rows[i : i + first.batch_size]) for i in range(0, per_step, first.batch_size)]
+
+
+def join_batches(rows: list[Batch]) -> Batch:
+    """Several batches as one; every row keeps its own task, document and positions."""
+    origins = [row.origin for row in rows]
+    task = torch.cat([torch.full((len(row.x),), int(row.origin.task)) for row in rows])
+    document = torch.cat([origin.document for origin in origins if origin.document is not None])
+    position = torch.cat([origin.position for origin in origins if origin.position is not None])
+    x, y = torch.cat([row.x for row in rows]), torch.cat([row.y for row in rows])
+    return Batch(x, y, Origin(task, document, position))
 
 
 def permute(places: NDArray[Any], size: int, key: tuple[int | str, ...]) -> NDArray[np.int64]:

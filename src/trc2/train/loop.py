@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,7 +18,8 @@ from trc2.metrics.forgetting import METRICS, summarise
 from trc2.model.hippocampus import WriteReport
 from trc2.nn.chance import keyed_generator
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
-from trc2.stream.batches import TaskData
+from trc2.strategies import build_strategy
+from trc2.stream.batches import Batch, Mixture, TaskData
 from trc2.stream.prepare import PreparedStream
 from trc2.train.chance import chance_state, chance_tensors, restore_chance
 from trc2.train.checkpoint import Checkpoint, pack_optimizer, unpack_optimizer
@@ -50,13 +53,14 @@ class Trainer:
     def __init__(self, config: RunConfig, prepared: PreparedStream, folder: Path, observers: list[Observer]) -> None:
         assert config.stream is not None
         self.config, self.prepared, self.folder, self.observers = config, prepared, folder, observers
-        self.plan = Plan.of(config.stream, config.train)
+        self.plan = Plan.of_run(config)
         self.device = choose_device(config.output.device)
         self.dtype = choose_dtype(config.train.precision, self.device)
         _check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(self.device).train()
         self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
         self.scaler = loss_scaler(self.device, self.dtype)
+        self.strategy = build_strategy(config.strategy, self.model)
         self.tasks = {
             task.name: TaskData(
                 prepared.tasks[task.name], index, length=config.train.sequence_length,
@@ -71,6 +75,8 @@ class Trainer:
                     f"Task '{name}' has no validation text, so nothing could be measured: give it a validation split, "
                     "or leave its splits.validation empty and set holdout."
                 )
+        trained = [self.tasks[stretch.task] for stretch in self.plan.stretches]
+        self.mixture = Mixture(trained, self.plan.steps) if config.stream.mode == "joint" else None
         self.progress = Progress()
         self.control_post: dict[str, float] = {}
         self.history: list[Record] = []
@@ -89,6 +95,8 @@ class Trainer:
         if state.step == 0:
             self.evaluate(list(self.tasks))  # before any training
         while state.step < plan.total_steps and not self.stop_requested:
+            if state.step == plan.at(state.step).start:
+                self.begin_task()
             record = self.train_step()
             is_boundary = plan.is_boundary(state.step)
             self.tell(record)
@@ -96,6 +104,7 @@ class Trainer:
                 self.evaluate(list(self.tasks) if is_boundary else plan.seen(state.step))
             if is_boundary:
                 self.remember_reference()
+                self.strategy.end_task(self._sequences(record.task, self._last_steps(record.task)))
             if state.step % self.config.control.every_steps == 0:
                 self.steer()
             if is_boundary or self.stop_requested or state.step % self.config.output.checkpoint_every == 0:
@@ -110,7 +119,7 @@ class Trainer:
         begun = time.monotonic()
         failpoint("step")
         stretch = self.plan.at(state.step)
-        batches = self.tasks[stretch.task].train_batches(state.step - stretch.start)
+        batches = self.train_batches(state.step)
         num_labels = sum(batch.num_labels for batch in batches)
         rate = self.plan.learning_rate(state.step)
         set_learning_rate(optimizer, rate)
@@ -131,6 +140,7 @@ class Trainer:
                 losses[name] = losses.get(name, 0.0) + float(value.detach())
 
         self.scaler.unscale_(optimizer)
+        corrections = self.strategy.correct_gradients(state.step)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.train.clip_norm))
         if math.isfinite(norm) and all(math.isfinite(value) for value in losses.values()):
             writes = model.flush_pending_write()
@@ -149,11 +159,24 @@ class Trainer:
         if writes is None:
             self._stop_if_hopeless(stretch.task)
         metrics = {f"train/{name}": value for name, value in losses.items()}
-        metrics |= {"train/learning_rate": rate, "train/gradient_norm": norm}
+        metrics |= {"train/learning_rate": rate, "train/gradient_norm": norm, **corrections}
         metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **self._dynamics(writes)}
         return Record("train" if writes is not None else "nonfinite", state.step, stretch.task, metrics, self._clock())
 
+    def train_batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step: of the task that is trained, or of all of them mixed."""
+        if self.mixture is not None:
+            return self.mixture.train_batches(step)
+        stretch = self.plan.at(step)
+        return self.tasks[stretch.task].train_batches(step - stretch.start)
+
     # ---------------------------------------------------------------------------------------------- at step boundaries
+
+    def begin_task(self) -> None:
+        """Tell the backbone that another task begins; done again on a resume from this very step, to no effect."""
+        step = self.progress.step
+        task = self.plan.at(step).task
+        self.model.begin_task(self.plan.index(step), (x for x, _ in self._sequences(task, count())))
 
     def evaluate(self, names: list[str]) -> None:
         """Score tasks on their validation splits and derive what was forgotten."""
@@ -226,6 +249,7 @@ class Trainer:
         self.progress.total_seconds = self._clock()
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         tensors |= pack_optimizer(self.optimizer)
+        tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
         tensors |= chance_tensors()
         state = {
             "progress": asdict(self.progress),
@@ -240,6 +264,8 @@ class Trainer:
         model = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
         self.model.load_state_dict(model)
         unpack_optimizer(self.optimizer, checkpoint.tensors)
+        kept = {n.removeprefix("strategy."): t for n, t in checkpoint.tensors.items() if n.startswith("strategy.")}
+        self.strategy.restore(kept)
         restore_chance(checkpoint.tensors, checkpoint.state["chance"])
         self.progress = Progress(**checkpoint.state["progress"])
         self.control_post = dict(checkpoint.state["control_post"])
@@ -257,6 +283,17 @@ class Trainer:
             self.history.append(record)
         for observer in self.observers:
             observer.see(record)
+
+    def _sequences(self, task: str, steps: Iterable[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Training batches of a task's own steps, one after the other, made as they are asked for."""
+        for step in steps:
+            for batch in self.tasks[task].train_batches(step):
+                yield batch.x.to(self.device), batch.y.to(self.device)
+
+    def _last_steps(self, task: str) -> range:
+        """The numbers of a task's own steps, newest first."""
+        stretch = next(stretch for stretch in self.plan.stretches if stretch.task == task)
+        return range(stretch.end - stretch.start - 1, -1, -1)
 
     def _apply(self, settings: ReplaySettings) -> None:
         if self.model.replay is not None:

@@ -5,24 +5,39 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trc2.config import StreamConfig, TrainConfig
+from trc2.config import RunConfig, StreamConfig, TrainConfig
 from trc2.metrics.forgetting import Stretch
+from trc2.train.budget import budget_of
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The stream laid out over optimizer steps."""
+    """The stream laid out over optimizer steps; `steps` is each task's own share of them."""
 
     stretches: tuple[Stretch, ...]
     train: TrainConfig
+    steps: tuple[int, ...]
 
     @classmethod
-    def of(cls, stream: StreamConfig, train: TrainConfig) -> Plan:
+    def of(cls, stream: StreamConfig, train: TrainConfig, scale: float = 1.0) -> Plan:
+        """Task after task; in a joint stream all of them at once, from the first step to the last.
+
+        `scale` stretches every task, see `trc2.train.budget`.
+        """
+        steps = tuple(max(1, round(task.steps * scale)) for task in stream.trained)
         stretches, start = [], 0
-        for task in stream.tasks:
-            stretches.append(Stretch(task.name, start, start + task.steps))
-            start += task.steps
-        return cls(tuple(stretches), train)
+        for task, count in zip(stream.trained, steps, strict=True):
+            stretches.append(Stretch(task.name, start, start + count))
+            start += count
+        if stream.mode == "joint":
+            stretches = [Stretch(task.name, 0, start) for task in stream.trained]
+        return cls(tuple(stretches), train, steps)
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Plan:
+        """The plan of a whole run, with its budget."""
+        assert config.stream is not None
+        return cls.of(config.stream, config.train, budget_of(config).scale)
 
     @property
     def total_steps(self) -> int:
@@ -41,6 +56,10 @@ class Plan:
     def seen(self, step: int) -> list[str]:
         """Tasks trained at least one step."""
         return [stretch.task for stretch in self.stretches if stretch.start < step]
+
+    def index(self, step: int) -> int:
+        """How many tasks came before the one trained in the given step."""
+        return self.stretches.index(self.at(step))
 
     def past(self, step: int) -> list[str]:
         """Tasks that ended before the step; one that ends right now is still current."""

@@ -82,7 +82,7 @@ def _resumed_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
     changed = changed.replace(output={**changed.output.model_dump(), "folder": folder})
     differences = [
         f"{section}.{field} from {getattr(old, field)!r} to {getattr(new, field)!r}"
-        for section in ("model", "stream", "train", "control", "eval")
+        for section in ("model", "stream", "train", "control", "strategy", "budget", "eval")
         if (old := getattr(config, section)) is not None and (new := getattr(changed, section)) is not None
         for field in type(old).model_fields
         if f"{section}.{field}" not in EXECUTION and getattr(old, field) != getattr(new, field)
@@ -122,8 +122,7 @@ def _end_torn_line(path: Path) -> None:
 
 
 def _total(config: RunConfig) -> int:
-    assert config.stream is not None
-    return sum(task.steps for task in config.stream.tasks)
+    return Plan.of_run(config).total_steps
 
 
 # -------------------------------------------------------------------------------------------------------- a new task
@@ -188,7 +187,7 @@ def relative_forgetting(folder: Path) -> float:
     """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end."""
     config = read_run_config(folder)
     assert config.stream is not None
-    stretches = Plan.of(config.stream, config.train).stretches
+    stretches = Plan.of_run(config).stretches
     table = score_table(read_records(folder / "metrics.jsonl"), PERPLEXITY, stretches)
     last = table.steps[-1]
     past = table.past(last)

@@ -15,6 +15,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
+from trc2.train.budget import budget_of
 from trc2.train.chance import seed_everything
 from trc2.train.environment import describe_environment
 from trc2.train.lock import lock_folder
@@ -82,6 +83,7 @@ def write_description(folder: Path, config: RunConfig, prepared: PreparedStream)
     """The parts of the run folder that never change: config, environment, data, tokenizer."""
     settings = config.model_dump(mode="json")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    (folder / "budget.json").write_text(json.dumps(budget_of(config).describe(), indent=2))
     (folder / "environment.json").write_text(json.dumps(describe_environment(), indent=2))
     (folder / "data.json").write_text(json.dumps(prepared.describe(), indent=2))
     (folder / "tokenizer.json").write_text(prepared.tokenizer.to_json(), encoding="utf-8")
@@ -118,6 +120,6 @@ def set_up_process(config: RunConfig) -> None:
 def build_observers_for(config: RunConfig, folder: Path, console: Console, start: int = 0) -> list[Observer]:
     """The diary, the screen, and whoever else the config names."""
     assert config.stream is not None
-    screen = Screen(Plan.of(config.stream, config.train), console, config.output.log_every, start)
+    screen = Screen(Plan.of_run(config), console, config.output.log_every, start)
     settings = config.model_dump(mode="json")
     return [Diary(folder / "metrics.jsonl"), screen, *build_observers(config.output.report_to, folder, settings)]

@@ -38,6 +38,7 @@ def graph_coverage(subject: Subject) -> list[Check]:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         without = {name for name, p in named if p.grad is None}
         documented = set(getattr(model, "tensors_without_reader", list)())
+        documented |= set(getattr(model, "tensors_waiting", list)())
         wrong = sorted(without ^ documented)
         note = "no gradient, as documented: " + (", ".join(sorted(without)) or "none")
         if wrong:

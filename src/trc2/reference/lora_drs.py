@@ -1,0 +1,107 @@
+"""LoRA subtraction for drift-resistant space, for a language model: full matrices, one loop per sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trc2.config.baselines import LoraDRSConfig
+from trc2.reference import Weights, under
+from trc2.reference.column import rms_norm_rows, swiglu
+
+
+@dataclass
+class Pass:
+    """Logits (B, T, V), and what every attention read, (B, T, D) each."""
+
+    logits: Tensor
+    inputs: list[Tensor] = field(default_factory=list)
+
+
+def key_and_value_maps(weights: Weights, num_pairs: int, sign: float) -> tuple[Tensor, Tensor, Tensor]:
+    """W_Q, W_K + s Σ_j B_K,j A_K,j and W_V + s Σ_j B_V,j A_V,j"""
+    w_q, w_k, w_v = weights["weight"].chunk(3)
+    for j in range(num_pairs):
+        w_k = w_k + sign * weights[f"pairs.{j}.up"][0] @ weights[f"pairs.{j}.down"][0]
+        w_v = w_v + sign * weights[f"pairs.{j}.up"][1] @ weights[f"pairs.{j}.down"][1]
+    return w_q, w_k, w_v
+
+
+def attention(u: Tensor, weights: Weights, num_heads: int, num_pairs: int, sign: float) -> Tensor:
+    """(B, T, D): every token looks at itself and at everything before it."""
+    width = u.shape[-1] // num_heads
+    w_q, w_k, w_v = key_and_value_maps(under(weights, "qkv."), num_pairs, sign)
+    rows = []
+    for row in u:
+        tokens = []
+        for t in range(row.shape[0]):
+            heads = []
+            for h in range(num_heads):
+                here = slice(h * width, (h + 1) * width)
+                q = w_q[here] @ row[t]
+                scores = torch.stack([q @ (w_k[here] @ row[s]) / width**0.5 for s in range(t + 1)])
+                shares = scores.softmax(dim=0)
+                heads.append(sum((shares[s] * (w_v[here] @ row[s]) for s in range(t + 1)), torch.zeros_like(q)))
+            tokens.append(weights["output.weight"] @ torch.cat(heads))
+        rows.append(torch.stack(tokens))
+    return torch.stack(rows)
+
+
+def forward(x: Tensor, weights: Weights, config: LoraDRSConfig, num_pairs: int, sign: float = 1.0) -> Pass:
+    """The network of x (B, T) with the first pairs added (s = 1) or subtracted (s = −1) in every layer."""
+    embedding, positions = weights["embedding.weight"], weights["positions.weight"]
+    hidden = torch.stack([torch.stack([embedding[i] + positions[t] for t, i in enumerate(row)]) for row in x])
+    result = Pass(hidden)
+    for layer in range(config.num_layers):
+        here = under(weights, f"blocks.{layer}.")
+        u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
+        result.inputs.append(u)
+        hidden = hidden + attention(u, under(here, "mixer."), config.num_heads, num_pairs, sign)
+        v = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
+        ff = under(here, "feed_forward.")
+        hidden = hidden + torch.stack([torch.stack([swiglu(token, ff) for token in row]) for row in v])
+    result.logits = rms_norm_rows(hidden, weights["final_norm.gain"], config.norm_eps) @ embedding.T
+    return result
+
+
+def spaces(batches: list[Tensor], weights: Weights, config: LoraDRSConfig, task: int) -> list[Tensor]:
+    """T of every layer for a task ≥ 1: the pairs of the tasks between 0 and it are subtracted."""
+    moments = [torch.zeros(config.d_model, config.d_model, dtype=torch.float64) for _ in range(config.num_layers)]
+    count = 0
+    for x in batches[: config.drs_batches]:
+        count += x.numel()
+        for layer, u in enumerate(forward(x, weights, config, task - 1, sign=-1.0).inputs):
+            for token in u.flatten(0, 1):
+                moments[layer] = moments[layer] + torch.outer(token, token).double()
+    return [space(moment / count, config.drs_threshold, config.normalize_projector) for moment in moments]
+
+
+def space(moment: Tensor, threshold: float, normalize: bool) -> Tensor:
+    """P Pᵀ of the first singular vectors that hold the threshold's share of all singular values."""
+    vectors, values, _ = torch.linalg.svd(moment)
+    kept, held = 1, values[0]
+    while held < threshold * values.sum() and kept < len(values):
+        held = held + values[kept]
+        kept += 1
+    projector = sum((torch.outer(vectors[:, i], vectors[:, i]) for i in range(kept)), torch.zeros_like(moment))
+    return projector / torch.sqrt((projector * projector).sum()) if normalize else projector
+
+
+@dataclass
+class Adam:
+    """Adam's moments of one tensor; `step` gives the finished update, which the caller projects and adds."""
+
+    first: Tensor
+    second: Tensor
+    steps: int = 0
+
+    def step(self, gradient: Tensor, rate: float, betas: tuple[float, float], eps: float = 1e-8) -> Tensor:
+        """−rate · m̂ / (√v̂ + ε)"""
+        self.steps += 1
+        self.first = betas[0] * self.first + (1 - betas[0]) * gradient
+        self.second = betas[1] * self.second + (1 - betas[1]) * gradient * gradient
+        mean = self.first / (1 - betas[0] ** self.steps)
+        square = self.second / (1 - betas[1] ** self.steps)
+        return -rate * mean / (torch.sqrt(square) + eps)

@@ -1,0 +1,44 @@
+"""Averaged gradient episodic memory."""
+
+from __future__ import annotations
+
+import torch
+
+from trc2.model.backbone import Backbone
+from trc2.strategies.base import Sequences, Strategy
+
+
+class AveragedGradientMemory(Strategy):
+    """A-GEM: a step may not point against the gradient on stored chunks.
+
+    g ← g − (gᵀg_ref / g_refᵀg_ref) g_ref  wherever gᵀg_ref < 0. The chunks come from the reservoir of the backbone's
+    replay stores, as it was at the start of the step; the correction begins with the second task.
+    """
+
+    def __init__(self, model: Backbone, chunks: int) -> None:
+        super().__init__(model)
+        self.chunks = chunks
+
+    def correct_gradients(self, step: int) -> dict[str, float]:
+        stores = self.model.replay
+        if not self.tensors or stores is None:
+            return {}
+        chunks = stores.draw(self.chunks, 1.0, "agem", step)
+        if chunks is None:
+            return {}
+        chunks = chunks.to(self.model.get_input_embeddings().weight.device)
+        reference = self.language_gradients(chunks[:, :-1].contiguous(), chunks[:, 1:].contiguous())
+        gradients = {name: p.grad for name, p in self.learning().items() if p.grad is not None}
+        pairs = [(gradient, reference[name]) for name, gradient in gradients.items() if name in reference]
+        along = sum(float((g.double() * r.double()).sum()) for g, r in pairs)
+        size = sum(float(r.double().square().sum()) for _, r in pairs)
+        conflict = along < 0.0 and size > 0.0
+        if conflict:
+            with torch.no_grad():
+                for g, r in pairs:
+                    g.sub_(r.to(g.dtype), alpha=along / size)
+        return {"strategy/conflict": float(conflict)}
+
+    def end_task(self, sequences: Sequences) -> None:
+        """From now on there is a past to protect."""
+        self.tensors["tasks"] = self.tensors.get("tasks", torch.zeros((), dtype=torch.int64)) + 1

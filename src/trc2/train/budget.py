@@ -1,0 +1,53 @@
+"""How many steps a run gets so that it costs what its reference costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trc2.baselines import step_cost
+from trc2.config import BackboneConfig, RunConfig, load_recipe
+from trc2.errors import UserError
+from trc2.model.flops import Cost
+
+
+@dataclass(frozen=True)
+class Budget:
+    """By what runs are matched, and the factor between a task's steps in the recipe and in this run."""
+
+    match: str
+    reference: str | None
+    scale: float
+    tokens_per_step: int
+    replayed_tokens_per_step: int
+    training_flops_per_step: float
+
+    def describe(self) -> dict[str, Any]:
+        return {"schema": 1, **asdict(self)}
+
+
+def budget_of(config: RunConfig) -> Budget:
+    """The run's budget, with replay at the size its config starts with and a memory that is full."""
+    train = config.train
+    replays = config.model.replay and config.control.mode != "off"
+    chunks = config.control.batch_size if replays else 0
+    replayed = chunks * (config.model.replay_chunk_length - 1) * train.micro_batches
+    flops = _step_flops(config.model, config, with_replay=replays)
+    scale = 1.0
+    if config.budget.match == "tokens":
+        scale = train.tokens_per_step / (train.tokens_per_step + replayed)
+    elif config.budget.match == "flops":
+        if config.budget.reference is None:
+            raise UserError("budget.match=flops needs a budget.reference: name the recipe whose FLOPs are the budget.")
+        reference = load_recipe(config.budget.reference)
+        with_replay = reference.model.replay and reference.control.mode != "off"
+        scale = _step_flops(reference.model, config, with_replay=with_replay) / flops
+    return Budget(config.budget.match, config.budget.reference, scale, train.tokens_per_step, replayed, flops)
+
+
+def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:
+    train = config.train
+    slots = min(getattr(model, "memory_slots", 0), getattr(model, "memory_read_window", 0))
+    sized = model.replace(replay_batch_size=config.control.batch_size)
+    costs = step_cost(sized, train.batch_size, train.sequence_length, slots=slots, with_replay=with_replay)
+    return sum(costs.values(), Cost()).training * train.micro_batches
