@@ -19,6 +19,8 @@ import torch  # noqa: E402
 
 from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 
+torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
+
 
 def tiny_config(**changes: object) -> TRC2Config:
     """A complete TRC² small enough for loops over tokens."""

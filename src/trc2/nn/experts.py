@@ -28,7 +28,7 @@ class SwiGLU(nn.Module):
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens went: gate probabilities, the selected experts, and their renormalised weights."""
+    """Where tokens went: gate probabilities, the selected experts, and the weights of what these say."""
 
     probabilities: Float[Tensor, "P E"]
     experts: Int[Tensor, "P k"]
@@ -36,17 +36,30 @@ class Routing:
 
 
 class RoutedExperts(nn.Module):
-    """MoE(u) = Σ_{e ∈ top-k} p̃_e E_e(u) + E_shared(u), with p = softmax(W_G u) and p̃ = p / Σ_{top-k} p."""
+    """MoE(u) = Σ_{e ∈ top-k} p̃_e E_e(u) + E_shared(u), with p = softmax(W_G u) and p̃ = p / Σ_{top-k} p.
 
-    def __init__(self, d_model: int, d_ff: int, num_experts: int, num_active: int, *, has_shared: bool) -> None:
+    Without `renormalise` the weights are the probabilities themselves: p̃ = p.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        num_experts: int,
+        num_active: int,
+        *,
+        has_shared: bool,
+        renormalise: bool = True,
+    ) -> None:
         super().__init__()
         self.num_active = num_active
+        self.renormalise = renormalise
         self.gate = nn.Linear(d_model, num_experts, bias=False)
         self.experts = nn.ModuleList(SwiGLU(d_model, d_ff) for _ in range(num_experts))
         self.shared = SwiGLU(d_model, d_ff) if has_shared else None
 
     def forward(self, u: Float[Tensor, "P D"]) -> tuple[Float[Tensor, "P D"], Routing]:
-        routing = route(self.gate(u), self.num_active)
+        routing = route(self.gate(u), self.num_active, renormalise=self.renormalise)
         mixed = self.dispatch(u, routing)
         if self.shared is not None:
             mixed = mixed + self.shared(u)
@@ -65,12 +78,12 @@ class RoutedExperts(nn.Module):
         return torch.zeros_like(u, dtype=outputs.dtype).index_add(0, tokens, weighted)
 
 
-def route(gate: Float[Tensor, "P E"], num_active: int) -> Routing:
-    """Softmax over all experts in float32, then the top-k with weights that sum to 1."""
+def route(gate: Float[Tensor, "P E"], num_active: int, *, renormalise: bool = True) -> Routing:
+    """Softmax over all experts in float32, then the top-k with their probabilities, renormalised to sum to 1."""
     probabilities = at_least_float32(gate).softmax(dim=-1)
     experts = top_k(probabilities.detach(), num_active)
     chosen = probabilities.gather(-1, experts)
-    return Routing(probabilities, experts, chosen / chosen.sum(dim=-1, keepdim=True))
+    return Routing(probabilities, experts, chosen / chosen.sum(dim=-1, keepdim=True) if renormalise else chosen)
 
 
 def load_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Float[Tensor, ""]:

@@ -17,8 +17,10 @@ def rms_norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return torch.stack([torch.stack([rms_norm(token, gain, eps) for token in row]) for row in x])
 
 
-def rotate(x: Tensor, position: int, base: float) -> Tensor:
-    """One head's vector: the pair (x_i, x_{i+K/2}) turned by position · base^(−2i/K)."""
+def rotate(x: Tensor, position: int, base: float | None) -> Tensor:
+    """One head's vector: the pair (x_i, x_{i+K/2}) turned by position · base^(−2i/K); without a base, not at all."""
+    if base is None:
+        return x
     half = x.shape[0] // 2
     turned = list(x)
     for i in range(half):
@@ -29,7 +31,9 @@ def rotate(x: Tensor, position: int, base: float) -> Tensor:
     return torch.stack(turned)
 
 
-def attention(u: Tensor, z: Tensor | None, weights: Weights, num_heads: int, num_kv_heads: int, base: float) -> Tensor:
+def attention(
+    u: Tensor, z: Tensor | None, weights: Weights, num_heads: int, num_kv_heads: int, base: float | None
+) -> Tensor:
     """(B, T, D): each query token looks at itself and at everything before it."""
     d_model = u.shape[-1]
     width = d_model // num_heads

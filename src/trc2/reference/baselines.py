@@ -1,0 +1,191 @@
+"""Transformer, MoE, DeepSeekMoE and BlkAttnRes in slow code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trc2.config.baselines import BaselineConfig, BlkAttnResConfig, DeepSeekMoEConfig, MoEConfig, TransformerConfig
+from trc2.reference import Weights, under
+from trc2.reference import column as trc2
+from trc2.reference.column import largest, rms_norm, rms_norm_rows, swiglu
+from trc2.reference.cortex import next_token_loss
+
+
+@dataclass
+class Pass:
+    logits: Tensor
+    balance: Tensor
+
+
+Forward = Callable[[Tensor, Weights], Pass]  # of tokens (B, T)
+Part = Callable[[Tensor, Weights], Tensor]  # a mixer or feed-forward part: (B, T, D) in and out
+Penalty = Callable[[Tensor, Weights], Tensor]  # the balance loss of tokens (N, D)
+
+
+def transformer(config: TransformerConfig) -> Forward:
+    return lambda x, weights: residual_stream(x, weights, config, attention(config), each_token(swiglu))
+
+
+def moe(config: MoEConfig) -> Forward:
+    """TRC²'s experts and balance loss; the weights contain no shared expert."""
+
+    def mixture(u: Tensor, weights: Weights) -> Tensor:
+        return trc2.mixture(u, weights, config.num_active_experts)
+
+    return lambda x, weights: residual_stream(x, weights, config, attention(config), each_token(mixture), trc2.balance)
+
+
+def deepseek_moe(config: DeepSeekMoEConfig) -> Forward:
+    def experts(u: Tensor, weights: Weights) -> Tensor:
+        return fine_grained_mixture(u, weights, config.num_active_experts, config.num_shared_experts)
+
+    def penalty(u: Tensor, weights: Weights) -> Tensor:
+        return expert_balance(u, weights, config.num_active_experts)
+
+    return lambda x, weights: residual_stream(x, weights, config, attention(config), each_token(experts), penalty)
+
+
+def blk_attn_res(config: BlkAttnResConfig) -> Forward:
+    return lambda x, weights: attention_residuals(x, weights, config)
+
+
+def objective(
+    forward: Forward,
+    x: Tensor,
+    targets: Tensor,
+    replayed: Tensor | None,
+    weights: Weights,
+    config: BaselineConfig,
+) -> Tensor:
+    """L = L_LM + λ_router λ_lb Σ A + λ_rep L_rep, replay in a pass of its own."""
+    main = forward(x, weights)
+    loss = next_token_loss(main.logits, targets) + config.lambda_router * config.lambda_load_balance * main.balance
+    if replayed is not None:
+        again = forward(replayed, weights)
+        loss = loss + config.replay_coefficient * next_token_loss(again.logits[:, :-1], replayed[:, 1:])
+    return loss
+
+
+# ------------------------------------------------------------------------------------------------------------- wiring
+
+
+def residual_stream(
+    x: Tensor,
+    weights: Weights,
+    config: BaselineConfig,
+    mixer: Part,
+    feed_forward: Part,
+    penalty: Penalty | None = None,
+) -> Pass:
+    """h ← h + Mixer(RMSNorm(h));  h ← h + FFN(RMSNorm(h)), L times."""
+    hidden = embed(x, weights)
+    total = torch.zeros((), dtype=hidden.dtype)
+    for layer in range(config.num_layers):
+        here = under(weights, f"blocks.{layer}.")
+        u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
+        hidden = hidden + mixer(u, under(here, "mixer."))
+        u = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
+        hidden = hidden + feed_forward(u, under(here, "feed_forward."))
+        if penalty is not None:
+            total = total + penalty(u.flatten(0, 1), under(here, "feed_forward."))
+    return Pass(head(hidden, weights, config), total)
+
+
+def attention_residuals(x: Tensor, weights: Weights, config: BlkAttnResConfig) -> Pass:
+    """The method's own pseudocode: every sub-layer looks at all its sources anew."""
+    num_sublayers = 2 * config.num_layers
+    size = (num_sublayers + config.num_residual_blocks - 1) // config.num_residual_blocks
+    blocks = [embed(x, weights)]
+    partial: Tensor | None = None
+    for index in range(num_sublayers):
+        if index > 0 and index % size == 0:
+            assert partial is not None
+            blocks.append(partial)
+            partial = None
+        sources = blocks if partial is None else [*blocks, partial]
+        hidden = aggregate(sources, under(weights, f"depth_queries.{index}."), config.norm_eps)
+        here = under(weights, f"blocks.{index // 2}.")
+        if index % 2 == 0:
+            u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
+            output = attention(config)(u, under(here, "mixer."))
+        else:
+            u = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
+            output = each_token(swiglu)(u, under(here, "feed_forward."))
+        partial = output if partial is None else partial + output
+    assert partial is not None
+    hidden = aggregate([*blocks, partial], under(weights, f"depth_queries.{num_sublayers}."), config.norm_eps)
+    return Pass(head(hidden, weights, config), torch.zeros((), dtype=hidden.dtype))
+
+
+def embed(x: Tensor, weights: Weights) -> Tensor:
+    """E[token] + P[position]"""
+    token, position = weights["embedding.weight"], weights["positions.weight"]
+    return torch.stack([torch.stack([token[row[t]] + position[t] for t in range(x.shape[1])]) for row in x])
+
+
+def head(hidden: Tensor, weights: Weights, config: BaselineConfig) -> Tensor:
+    return rms_norm_rows(hidden, weights["final_norm.gain"], config.norm_eps) @ weights["embedding.weight"].T
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def attention(config: BaselineConfig) -> Part:
+    """As many key heads as query heads, no shift, no rotation."""
+    return lambda u, weights: trc2.attention(u, None, weights, config.num_heads, config.num_heads, base=None)
+
+
+def each_token(function: Part) -> Part:
+    """A function of one token's vector (D,), applied to all of (B, T, D)."""
+    return lambda u, weights: torch.stack([torch.stack([function(token, weights) for token in row]) for row in u])
+
+
+def fine_grained_mixture(u: Tensor, weights: Weights, num_active: int, num_shared: int) -> Tensor:
+    """One token: Σ over the shared experts, plus Σ over the chosen ones weighted by their raw scores."""
+    s = torch.softmax(weights["gate.weight"] @ u, dim=0)
+    out = torch.zeros_like(u)
+    for e in range(num_shared):
+        out = out + swiglu(u, shared_expert(weights, e, num_shared))
+    for e in largest(s, num_active):
+        out = out + s[e] * swiglu(u, under(weights, f"experts.{e}."))
+    return out
+
+
+def shared_expert(weights: Weights, index: int, num_shared: int) -> Weights:
+    """One of the shared experts, cut out of the SwiGLU that holds them side by side."""
+    w_1, w_3 = weights["shared.gate_up.weight"].chunk(2)
+    gate_up = torch.cat((w_1.chunk(num_shared)[index], w_3.chunk(num_shared)[index]))
+    return {"gate_up.weight": gate_up, "down.weight": weights["shared.down.weight"].chunk(num_shared, dim=1)[index]}
+
+
+def expert_balance(u: Tensor, weights: Weights, num_active: int) -> Tensor:
+    """Σ_i f_i P_i over the tokens u (T, D): f_i = N'/(K' T) Σ_t 1(t selects i), P_i = 1/T Σ_t s_{i,t}."""
+    gate = weights["gate.weight"]
+    num_experts, num_tokens = gate.shape[0], u.shape[0]
+    f = [0.0] * num_experts
+    p = [torch.zeros((), dtype=u.dtype)] * num_experts
+    for token in u:
+        s = torch.softmax(gate @ token, dim=0)
+        for i in largest(s, num_active):
+            f[i] += num_experts / (num_active * num_tokens)
+        for i in range(num_experts):
+            p[i] = p[i] + s[i] / num_tokens
+    return sum((f[i] * p[i] for i in range(num_experts)), torch.zeros((), dtype=u.dtype))
+
+
+def aggregate(sources: list[Tensor], weights: Weights, eps: float) -> Tensor:
+    """h = Σ_i α_i v_i with α = softmax_i(w · RMSNorm(v_i)), for each token of (B, T, D) alone."""
+    rows = []
+    for b in range(sources[0].shape[0]):
+        tokens = []
+        for t in range(sources[0].shape[1]):
+            values = [source[b, t] for source in sources]
+            scores = [weights["query"] @ rms_norm(v, weights["key_gain"], eps) for v in values]
+            shares = torch.softmax(torch.stack(scores), dim=0)
+            tokens.append(sum((shares[i] * v for i, v in enumerate(values)), torch.zeros_like(values[0])))
+        rows.append(torch.stack(tokens))
+    return torch.stack(rows)

@@ -1,0 +1,65 @@
+"""Tiny baselines, and the comparison of one with its slow reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.conftest import tokens
+from trc2.baselines.blocks import BaselineNet
+from trc2.config.baselines import BaselineConfig
+from trc2.reference.baselines import Forward, objective
+
+
+def tiny_baseline(kind: type[BaselineConfig], **changes: object) -> Any:
+    """A baseline small enough for loops over tokens."""
+    settings: dict[str, object] = {
+        "vocab_size": 29,
+        "d_model": 16,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_ff": 12,
+        "max_positions": 64,
+        "replay_recent_chunks": 4,
+        "replay_long_chunks": 6,
+        "replay_chunk_length": 5,
+        "replay_batch_size": 3,
+    }
+    return kind(**{**settings, **changes})
+
+
+def excited(net: BaselineNet, seed: int = 0) -> BaselineNet:
+    """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0.0, 0.4, generator=chance)
+    return net
+
+
+def compare_with_reference(net: BaselineNet, forward: Forward, rows: int = 2, length: int = 5) -> None:
+    """Logits, balance, total loss and the gradient of every parameter in float64, with replay if the config has it."""
+    config = net.config
+    net = excited(net).double().train()
+    x, y = tokens(config, rows, length), tokens(config, rows, length, seed=1)
+    y[0, 0] = -100 if rows * length > 1 else y[0, 0]
+    if net.replay is not None:
+        net.replay.commit(tokens(config, 7, config.replay_chunk_length, seed=2).int())
+    replayed = None if net.replay is None else net.replay.sample(0, 0)
+    weights = dict(net.trunk.named_parameters())
+
+    logits, aux = net(x, targets=y)
+    expected = forward(x, weights)
+    total = objective(forward, x, y, replayed, weights, config)
+    torch.testing.assert_close(logits, expected.logits, atol=1e-11, rtol=1e-9)
+    balance = config.lambda_load_balance * expected.balance
+    torch.testing.assert_close(aux["loss_load_balance"], balance, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(aux["loss"], total, atol=1e-12, rtol=1e-10)
+
+    names, parameters = list(weights), list(weights.values())
+    fast = torch.autograd.grad(aux["loss"], parameters)
+    slow = torch.autograd.grad(total, parameters, allow_unused=True)  # the slow code never touches an idle expert
+    for name, ours, theirs in zip(names, fast, slow, strict=True):
+        theirs = torch.zeros_like(ours) if theirs is None else theirs
+        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
