@@ -155,7 +155,13 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     stores = {"replay_chunk_length": 8, "replay_recent_chunks": 4, "replay_long_chunks": 6}
     model = {"name": "transformer", **sizes, **stores}
     config = tiny_run(eval={"text_sequences": 0})
-    values = {**config.model_dump(), "model": model, "strategy": {"name": name, "fisher_sequences": 3}}
+    control = {"every_steps": 4}
+    values = {
+        **config.model_dump(),
+        "model": model,
+        "control": control,
+        "strategy": {"name": name, "fisher_sequences": 3},
+    }
     whole = RunConfig(**{**values, "output": {**values["output"], "folder": tmp_path / "whole"}})
     start_run(whole, Console(quiet=True))
     end = load_checkpoint(list_checkpoints(tmp_path / "whole" / "checkpoints")[-1])

@@ -44,9 +44,9 @@ def subsystem(name: str) -> str:
         return "thalamus"
     if name.startswith(("cortex.hippocampus", "cortex.feedback")):
         return "hippocampus"
-    if name.startswith(("replay", "clock")):
-        return "replay"
-    return "columns"
+    if name.startswith("cortex."):
+        return "columns"
+    return "replay"  # its stores, and the small counters of the shell
 
 
 def static_budget(config: BackboneConfig) -> dict[str, Part]:

@@ -85,7 +85,7 @@ def budget_json(name: str, run: RunConfig, slots: int) -> dict[str, object]:
     }
 
 
-FAMILY_COLUMNS = ("parameters", "active", "active besides embedding", "forward FLOPs", "training FLOPs", "with replay")
+FAMILY_COLUMNS = ("params", "active", "body", "forward", "training", "with replay")
 
 
 def family_rows(names: list[str]) -> list[dict[str, float | str]]:
@@ -110,8 +110,11 @@ def family_rows(names: list[str]) -> list[dict[str, float | str]]:
 
 
 def family_table(title: str, rows: list[dict[str, float | str]]) -> Table:
-    table = Table(title=title, caption="FLOPs per token of the batch; the last column with replay of its default size")
-    table.add_column("recipe")
+    table = Table(title=title, caption=(
+        "active: met by a token; body: of these, neither embedding nor positions; then FLOPs per token of the batch, "
+        "in training also with replay of its default size"
+    ))  # fmt: skip
+    table.add_column("recipe", no_wrap=True)
     for column in FAMILY_COLUMNS:
         table.add_column(column, justify="right")
     for row in rows:

@@ -21,11 +21,12 @@ def model_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 
 def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Settings of another backbone of the same width, depth and vocabulary: what both know is kept."""
+    """Settings of another backbone of the same width, depth and vocabulary; what else it has is at its default."""
     target = _class_of(name).model_fields
-    depth = {"num_columns": "num_layers", "num_layers": "num_columns"}
-    kept = {field: value for field, value in values.items() if field in target and field != "d_ff"}
-    kept |= {depth[field]: value for field, value in values.items() if depth.get(field) in target}
+    kept = {field: value for field, value in values.items() if field in (*BackboneConfig.model_fields, "num_heads")}
+    depth = values.get("num_columns", values.get("num_layers"))
+    if depth is not None:
+        kept["num_columns" if "num_columns" in target else "num_layers"] = depth
     return {**kept, "name": name}
 
 

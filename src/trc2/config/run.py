@@ -13,14 +13,19 @@ from pydantic import SerializeAsAny, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
+from trc2.config.model import TRC2Config
 from trc2.config.models import MODELS, model_config, switch_backbone
-from trc2.config.section import Section
+from trc2.config.section import Section, SettingError
 from trc2.config.strategy import BudgetConfig, StrategyConfig
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 from trc2.errors import UserError, did_you_mean
 
 NAMED_SECTIONS = ("model", "strategy")
+
+
+def _as_dict(section: Any) -> dict[str, Any]:
+    return section.model_dump() if isinstance(section, Section) else dict(section)
 
 
 class RunConfig(Section):
@@ -42,11 +47,17 @@ class RunConfig(Section):
         strategy = values.get("strategy")
         if not isinstance(strategy, dict):
             return values
-        values = dict(values)
-        for section, settings in StrategyConfig(**strategy).settings().items():
-            given = values.get(section, {})
-            values[section] = {**(given.model_dump() if isinstance(given, Section) else given), **settings}
-        return values
+        given = {name: _as_dict(values.get(name, {})) for name in ("model", "control")}
+        model = MODELS.get(given["model"].get("name", "trc2"), TRC2Config)
+        has_replay = bool(given["model"].get("replay", model.model_fields["replay"].default))
+        resolved = StrategyConfig(**strategy).settings(has_replay)
+        wanted, mode = resolved.get("control", {}).get("mode"), given["control"].get("mode")
+        if wanted is not None and mode not in (None, wanted):
+            raise SettingError(
+                f"strategy={strategy['name']} means control.mode={wanted}, but control.mode={mode} is set: leave one "
+                "of them out."
+            )
+        return {**values, **{name: {**given[name], **settings} for name, settings in resolved.items()}}
 
     @field_validator("model", mode="before")
     @classmethod
@@ -164,13 +175,12 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"The override '{override}' has no readable value: quote it, e.g. {path}='…'.") from None
-        target[field] = value
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
-            target[field] = _renamed(path, values.get(path, {}), value)
+            value = _renamed(path, target.get(field, {}), value)
+        target[field] = value
     return result
 
 
 def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:
-    if section == "model" and isinstance(values, dict):
-        return switch_backbone(values, name)
-    return {"name": name}
+    kept = values if isinstance(values, dict) else {}
+    return switch_backbone(kept, name) if section == "model" else {**kept, "name": name}

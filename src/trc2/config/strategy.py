@@ -34,13 +34,16 @@ class StrategyConfig(Section):
             raise SettingError(f"There is no strategy {name!r}: {did_you_mean(str(name), STRATEGIES)}")
         return name
 
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """What the strategy sets elsewhere: the stores belong to the model, their control to the trainer."""
+    def settings(self, has_replay: bool) -> dict[str, dict[str, Any]]:
+        """What the strategy sets elsewhere: the stores belong to the model, their control to the trainer.
+
+        `has_replay` tells a model that replays of its own accord, as TRC² does.
+        """
         if self.name == "replay":
             return {"model": {"replay": True}, "control": {"mode": "fixed"}}
         if self.name == "replay_controlled":
             return {"model": {"replay": True}, "control": {"mode": "closed_loop"}}
-        if self.name == "agem":  # the stores are filled, but only gradients are compared with them
+        if self.name == "agem" and not has_replay:  # stores are filled, but only gradients are compared with them
             return {"model": {"replay": True}, "control": {"mode": "off"}}
         return {}
 

@@ -37,13 +37,15 @@ class CausalAttention(nn.Module):
         past: KeyValues | None = None,
     ) -> Float[Tensor, "P D"]:
         """`past` holds the keys and values of tokens run before, while decoding."""
-        sizes = [heads * self.head_dim for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        q, k, v = self.qkv(u).split(sizes, dim=-1)
+        qkv = self.qkv(u)
         if self.query_shift is not None:
-            q = anchor(q, self.query_shift.weight) if shift is None else add_to_leading(q, self.query_shift(shift))
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+            qkv = (
+                anchor(qkv, self.query_shift.weight) if shift is None else add_to_leading(qkv, self.query_shift(shift))
+            )
+        qk, v = qkv.unflatten(-1, (-1, self.head_dim)).split((self.num_heads + self.num_kv_heads, self.num_kv_heads), 1)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            qk = rotate(qk, rotation)  # queries and keys in one go: they turn by the same angles
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         mixed = [mix(segment.of(q), segment.of(k), segment.of(v), segment, past) for segment in segments]
         return self.output(rejoin(mixed).flatten(-2))
 
@@ -61,9 +63,9 @@ def mix(
     return attend(q, k, v, segment.valid_so_far())
 
 
-def add_to_leading(x: Float[Tensor, "P D"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P D"]:
-    """x + y where y covers only the first Q ≤ P rows."""
-    return x + (y if y.shape == x.shape else F.pad(y, (0, 0, 0, x.shape[0] - y.shape[0])))
+def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
+    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns."""
+    return x + F.pad(y, (0, x.shape[1] - y.shape[1], 0, x.shape[0] - y.shape[0]))
 
 
 def attend(

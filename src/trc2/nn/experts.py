@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from trc2.nn.precision import at_least_float32
@@ -22,8 +24,31 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, u: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
-        gate, up = self.gate_up(u).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(_GatedProduct.apply(self.gate_up(u)))
+
+
+class _GatedProduct(torch.autograd.Function):
+    """SiLU(g) ⊙ v of the two halves [g v]; the gradient is written into one buffer, half by half."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        both = torch.empty_like(gate_up)
+        for_gate, for_up = both.chunk(2, dim=-1)
+        share = torch.sigmoid(gate)
+        torch.mul(gate, share, out=for_up)  # SiLU(g), on its way to the gradient of v
+        slope = torch.addcmul(share, for_up, share, value=-1).add_(for_up)  # σ + SiLU (1 − σ)
+        torch.mul(slope.mul_(up), grad, out=for_gate)
+        for_up.mul_(grad)
+        return both
 
 
 @dataclass(frozen=True)

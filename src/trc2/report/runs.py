@@ -72,8 +72,17 @@ def read_run(folder: Path) -> FinishedRun:
     return FinishedRun(folder.name, folder, config, data, records, stretches, score_tables(records, stretches))
 
 
+def _declares_length(run: FinishedRun) -> bool:
+    stream = run.config.stream
+    assert stream is not None
+    return run.config.budget.match != "steps" or stream.mode == "joint" or stream.only is not None
+
+
 def check_comparable(runs: list[FinishedRun]) -> None:
-    """Refuse to compare runs that are unfinished, of unequal length or order, or on other data."""
+    """Refuse to compare runs that are unfinished, on other data, or of unequal length or order without saying so.
+
+    Runs that say so are bounds (joint, or of some tasks only) and those whose budget is tokens or FLOPs.
+    """
     for run in runs:
         if not run.is_finished:
             total = run.stretches[-1].end
@@ -83,7 +92,7 @@ def check_comparable(runs: list[FinishedRun]) -> None:
             )
     first = runs[0]
     for run in runs[1:]:
-        if run.stretches != first.stretches:
+        if run.stretches != first.stretches and not (_declares_length(run) or _declares_length(first)):
             raise UserError(
                 f"{run.folder} and {first.folder} trained other tasks or other numbers of steps: not comparable."
             )

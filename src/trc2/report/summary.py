@@ -108,19 +108,19 @@ class Comparison:
         return cls(runs)
 
     def header(self) -> list[str]:
-        tasks = [stretch.task for stretch in self.runs[0].stretches]
-        return ["run", *tasks, "forgotten", "AUFC", "tok/s"]
+        return ["run", *self.tasks, "forgotten", "AUFC", "tok/s"]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task of the stream, trained or only measured."""
+        assert self.runs[0].config.stream is not None
+        return [task.name for task in self.runs[0].config.stream.tasks]
 
     def rows(self) -> list[list[str]]:
         """Perplexity of each task just after its training and at the end, and what was forgotten."""
         rows = []
         for run in self.runs:
-            last = run.stretches[-1].end
-            cells = [
-                f"{short(run.score('perplexity', s.task, s.end))}→{short(run.score('perplexity', s.task, last))}"
-                for s in run.stretches[:-1]
-            ]
-            cells.append(short(run.score("perplexity", run.stretches[-1].task, last)))
+            cells = [self._learnt_and_kept(run, task) for task in self.tasks]
             values = run.summary("perplexity")
             for name in ("forgetting", "aufc"):
                 value = values.get(f"cl/perplexity/{name}")
@@ -128,19 +128,34 @@ class Comparison:
             rows.append([run.name, *cells, f"{run.final('end')['efficiency/tokens_per_second']:,.0f}"])
         return rows
 
+    @staticmethod
+    def _learnt_and_kept(run: FinishedRun, task: str) -> str:
+        """Perplexity just after the task's training → at the end; in brackets where the run never trained it."""
+        last = run.stretches[-1].end
+        at_end = short(run.score("perplexity", task, last))
+        trained = next((stretch for stretch in run.stretches if stretch.task == task), None)
+        if trained is None:
+            return f"({at_end})"
+        return at_end if trained.end == last else f"{short(run.score('perplexity', task, trained.end))}→{at_end}"
+
     def reading(self) -> list[str]:
         """Sentences that the numbers, and nothing else, decide."""
-        last = self.runs[0].stretches[-1]
-        if len(self.runs[0].stretches) == 1:
-            return [f"The stream has one task, {last.task}: there is nothing to forget."]
-        areas = {run.name: run.summary("perplexity")["cl/perplexity/aufc"] for run in self.runs}
-        ends = {run.name: run.score("perplexity", last.task, last.end) for run in self.runs}
+        task = self.tasks[-1]
+        summaries = {run.name: run.summary("perplexity") for run in self.runs}
+        areas = {name: s["cl/perplexity/aufc"] for name, s in summaries.items() if "cl/perplexity/aufc" in s}
+        if not areas:
+            return [f"No run here trained one task after another up to {task}: there was nothing to forget."]
+        ends = {
+            run.name: run.score("perplexity", task, run.stretches[-1].end)
+            for run in self.runs
+            if task in [stretch.task for stretch in run.stretches]
+        }
         least, most = min(areas, key=lambda name: areas[name]), max(areas, key=lambda name: areas[name])
         best = min(ends, key=lambda name: ends[name])
         sentences = [f"{least} forgot least: its forgetting area is {areas[least]:.3f}."]
         if areas[least] > 0 and least != most:
             sentences.append(f"{most} forgot most, {areas[most] / areas[least]:.1f} times as much ({areas[most]:.3f}).")
-        sentences.append(f"{best} learnt the last task ({last.task}) best: perplexity {ends[best]:.3g}.")
+        sentences.append(f"{best} learnt the last task ({task}) best: perplexity {ends[best]:.3g}.")
         seeds = {run.config.train.seed for run in self.runs}
         if len(seeds) == 1:
             sentences.append("One seed each: differences of a few percent mean nothing.")
