@@ -17,7 +17,7 @@ from trc2.nn.experts import SwiGLU
 from trc2.nn.norm import RMSNorm
 from trc2.nn.segments import Packed, Segment
 
-Counted = Bool[Tensor, " P"] | slice  # the packed tokens a balance loss counts: those of the training batch
+Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
 
 
 class Mixer(Protocol):
@@ -92,7 +92,8 @@ class Trunk(nn.Module):
 
     def forward(self, packed: Packed, *, decoding: Decoding | None = None) -> TrunkOutput:
         hidden = self.embedding(packed.tokens) + self.positions(packed.positions)
-        hidden, balance = self.run_blocks(hidden, packed.segments, counted_tokens(packed), decoding)
+        counted = counted_tokens(packed) if decoding is None else None
+        hidden, balance = self.run_blocks(hidden, packed.segments, counted, decoding)
         return TrunkOutput(self.final_norm(hidden), balance)
 
     def run_blocks(
@@ -125,7 +126,7 @@ class BaselineNet(Backbone):
         return self.trunk
 
 
-def counted_tokens(packed: Packed) -> Counted:
+def counted_tokens(packed: Packed) -> Bool[Tensor, " P"] | slice:
     """The real tokens of the training batch: replayed ones and padding are not counted."""
     main = packed.segments[0]
     if main.valid is None:

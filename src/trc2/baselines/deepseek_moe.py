@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, Counted, Trunk
@@ -35,12 +35,12 @@ class FineGrainedExperts(RoutedExperts):
 
     def forward(  # type: ignore[override]
         self, u: Float[Tensor, "P D"], counted: Counted
-    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""]]:
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
         mixed, routing = super().forward(u)
-        return mixed, expert_balance(routing, counted)
+        return mixed, None if counted is None else expert_balance(routing, counted)
 
 
-def expert_balance(routing: Routing, counted: Counted) -> Float[Tensor, ""]:
+def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Float[Tensor, ""]:
     """Σ_i f_i P_i over the counted tokens: f_i = N'/(K' T) · #(tokens that selected i), P_i = mean of s_i.
 
     Unlike `load_balance`, all K' selections of a token count, not only its first. The sum equals 1 under perfect

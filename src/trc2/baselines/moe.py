@@ -19,9 +19,9 @@ class ExpertFeedForward(RoutedExperts):
 
     def forward(  # type: ignore[override]
         self, u: Float[Tensor, "P D"], counted: Counted
-    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""]]:
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
         mixed, routing = super().forward(u)
-        return mixed, load_balance(routing, counted)
+        return mixed, None if counted is None else load_balance(routing, counted)
 
 
 def build(config: MoEConfig, generator: torch.Generator | None = None) -> BaselineNet:

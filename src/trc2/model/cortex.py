@@ -70,7 +70,7 @@ class Cortex(nn.Module):
         read_memory: bool = True,
         decoding: Decoding | None = None,
     ) -> CortexOutput:
-        """`appraise=False` leaves out the critic and the proposal, for passes that neither learn nor report losses.
+        """`appraise=False` leaves out critic, proposal and balance, for passes that neither learn nor report losses.
 
         `decoding` holds what the columns and the routers between them remember of the rows' earlier tokens.
         """
@@ -89,7 +89,8 @@ class Cortex(nn.Module):
             past, sums = self._states_of(index, decoding)
             out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
-            balance = balance + load_balance(out.routing, counted)
+            if appraise:
+                balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if appraise:
                     appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)

@@ -39,10 +39,10 @@ class CausalAttention(nn.Module):
         """`past` holds the keys and values of tokens run before, while decoding."""
         qkv = self.qkv(u)
         if self.query_shift is not None:
-            qkv = (
-                anchor(qkv, self.query_shift.weight) if shift is None else add_to_leading(qkv, self.query_shift(shift))
-            )
-        qk, v = qkv.unflatten(-1, (-1, self.head_dim)).split((self.num_heads + self.num_kv_heads, self.num_kv_heads), 1)
+            weight = self.query_shift.weight
+            qkv = anchor(qkv, weight) if shift is None else add_to_leading(qkv, self.query_shift(shift))
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if rotation is not None:
             qk = rotate(qk, rotation)  # queries and keys in one go: they turn by the same angles
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)

@@ -77,7 +77,7 @@ class Decoding:
 
     def pack(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Packed:
         """The next T tokens of every row as one segment that knows what came earlier."""
-        if valid is not None and bool(valid.all()):
+        if valid is not None and self.valid is None and bool(valid.all()):
             valid = None
         earlier = Earlier(self.length, self.valid) if self.length else None
         if valid is None and self.valid is not None:

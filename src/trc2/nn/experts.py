@@ -23,8 +23,12 @@ class SwiGLU(nn.Module):
         self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
-    def forward(self, u: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
-        return self.down(_GatedProduct.apply(self.gate_up(u)))
+    def forward(self, u: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
+        gate_up = self.gate_up(u)
+        if torch.is_grad_enabled():
+            return self.down(_GatedProduct.apply(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -92,13 +96,19 @@ class RoutedExperts(nn.Module):
 
     def dispatch(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""
+        learns = torch.is_grad_enabled()
+        if not learns and u.shape[0] == 1:  # decoding one row: nothing to sort
+            chosen = routing.experts[0].tolist()
+            outputs = torch.stack([self.experts[e](u[0]) for e in chosen])
+            return routing.weights.to(outputs.dtype) @ outputs
         pair_expert = routing.experts.flatten()
         order = pair_expert.argsort(stable=True)
         tokens = order // self.num_active
         counts = torch.bincount(pair_expert, minlength=len(self.experts)).tolist()
         groups = u.index_select(0, tokens).split(counts)
-        # An expert without tokens still runs, on zero rows: that is what gives its weights a zero gradient.
-        outputs = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True)])
+        # While learning an expert without tokens still runs, on zero rows: that gives its weights a zero gradient.
+        busy = [(expert, group) for expert, group in zip(self.experts, groups, strict=True) if learns or len(group)]
+        outputs = torch.cat([expert(group) for expert, group in busy])
         weighted = outputs * routing.weights.flatten()[order].unsqueeze(1).to(outputs.dtype)
         return torch.zeros_like(u, dtype=outputs.dtype).index_add(0, tokens, weighted)
 

@@ -12,12 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ARGMAX_LIMIT = 8  # up to this many winners, repeated argmax passes beat one stable sort
+SORT_LIMIT = 2048  # for so few scores one sort costs less than the calls of several passes
 BLOCK = 32
 
 
 def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
     """Indices of the k largest scores, largest first, ties by lowest index. Scores must be above −∞."""
-    if k > ARGMAX_LIMIT:
+    if k > ARGMAX_LIMIT or scores.numel() <= SORT_LIMIT:
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
     if scores.shape[-1] >= 4 * k * BLOCK:
         return _blocked_top_k(scores, k)

@@ -1,0 +1,79 @@
+"""Where a training pass spends its time: every subsystem run alone on the inputs it had inside the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trc2.bench.subjects import Run, tokens_of
+from trc2.model.backbone import Backbone
+from trc2.nn.losses import linear_cross_entropy
+
+
+def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
+    """Forward and backward of each subsystem; together they are a pass but for norms, residual sums and packing."""
+    body = net.body
+    groups: dict[str, list[nn.Module]] = {}
+    if hasattr(body, "columns"):
+        groups["attention"] = [column.attention for column in body.columns]
+        groups["experts"] = [column.experts for column in body.columns]
+        if body.thalamus is not None:
+            groups["thalamus"] = [body.thalamus, *(c.layer5 for c in body.columns[:-1])]
+        if body.feedback is not None:
+            groups["memory gate"] = [body.feedback]
+    else:
+        groups["mixers"] = [block.mixer for block in body.blocks]
+        groups["feed-forward"] = [block.feed_forward for block in body.blocks]
+    calls = _capture([module for modules in groups.values() for module in modules], net, rows, length)
+    runs = {
+        name: _again([(module, call) for module in modules for call in calls.get(id(module), [])])
+        for name, modules in groups.items()
+    }
+    memory = getattr(body, "hippocampus", None)
+    hidden = torch.randn(rows * length, net.config.d_model)
+    if memory is not None:
+        if memory.has_readout:
+            runs["memory read"] = _again([(memory.recall, (hidden,))])
+        runs["memory proposal"] = lambda: memory.propose(hidden.view(rows, length, -1), None)
+    _, targets = tokens_of(net.config, rows, length)
+    weight = body.embedding.weight
+    runs["head and loss"] = _again([(lambda h: linear_cross_entropy(h, weight, targets.reshape(-1)), (hidden,))])
+    return runs
+
+
+def _capture(modules: Iterable[nn.Module], net: Backbone, rows: int, length: int) -> dict[int, list[tuple[Any, ...]]]:
+    """The arguments of every call of the modules within one learning pass."""
+    calls: dict[int, list[tuple[Any, ...]]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.setdefault(id(module), []).append(args)
+
+    handles = [module.register_forward_pre_hook(note) for module in {id(m): m for m in modules}.values()]
+    x, y = tokens_of(net.config, rows, length)
+    net(x, y, return_logits=False)
+    net.discard_pending_write()
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def _again(calls: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Run:
+    """Run the calls forward and backward, on inputs of their own."""
+    fixed = [(function, tuple(_leaf(arg) for arg in args)) for function, args in calls]
+
+    def run() -> None:
+        for function, args in fixed:
+            out = function(*args)
+            out = out[0] if isinstance(out, tuple) else out
+            out.backward(torch.ones_like(out))
+
+    return run
+
+
+def _leaf(argument: Any) -> Any:
+    if isinstance(argument, Tensor) and argument.is_floating_point():
+        return argument.detach().clone().requires_grad_()
+    return argument
