@@ -41,7 +41,26 @@ def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
     _, targets = tokens_of(net.config, rows, length)
     weight = body.embedding.weight
     runs["head and loss"] = _again([(lambda h: linear_cross_entropy(h, weight, targets.reshape(-1)), (hidden,))])
+    runs["flush"] = _flush(net, rows, length)
+    runs["slow heads"] = net.update_slow_targets
     return runs
+
+
+def _flush(net: Backbone, rows: int, length: int) -> Run:
+    """The end of a step: what one micro-batch queued and staged is committed, over and over."""
+    x, y = tokens_of(net.config, rows, length)
+    net(x, y, return_logits=False)
+    queued = list(getattr(net, "pending", ()))
+    net.discard_pending_write()
+
+    def run() -> None:
+        if queued:
+            net.pending.extend(queued)  # type: ignore[operator, union-attr]
+        if net.replay is not None:
+            net.replay.stage(x)
+        net.flush_pending_write()
+
+    return run
 
 
 def _capture(modules: Iterable[nn.Module], net: Backbone, rows: int, length: int) -> dict[int, list[tuple[Any, ...]]]:

@@ -61,6 +61,10 @@ class EvalConfig(Section):
     batch_size: Count = 16
     max_batches: Count | None = Field(None, description="validation batches per task; None means all")
     text_sequences: Annotated[int, Field(ge=0)] = Field(32, description="sequences scored as text; 0 turns it off")
+    text_when: Literal["boundaries", "always"] = Field(
+        "boundaries",
+        description="score text before training and at task boundaries only, or always",
+    )
     test: bool = Field(True, description="score the test splits once, at the end")
     fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
 

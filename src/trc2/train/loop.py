@@ -183,10 +183,13 @@ class Trainer:
         state = self.progress
         failpoint("evaluation")
         metrics: dict[str, float] = {}
-        with fence(self.config.eval.fence, self.model, self.optimizer):
+        config = self.config.eval
+        if config.text_when == "boundaries" and state.step > 0 and not self.plan.is_boundary(state.step):
+            config = config.replace(text_sequences=0)
+        with fence(config.fence, self.model, self.optimizer):
             for name in names:
                 scores = score_task(
-                    self.model, self.tasks[name], "validation", self.config.eval, self.prepared.tokenizer, self.device
+                    self.model, self.tasks[name], "validation", config, self.prepared.tokenizer, self.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
         record = Record("eval", state.step, self._current_task(), metrics, self._clock())

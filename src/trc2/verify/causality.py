@@ -63,6 +63,23 @@ def prefix_consistency(subject: Subject) -> list[Check]:
     return checks
 
 
+def decoding_in_pieces(subject: Subject) -> list[Check]:
+    """Δ_decode: tokens run one by one, with nothing but the state of those before, give the logits of the whole."""
+    claim = "logits of tokens run one by one less those of the whole"
+    if not hasattr(subject.model, "start_decoding"):
+        return skipped("A", "decoding with state", claim, "it has none")
+    checks = []
+    x = subject.tokens("probe")
+    for fill in subject.fills:
+        model = subject.fresh(fill).eval()
+        with torch.no_grad():
+            state = model.start_decoding()
+            pieces = [model.decode(part, state) for part in x.split([2] + [1] * (x.shape[1] - 2), dim=1)]
+            difference = gap(torch.cat(pieces, dim=1), _logits(model, x))
+        checks.append(Check("A", subject.label("decoding with state", fill), claim, difference, "<=", EXACT))
+    return checks
+
+
 def train_forward_before_flush(subject: Subject) -> list[Check]:
     """Δ_train,noflush(t): the same in training mode, with replay running where the stores hold something."""
     checks = []
