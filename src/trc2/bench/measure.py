@@ -157,7 +157,7 @@ def bench_scaling(run: RunConfig, axis: str, *, repeats: int = 5, watch: Watch =
     points = [
         {
             axis: value,
-            "tokens": r * t,
+            "batch_tokens": r * t,
             "minimum": times[str(value)].minimum,
             "median": times[str(value)].median,
             "flops": pass_flops(c, r, t),
