@@ -35,9 +35,7 @@ def build_model(config: Any, generator: torch.Generator | None = None) -> Backbo
     return net
 
 
-def step_cost(
-    config: BackboneConfig, rows: int, length: int, *, slots: int = 0, with_replay: bool
-) -> dict[str, Cost]:
+def step_cost(config: BackboneConfig, rows: int, length: int, *, slots: int = 0, with_replay: bool) -> dict[str, Cost]:
     """FLOPs of one micro-batch by subsystem; replay, if it runs, is one of its own. `slots` are filled memory slots."""
     from trc2.model import flops
 
