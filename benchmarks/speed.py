@@ -1,0 +1,253 @@
+"""The speed table: ratios of alternatives that take turns in one process, two threads, float32.
+
+    python benchmarks/speed.py [--only NAME ...] [--repeats N]
+
+Writes benchmarks/speed.json, section by section; sections not asked for keep what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trc2.bench.measure import lesioned, pass_flops
+from trc2.bench.parts import subsystem_runs
+from trc2.bench.subjects import (
+    decoding,
+    learning_pass,
+    prepared_model,
+    rival,
+    rival_decoding,
+    rival_pass,
+    training_step,
+)
+from trc2.bench.timing import ratio, take_turns
+from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
+from trc2.model.hippocampus import Hippocampus
+from trc2.nn.experts import RoutedExperts
+
+OUT = Path(__file__).with_name("speed.json")
+REPLAY = {"replay_chunk_length": 65, "replay_batch_size": 2}  # 2 × 64 tokens are run beside 2048: 6.25 %
+
+SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "d128-L4": ({"d_model": 128, "num_experts": 4, "vocab_size": 4096, "memory_slots": 1024, "memory_key_dim": 32,
+                 "max_positions": 256}, 16, 128),
+    "d256-L4": ({"d_model": 256, "num_experts": 8, "vocab_size": 8192, "memory_slots": 4096, "max_positions": 256},
+                8, 256),
+    "d768-L4": ({"d_model": 768, "num_heads": 12, "num_kv_heads": 6, "memory_slots": 8192}, 2, 1024),
+}  # fmt: skip
+
+
+def shape(name: str) -> tuple[TRC2Config, int, int]:
+    settings, rows, length = SHAPES[name]
+    return TRC2Config(**settings, **REPLAY), rows, length
+
+
+def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
+    """Forward, loss and backward: full, lesioned and, if asked, Mixtral."""
+    config, rows, length = shape(name)
+    yardstick = torch.randn(2048, 2048)
+    runs: dict[str, Callable[[], object]] = {
+        "full": learning_pass(prepared_model(config), rows, length),
+        "lesioned": learning_pass(prepared_model(lesioned(config)), rows, length),
+        "large product": lambda: yardstick @ yardstick,
+    }
+    if with_rival:
+        runs["mixtral"] = rival_pass(rival("mixtral", config), config, rows, length)
+    times = take_turns(runs, repeats)
+    flops, plain = pass_flops(config, rows, length), pass_flops(lesioned(config), rows, length)
+    peak = 2 * 2048**3 / times["large product"].minimum
+    result: dict[str, Any] = {
+        "seconds": {key: timing.to_json() for key, timing in times.items()},
+        "full_over_lesioned": ratio(times["lesioned"], times["full"]),
+        "flops_lesioned_over_full": plain / flops,
+        "full_over_lesioned_per_flop": ratio(times["lesioned"], times["full"]) / (plain / flops),
+        "large_product_gflops": peak / 1e9,
+        "utilisation_full": flops / times["full"].minimum / peak,
+        "utilisation_lesioned": plain / times["lesioned"].minimum / peak,
+    }
+    if with_rival:
+        result["lesioned_over_mixtral"] = ratio(times["mixtral"], times["lesioned"])
+        result["full_over_mixtral"] = ratio(times["mixtral"], times["full"])
+    return result
+
+
+def mamba(repeats: int) -> dict[str, Any]:
+    """Our lab recipe against transformers' Mamba of the same width, depth, state and rank; theirs has no SwiGLU."""
+    run = load_recipe("lab_mamba")
+    config, rows, length = run.model, run.train.batch_size, run.train.sequence_length
+    times = take_turns(
+        {
+            "ours": learning_pass(prepared_model(config), rows, length),
+            "theirs": rival_pass(rival("mamba", config), config, rows, length),
+        },
+        repeats,
+    )
+    seconds = {key: timing.to_json() for key, timing in times.items()}
+    return {"seconds": seconds, "ours_over_theirs": ratio(times["theirs"], times["ours"])}
+
+
+def retrieval(repeats: int) -> dict[str, Any]:
+    """Exact top-4 of 4096 queries of width 128, beside faiss' flat inner product."""
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    results = {}
+    queries = torch.randn(4096, 128)
+    for slots in (8192, 32_768, 131_072):
+        memory = Hippocampus(TRC2Config(d_model=128, memory_slots=slots, memory_read_window=slots, memory_key_dim=128))
+        keys = torch.randn(slots, 128)
+        memory.keys.copy_(keys)
+        memory.cursor.set(slots, 0)
+        index = faiss.IndexFlatIP(128)
+        index.add(keys.numpy())
+        window = memory.read_ranges()
+        ours = memory.search(queries, window)
+        theirs = index.search(queries.numpy(), 4)[1]
+        times = take_turns(
+            {
+                "ours": lambda memory=memory, window=window: memory.search(queries, window),
+                "faiss": lambda index=index: index.search(queries.numpy(), 4),
+            },
+            repeats,
+        )
+        results[str(slots)] = {
+            "seconds": {key: timing.to_json() for key, timing in times.items()},
+            "ours_over_faiss": ratio(times["faiss"], times["ours"]),
+            "same_slots": float((ours == torch.from_numpy(theirs)).float().mean()),
+        }
+    return results
+
+
+def decode(repeats: int) -> dict[str, Any]:
+    """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral's generate."""
+    results = {}
+    for name in ("d128-L4", "d256-L4"):
+        config, _, _ = shape(name)
+        full, plain, other = prepared_model(config), prepared_model(lesioned(config)), rival("mixtral", config)
+        for rows in (1, 8):
+            times = take_turns(
+                {
+                    "full": decoding(full, rows, 16, 64),
+                    "lesioned": decoding(plain, rows, 16, 64),
+                    "mixtral": rival_decoding(other, config, rows, 16, 64),
+                },
+                repeats,
+            )
+            results[f"{name}, {rows} rows"] = {
+                "seconds": {key: timing.to_json() for key, timing in times.items()},
+                "full_over_mixtral": ratio(times["mixtral"], times["full"]),
+                "lesioned_over_mixtral": ratio(times["mixtral"], times["lesioned"]),
+            }
+    return results
+
+
+def experts(repeats: int) -> dict[str, Any]:
+    """Forward and backward of one layer of routed experts, top-2 of 4 and of 32, on 8192 tokens."""
+    u = torch.randn(8192, 256, requires_grad=True)
+    layers = {count: RoutedExperts(256, 768, count, 2, has_shared=True) for count in (4, 8, 16, 32)}
+
+    def run(layer: RoutedExperts) -> None:
+        mixed, _ = layer(u)
+        mixed.backward(torch.ones_like(mixed))
+        layer.zero_grad(set_to_none=True)
+
+    times = take_turns({str(n): lambda layer=layer: run(layer) for n, layer in layers.items()}, repeats)
+    seconds = {key: timing.to_json() for key, timing in times.items()}
+    return {"seconds": seconds, "growth_4_to_32": times["32"].minimum / times["4"].minimum - 1}
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from trc2.bench.subjects import prepared_model, tokens_of
+from trc2.config import TRC2Config
+net = prepared_model(TRC2Config(d_model=256, num_experts=8, vocab_size=50257, memory_slots=4096, max_positions=256,
+                                replay_chunk_length=65, replay_batch_size=2))
+x, y = tokens_of(net.config, 8, 256)
+def peak():
+    return int(next(l.split()[1] for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM")))
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+_, aux = net(x, y, return_logits=sys.argv[1] == "full")
+aux["loss"].backward()
+print((peak() - before) / 1024)
+"""
+
+
+def memory(_repeats: int) -> dict[str, Any]:
+    """What a pass at d256-L4 with 50,257 tokens adds to its process: chunked loss against logits kept whole."""
+    added = {}
+    for kind in ("chunked", "full"):
+        done = subprocess.run([sys.executable, "-c", MEMORY, kind], capture_output=True, text=True, check=True)
+        added[kind] = float(done.stdout)
+    return {"added_mb": added, "chunked_over_full": added["chunked"] / added["full"]}
+
+
+def step_ends(repeats: int) -> dict[str, Any]:
+    """Share of flush and slow heads in a whole optimizer step at d256-L4."""
+    config, rows, length = shape("d256-L4")
+    run = RunConfig(model=config, train=TrainConfig(batch_size=rows, sequence_length=length))
+    net = prepared_model(config)
+    parts = subsystem_runs(net, rows, length)
+    times = take_turns({"step": training_step(net, run), **parts}, repeats)
+    whole = times["step"].minimum
+    return {name: {"share": timing.minimum / whole, **timing.to_json()} for name, timing in times.items()}
+
+
+SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "d128-L4": lambda n: passes("d128-L4", n, with_rival=True),
+    "d256-L4": lambda n: passes("d256-L4", n, with_rival=True),
+    "d768-L4": lambda n: passes("d768-L4", max(3, n // 2), with_rival=False),
+    "mamba": mamba,
+    "retrieval": retrieval,
+    "decode": decode,
+    "experts": experts,
+    "memory": memory,
+    "step": step_ends,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for name in options.only:
+        result = SECTIONS[name](options.repeats)
+        known[name] = result
+        known["about"] = {
+            "schema": 1,
+            "command": "python benchmarks/speed.py",
+            "threads": torch.get_num_threads(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        }
+        OUT.write_text(json.dumps(known, indent=1) + "\n")
+        for key, value in flat(result):
+            print(f"{name}: {key} = {value:.3f}")
+
+
+def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, float]]:
+    """The ratios and shares of a section, without its raw seconds."""
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found += flat(value, f"{path}{key}/") if key != "seconds" else []
+        elif isinstance(value, float) and key not in ("minimum", "median") and math.isfinite(value):
+            found.append((path + key, value))
+    return found
+
+
+if __name__ == "__main__":
+    main()
