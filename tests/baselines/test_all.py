@@ -16,9 +16,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.baselines.common import excited, tiny_baseline
 from tests.conftest import tokens
-from trc2.baselines import blk_attn_res, deepseek_moe, moe, transformer
+from trc2.baselines import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
 from trc2.baselines.blocks import BaselineNet
-from trc2.config.baselines import BlkAttnResConfig, DeepSeekMoEConfig, MoEConfig, TransformerConfig
+from trc2.config.baselines import (
+    BlkAttnResConfig,
+    DeepSeekMoEConfig,
+    FalconConfig,
+    LoraDRSConfig,
+    MambaConfig,
+    MoEConfig,
+    TransformerConfig,
+)
 from trc2.model.flops import Cost
 from trc2.nn.segments import pack
 
@@ -41,6 +49,9 @@ CASES = [
     Case(moe, tiny_baseline(MoEConfig, num_experts=4)),
     Case(deepseek_moe, tiny_baseline(DeepSeekMoEConfig, num_experts=6, num_active_experts=3)),
     Case(blk_attn_res, tiny_baseline(BlkAttnResConfig, num_layers=3, num_residual_blocks=2)),
+    Case(mamba, tiny_baseline(MambaConfig, state_dim=3, dt_rank=2, scan_chunk=4)),
+    Case(falcon, tiny_baseline(FalconConfig, chunk=3)),
+    Case(lora_drs, tiny_baseline(LoraDRSConfig, rank=2)),
 ]
 
 # (module, config, d_model, layers, the paper's millions, ours minus the paper's): BASELINES §9
@@ -193,10 +204,11 @@ def test_every_trainable_tensor_has_a_reader(case: Case) -> None:
     _, aux = net(tokens(case.config, 1, 2), targets=tokens(case.config, 1, 2, 1))
     aux["loss"].backward()
     without = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == net.tensors_without_reader()
+    assert sorted(without) == sorted(net.tensors_without_reader() + net.tensors_waiting())
 
 
-@every_case
+# FALCON's own test knows that the counter takes the gradient of its grouped convolution for a full one.
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "falcon"], ids=lambda case: case.name)
 @pytest.mark.parametrize("length", [1, 11])
 def test_the_formulas_equal_torchs_counter(case: Case, length: int) -> None:
     net = case.build()
