@@ -7,8 +7,8 @@ import torch
 
 from trc2 import TRC2Config, load_recipe
 from trc2.baselines import build_model
-from trc2.bench.budget import build_on_meta
-from trc2.config import recipe_names
+from trc2.bench.budget import active_parameters, build_on_meta
+from trc2.config import family_names, recipe_names
 from trc2.train.optimizer import build_optimizer
 from trc2.train.plan import Plan
 
@@ -51,6 +51,31 @@ def test_the_papers_recipe_is_the_papers() -> None:
     assert (train.schedule, train.warmup_steps, train.min_lr_ratio) == ("stream", 1000, 0.0)
     assert (run.control.every_steps, run.stream.control_batches) == (240, 5)
     assert [task.name for task in run.stream.tasks] == ["c4", "wikitext", "gsm8k"]
+
+
+PRINTED = {
+    "trc2": (149, 254, 226, 408, 560),
+    "transformer": (144, 228, 321),
+    "moe": (345, 441, 493),
+    "mamba": (151, 202, 245),
+    "deepseek_moe": (338, 308, 545),
+    "blk_attn_res": (144, 190, 187),
+    "falcon": (144, 193, 220),
+    "lora_drs": (156, 252, 284),
+}
+
+
+@pytest.mark.parametrize("model", PRINTED)
+def test_every_row_of_the_papers_table_has_a_recipe_that_prints_its_count(model: str) -> None:
+    runs = [run for name in family_names("paper") if (run := load_recipe(name)).model.name == model]
+    counts = sorted(round(sum(p.numel() for p in build_on_meta(run.model).parameters()) / 1e6) for run in runs)
+    assert counts == sorted(PRINTED[model])
+
+
+def test_the_lab_family_has_about_the_same_active_body() -> None:
+    bodies = {name: active_parameters(load_recipe(name).model)[1] for name in family_names("lab")}
+    assert len(bodies) == 8
+    assert all(2.4e6 < body < 2.9e6 for body in bodies.values()), bodies
 
 
 def test_lesions_cover_all_eight_combinations() -> None:
