@@ -80,3 +80,6 @@ class OutputConfig(Section):
     device: str = "auto"
     threads: Count | None = None
     deterministic: bool = False
+    compile: bool = Field(
+        False, description="torch.compile for attention, router and norms: about 40 s at the start, a few percent later"
+    )

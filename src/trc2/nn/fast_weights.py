@@ -267,7 +267,7 @@ def _divided_by_previous(rows: Float[Tensor, "N A C J"], decay: Tensor, middle: 
 
 
 def _triangles(length: int, like: Tensor) -> Float[Tensor, "_R C"]:
-    """Ones where q_t·x_s counts (s ≤ t), then where x_t·x_s does (s < t). Torch's batched tril takes ten times longer."""
+    """Ones where q_t·x_s counts (s ≤ t), then where x_t·x_s does (s < t); torch's batched tril takes far longer."""
     ones = like.new_ones(length, length)
     return torch.cat((ones.tril(), ones.tril(-1)))
 

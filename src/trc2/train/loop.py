@@ -15,6 +15,7 @@ from trc2.baselines import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.metrics.forgetting import METRICS, summarise
+from trc2.model.compiled import compile_parts
 from trc2.model.hippocampus import WriteReport
 from trc2.nn.chance import keyed_generator
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
@@ -58,6 +59,8 @@ class Trainer:
         self.dtype = choose_dtype(config.train.precision, self.device)
         _check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(self.device).train()
+        if config.output.compile:
+            compile_parts(self.model)
         self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
         self.scaler = loss_scaler(self.device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
