@@ -123,10 +123,9 @@ def peak(name: str, length: int, channels: int) -> float:
 
 
 def peaks(length: int, channels: int) -> dict[str, float]:
-    once = round(length * channels * MEMORY_STATES * 4 / 1e6, 1)
-    return {"tokens": length, "all_states_once": once} | {
-        name: peak(name, length, channels) for name in ("scan", "loop")
-    }
+    """Of both, beside the size of the states of all tokens."""
+    all_states = round(length * channels * MEMORY_STATES * 4 / 1e6, 1)
+    return {"tokens": length, "all_states": all_states, **{n: peak(n, length, channels) for n in ("scan", "loop")}}
 
 
 def mixer_step(call: Callable[[Tensor], Tensor], u: Tensor) -> Callable[[], None]:
@@ -177,9 +176,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="lab_trc2", help="whose batch, length and width are used")
     parser.add_argument("--chunk", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096], help="for the memory")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048], help="for the memory")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/mamba_scan.json"))
     arguments = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)
     torch.set_num_threads(THREADS)
     run = load_recipe(arguments.recipe)
     rows, length, d_model = run.train.batch_size, run.train.sequence_length, run.model.d_model
@@ -195,7 +195,7 @@ def main() -> None:
         "command": f"python benchmarks/mamba_scan.py --recipe {arguments.recipe} --chunk {arguments.chunk}",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": THREADS,
-        "load_average_before": round(os.getloadavg()[0], 1),
+        "load_average_before": load,
         "shape": {"rows": rows, "tokens": length, "channels": channels, "states": STATES, "chunk": arguments.chunk},
         "seconds": seconds,
         "ratio": ratios(seconds, "scan"),
@@ -203,7 +203,7 @@ def main() -> None:
         "processor_ratio": ratios(processor_seconds, "scan"),
         "memory": {
             "shape": {"rows": 1, "channels": channels, "states": MEMORY_STATES, "chunk": MEMORY_CHUNK},
-            "peak_mb": [peaks(length, channels) for length in arguments.lengths],
+            "peak_mb": [peaks(tokens, channels) for tokens in arguments.lengths],
         },
     }
     if importlib.util.find_spec("transformers") is not None:
