@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
-    {"errors"},
+    {"errors", "files"},
     {"config"},
     {"nn"},
     {"replay.stores"},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,13 @@ import torch
 from trc2.baselines import build_model
 from trc2.config import BackboneConfig, model_config
 from trc2.errors import UserError
+from trc2.files import write_atomically
 from trc2.model.backbone import Backbone
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 MODEL_TYPE, ARCHITECTURE = "trc2", "TRC2ForCausalLM"
 PREFIX = "net."  # the network inside its Hugging Face face
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Either the old file or the whole new one is there, whatever happens in between."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def save_model(net: Backbone, folder: Path) -> None:

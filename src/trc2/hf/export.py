@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trc2.artifact import save_model, write_atomically
+from trc2.artifact import save_model
 from trc2.errors import UserError
+from trc2.files import write_atomically
 from trc2.report.card import model_card
 from trc2.report.runs import read_run
 from trc2.stream.tokenizer import Tokenizer

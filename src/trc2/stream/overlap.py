@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trc2.files import write_atomically
 
 if TYPE_CHECKING:
     from trc2.stream.prepare import PreparedTask
@@ -57,7 +58,5 @@ def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path) -> dict[str, dic
         for key in wanted:
             matrix[key][name] = float(seen[key].mean())
     cache.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(matrix))
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(matrix).encode())
     return matrix

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
+from trc2.files import write_atomically
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
 from trc2.stream.sources import SPLITS, Source, source_of
@@ -274,9 +275,7 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
 
     tokenizer = train_bpe(texts(), config.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(tokenizer.to_json(), encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, tokenizer.to_json().encode())
     return tokenizer
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trc2.errors import UserError
+from trc2.files import write_durably
 from trc2.train.failpoint import failpoint
 
 SCHEMA = 1
@@ -46,10 +47,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "state.json": json.dumps(checkpoint.state, indent=1).encode(),
     }
     for name, content in contents.items():
-        _write(partial / name, content)
+        write_durably(partial / name, content)
         failpoint("checkpoint")
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "step": checkpoint.step, "sha256": sums}).encode())
+    manifest = {"schema": SCHEMA, "step": checkpoint.step, "sha256": sums}
+    write_durably(partial / "manifest.json", json.dumps(manifest).encode())
     shutil.rmtree(final, ignore_errors=True)
     failpoint("checkpoint rename")
     os.replace(partial, final)
@@ -111,13 +113,6 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
