@@ -18,7 +18,7 @@ from trc2.nn.precision import at_least_float32
 from trc2.nn.selection import top_k
 
 UNKNOWN = -1
-SCORE_BLOCK = {"cpu": 2**20}  # scores formed at a time
+SCORE_BLOCK = {"cpu": 2**22}  # scores formed at a time
 LARGE_BLOCK = 2**26
 ORIGIN_FIELDS = ("task", "step", "document", "position")
 
@@ -164,7 +164,7 @@ class Hippocampus(nn.Module):
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
         """Slots of the k best scores, scanning `read_chunk` slots at a time; ties go to the lowest slot.
 
-        Scores are formed block by block in one buffer that stays in a CPU's cache: its size depends neither on the
+        Scores are formed block by block in one buffer, small enough for a CPU's cache: its size depends neither on the
         number of tokens nor on that of slots.
         """
         chunks = [

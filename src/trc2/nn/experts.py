@@ -36,18 +36,18 @@ class _GatedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        share = torch.sigmoid(gate)
+        ctx.save_for_backward(gate_up, share)
+        return (gate * share).mul_(up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
+        gate_up, share = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         both = torch.empty_like(gate_up)
         for_gate, for_up = both.chunk(2, dim=-1)
-        share = torch.sigmoid(gate)
         torch.mul(gate, share, out=for_up)  # SiLU(g), on its way to the gradient of v
         slope = torch.addcmul(share, for_up, share, value=-1).add_(for_up)  # σ + SiLU (1 − σ)
         torch.mul(slope.mul_(up), grad, out=for_gate)

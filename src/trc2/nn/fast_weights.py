@@ -10,7 +10,6 @@ FALCON-2 one per value channel: here they differ only in the last dimension of �
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +64,11 @@ def fast_weights(
     """
     length, heads = q.shape[1], state.shape[:2]
     chunk = min(chunk, length)
-    qx = torch.cat((_cut(q, chunk), _cut(x, chunk)), dim=3)
+    qx = torch.cat([_cut(tensor, chunk).permute(0, 2, 3, 1, 4) for tensor in (q, x)], dim=3).flatten(1, 2)
     others = (_cut(v, chunk), _cut(steps.write, chunk), _cut(steps.keep, chunk, filler=1.0))
-    chunks = (tensor.flatten(1, 2).contiguous() for tensor in (qx, *others))
     with torch.autocast(q.device.type, enabled=False):
-        output, last = _Chunks.apply(*chunks, state.flatten(0, 1))
-    tokens = output.unflatten(1, heads).permute(1, 0, 3, 2, 4).flatten(1, 2)
+        output, last = _Chunks.apply(qx, *(tensor.flatten(2, 3).contiguous() for tensor in others), state.flatten(0, 1))
+    tokens = output.flatten(0, 1).unflatten(1, heads).transpose(0, 1)
     return Reading(tokens if tokens.shape[1] == length else tokens[:, :length], last.unflatten(0, heads))
 
 
@@ -92,12 +90,12 @@ def recurrence(
     return Reading(output, weights.unflatten(0, heads))
 
 
-def _cut(tokens: Float[Tensor, "B T H K"], chunk: int, filler: float = 0.0) -> Float[Tensor, "N B H C K"]:
+def _cut(tokens: Float[Tensor, "B T H K"], chunk: int, filler: float = 0.0) -> Float[Tensor, "N C B H K"]:
     """Chunks first; what the last one lacks is filled with tokens that neither write (η = 0) nor forget (γ = 1)."""
     missing = -tokens.shape[1] % chunk
     if missing:
         tokens = F.pad(tokens, (0, 0, 0, 0, 0, missing), value=filler)
-    return tokens.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)
+    return tokens.unflatten(1, (-1, chunk)).permute(1, 2, 0, 3, 4)
 
 
 class _Chunks(torch.autograd.Function):
@@ -118,40 +116,38 @@ class _Chunks(torch.autograd.Function):
     def forward(
         ctx: Any,
         qx: Float[Tensor, "N A _R K"],
-        v: Float[Tensor, "N A C J"],
-        write: Float[Tensor, "N A C _J"],
-        keep: Float[Tensor, "N A C _J"],
+        v: Float[Tensor, "N C A J"],
+        write: Float[Tensor, "N C A _J"],
+        keep: Float[Tensor, "N C A _J"],
         state: Float[Tensor, "A K J"],
-    ) -> tuple[Float[Tensor, "N A C J"], Float[Tensor, "A K J"]]:
-        length = v.shape[2]
-        x = qx[:, :, length:]
-        products = qx @ x.mT  # rows of q_t·x_s, then rows of x_t·x_s
-        scores, gram = products.split(length, dim=2)
-        scores *= _triangles(length, v)[:length]
+    ) -> tuple[Float[Tensor, "N C A J"], Float[Tensor, "A K J"]]:
+        num_chunks, length = v.shape[:2]
         decay, middle, total = _decays(keep)
-        gain = write / keep
-        residual = _divided_by_previous(v, decay, middle)
-        solution, output = torch.empty_like(v), torch.empty_like(v)
-        states = v.new_empty(v.shape[0] + 1, *state.shape)
+        system = _System(v[0], write[0])
+        residual, output = torch.empty_like(v), torch.empty_like(v)
+        states = v.new_empty(num_chunks + 1, *state.shape)
         states[0] = state
-        substitutions = _substitutions(residual, gain, gram, solution)
-        for n, substitution in enumerate(substitutions):
-            from_state, r = (qx[n] @ states[n]).mul_(middle[n]), residual[n]
-            r -= from_state[:, length:]
-            _substitute(substitution)
-            torch.baddbmm(from_state[:, :length], scores[n], solution[n], out=output[n]).mul_(decay[n])
-            kept = states[n] * total[n]
-            torch.baddbmm(kept, x[n].mT, solution[n] * decay[n, :, -1:], out=states[n + 1])
-        ctx.save_for_backward(qx, v, keep, products, decay, middle, total, gain, residual, solution, states, output)
+        for n in range(num_chunks):
+            system.load(qx[n], write[n], keep[n])
+            read = (qx[n] @ states[n]).mul_(_swap(middle[n]))
+            _divide_by_previous(v[n], decay[n], middle[n], out=system.target)
+            system.target.sub_(_swap(read[:, length:]))
+            system.solve()
+            residual[n] = system.target
+            inside = torch.baddbmm(read[:, :length], system.scores, _swap(system.solution))
+            torch.mul(_swap(inside), decay[n], out=output[n])
+            written = _swap(system.solution * decay[n, -1:])
+            torch.baddbmm(states[n] * _swap(total[n]), qx[n, :, length:].mT, written, out=states[n + 1])
+        ctx.save_for_backward(qx, v, write, keep, decay, middle, total, residual, states, output)
         return output, states[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_output: Float[Tensor, "N A C J"], grad_state: Float[Tensor, "A K J"]
+        ctx: Any, grad_output: Float[Tensor, "N C A J"], grad_state: Float[Tensor, "A K J"]
     ) -> tuple[Tensor, ...]:
         with torch.autocast(grad_output.device.type, enabled=False):
-            return _backward(grad_output.contiguous(), grad_state, *ctx.saved_tensors)
+            return _backward(grad_output, grad_state, *ctx.saved_tensors)
 
 
 def _backward(
@@ -159,14 +155,12 @@ def _backward(
     grad_state: Tensor,
     qx: Tensor,
     v: Tensor,
+    write: Tensor,
     keep: Tensor,
-    products: Tensor,
     decay: Tensor,
     middle: Tensor,
     total: Tensor,
-    gain: Tensor,
     residual: Tensor,
-    solution: Tensor,
     states: Tensor,
     output: Tensor,
 ) -> tuple[Tensor, ...]:
@@ -175,103 +169,96 @@ def _backward(
         y_t = η_t/γ_t ⊙ (Σ_{s≥t} (q_s·x_t) F_s ⊙ ∂o_s + F_C ⊙ ∂Sᵀx_t − Σ_{s>t} (x_s·x_t) y_s)
         ∂S ← ∂S diag(E_C) + Σ_t q_t (c ⊙ F_t ⊙ ∂o_t)ᵀ − Σ_t x_t (c ⊙ y_t)ᵀ
 
-    `sources` holds F_t ⊙ ∂o_t, then −y_t: the gradients of what q_t and x_t read from S, but for the factor c.
+    `source` holds F_t ⊙ ∂o_t, then −y_t: the gradients of what q_t and x_t read from S, but for the factor c.
     """
-    length = v.shape[2]
-    x = qx[:, :, length:]
-    scores, gram = products.split(length, dim=2)
-    sources = v.new_empty(*qx.shape[:3], v.shape[3])
-    of_queries, of_features = sources.split(length, dim=2)
-    torch.mul(grad_output, decay, out=of_queries)
-    grad_solution = scores.mT @ of_queries
-    grad_log_decay = grad_output * output  # of log E_t, then of log γ_t
-    grad_qx, grad_x = torch.empty_like(qx), v.new_empty(x.shape)
-    substitutions = _substitutions(grad_solution, gain, gram, of_features, backwards=True)
-    for n, substitution in reversed(list(enumerate(substitutions))):
-        last_decay = decay[n, :, -1:]
-        grad_solution[n].addcmul_(x[n] @ grad_state, last_decay)
-        _substitute(substitution)
-        of_features[n].neg_()
-        grad_log_decay[n, :, -1] += torch.linalg.vecdot(grad_state, states[n + 1], dim=1)
-        torch.bmm(solution[n] * last_decay, grad_state.mT, out=grad_x[n])
-        source = sources[n] * middle[n]
-        torch.bmm(source, states[n].mT, out=grad_qx[n])
-        grad_state = torch.baddbmm(grad_state * total[n], qx[n].mT, source)
-
-    # Above the diagonal, where a product divides decays the wrong way round, it may overflow.
-    grad_products = (sources @ solution.mT).nan_to_num_().mul_(_triangles(length, v))
-    _add_product(grad_qx, grad_products, x)
-    _add_product(grad_x, grad_products.mT, qx)
-    grad_qx[:, :, length:] += grad_x
-    grad_v = _divided_by_previous(of_features, decay, middle).neg_()
-    grad_gain = grad_solution.mul_(residual)  # each substitution left behind what its gains multiply
+    num_chunks, length, num_heads, width = v.shape
+    system = _System(v[0], write[0], backwards=True)
+    source = v.new_empty(num_heads, 2 * length, width)
+    grad_qx, grad_v, grad_write, grad_log_decay = (torch.empty_like(tensor) for tensor in (qx, v, v, v))
+    for n in reversed(range(num_chunks)):
+        x, last_decay = qx[n, :, length:], decay[n, -1:]
+        system.load(qx[n], write[n], keep[n])
+        written = _swap(residual[n] * system.gain)
+        torch.mul(_swap(grad_output[n]), _swap(decay[n]), out=source[:, :length])
+        from_outputs, from_state = system.scores.mT @ source[:, :length], x @ grad_state
+        torch.addcmul(_swap(from_outputs), _swap(from_state), last_decay, out=system.target)
+        system.solve()
+        torch.neg(_swap(system.solution), out=source[:, length:])
+        _divide_by_previous(system.solution, decay[n], middle[n], out=grad_v[n])
+        torch.mul(system.target, residual[n], out=grad_write[n])  # of η/γ, which multiplies both brackets
+        torch.mul(grad_output[n], output[n], out=grad_log_decay[n])
+        grad_log_decay[n, -1] += torch.linalg.vecdot(grad_state, states[n + 1], dim=1)
+        # Above the diagonal, where a product divides decays the wrong way round, it may overflow.
+        grad_products = (source @ written.mT).nan_to_num_().mul_(system.triangles)
+        scaled = source * _swap(middle[n])
+        torch.baddbmm(scaled @ states[n].mT, grad_products, x, out=grad_qx[n])
+        from_writing = (written * _swap(last_decay)) @ grad_state.mT
+        grad_qx[n, :, length:] += torch.baddbmm(from_writing, grad_products.mT, qx[n])
+        grad_state = torch.baddbmm(grad_state * _swap(total[n]), qx[n].mT, scaled)
 
     # E_t multiplies o_t and divides v_{t+1}, E_C multiplies the state (above); log γ_t is in all E from t on, and in
     # the gain η_t/γ_t.
-    grad_log_decay[:, :, :-1] -= grad_v[:, :, 1:] * v[:, :, 1:]
+    grad_log_decay[:, :-1].addcmul_(grad_v[:, 1:], v[:, 1:], value=-1)
     for t in reversed(range(length - 1)):
-        grad_log_decay[:, :, t] += grad_log_decay[:, :, t + 1]
-    grad_log_decay.addcmul_(grad_gain, gain, value=-1)
-    grad_write, grad_keep = ((grad / keep).sum_to_size(keep.shape) for grad in (grad_gain, grad_log_decay))
-    return grad_qx, grad_v, grad_write, grad_keep, grad_state
+        grad_log_decay[:, t] += grad_log_decay[:, t + 1]
+    grad_write /= keep
+    grad_log_decay.addcmul_(grad_write, write, value=-1)
+    grad_keep = grad_log_decay.div_(keep)
+    return grad_qx, grad_v, grad_write.sum_to_size(write.shape), grad_keep.sum_to_size(keep.shape), grad_state
 
 
-Substitution = tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], ...]
+class _System:
+    """The triangular systems of one chunk, z_t = gain_t ⊙ (target_t − Σ_{s<t} (x_t·x_s) z_s), or s > t.
+
+    Every chunk is loaded into the same buffers, so that the views a substitution visits are cut only once.
+    """
+
+    def __init__(self, v: Float[Tensor, "C A J"], write: Float[Tensor, "C A _J"], *, backwards: bool = False) -> None:
+        length, num_heads, _ = v.shape
+        ones = v.new_ones(length, length)
+        self.triangles = torch.cat((ones.tril(), ones.tril(-1)))  # torch's batched tril takes far longer
+        self.products = v.new_empty(num_heads, 2 * length, length)  # rows of q_t·x_s, then rows of x_t·x_s
+        self.scores = self.products[:, :length]
+        self.gain, self.target, self.solution = torch.empty_like(write), torch.empty_like(v), torch.empty_like(v)
+        gram = self.products[:, length:].permute(1, 2, 0).unsqueeze(-1)
+        self.visits = []
+        for t in reversed(range(length)) if backwards else range(length):
+            unsolved = slice(0, t) if backwards else slice(t + 1, length)
+            rows = self.target[t], self.gain[t], self.solution[t]
+            self.visits.append((*rows, self.target[unsolved], gram[unsolved, t]))
+
+    def load(self, qx: Float[Tensor, "A _R K"], write: Float[Tensor, "C A _J"], keep: Float[Tensor, "C A _J"]) -> None:
+        length = write.shape[0]
+        torch.bmm(qx, qx[:, length:].mT, out=self.products)
+        self.scores.mul_(self.triangles[:length])
+        torch.div(write, keep, out=self.gain)
+
+    def solve(self) -> None:
+        """Substitution, token by token over all channels; leaves the bracket in `target`."""
+        for target, gain, solution, unsolved, gram in self.visits:
+            torch.mul(target, gain, out=solution)
+            unsolved.addcmul_(gram, solution, value=-1)
 
 
-def _substitutions(
-    target: Float[Tensor, "N A C J"],
-    gain: Float[Tensor, "N A C _J"],
-    gram: Float[Tensor, "N A C C"],
-    solution: Float[Tensor, "N A C J"],
-    *,
-    backwards: bool = False,
-) -> Sequence[Substitution]:
-    """For every chunk, the views that its substitution visits; all cut at once, for cutting is a third of the work."""
-    length = target.shape[2]
-    visits = []
-    for t in reversed(range(length)) if backwards else range(length):
-        here, unsolved = slice(t, t + 1), slice(0, t) if backwards else slice(t + 1, length)
-        rows = (tensor[:, :, here] for tensor in (target, gain, solution))
-        cuts = (*rows, target[:, :, unsolved], gram[:, :, unsolved, here])
-        visits.append(zip(*(cut.unbind() for cut in cuts), strict=True))
-    return list(zip(*visits, strict=True))
-
-
-def _substitute(substitution: Substitution) -> None:
-    """z_t = gain_t ⊙ (target_t − Σ_s gram_ts z_s) over the s already solved; leaves the bracket in `target`."""
-    for target, gain, solution, unsolved, gram in substitution:
-        torch.mul(target, gain, out=solution)
-        unsolved.addcmul_(gram, solution, value=-1)
-
-
-def _decays(keep: Float[Tensor, "N A C J"]) -> tuple[Tensor, Tensor, Tensor]:
+def _decays(keep: Float[Tensor, "N C A J"]) -> tuple[Tensor, Tensor, Tensor]:
     """F, c and E_C of every chunk; F is built outwards from the middle, for E itself may be too small for float32."""
-    half = (keep.shape[2] - 1) // 2
+    half = (keep.shape[1] - 1) // 2
     decay = torch.empty_like(keep)
-    decay[:, :, half] = 1.0
-    for t in range(half + 1, keep.shape[2]):
-        torch.mul(decay[:, :, t - 1], keep[:, :, t], out=decay[:, :, t])
+    decay[:, half] = 1.0
+    for t in range(half + 1, keep.shape[1]):
+        torch.mul(decay[:, t - 1], keep[:, t], out=decay[:, t])
     for t in reversed(range(half)):
-        torch.div(decay[:, :, t + 1], keep[:, :, t + 1], out=decay[:, :, t])
-    middle = keep[:, :, :1] / decay[:, :, :1]
-    return decay, middle, middle * decay[:, :, -1:]
+        torch.div(decay[:, t + 1], keep[:, t + 1], out=decay[:, t])
+    middle = keep[:, :1] / decay[:, :1]
+    return decay, middle, middle * decay[:, -1:]
 
 
-def _divided_by_previous(rows: Float[Tensor, "N A C J"], decay: Tensor, middle: Tensor) -> Float[Tensor, "N A C J"]:
+def _divide_by_previous(rows: Float[Tensor, "C A J"], decay: Tensor, middle: Tensor, *, out: Tensor) -> None:
     """rows_t / F_{t−1}, where F_0 = 1/c."""
-    quotient = rows.new_empty(rows.shape)
-    torch.mul(rows[:, :, :1], middle, out=quotient[:, :, :1])
-    torch.div(rows[:, :, 1:], decay[:, :, :-1], out=quotient[:, :, 1:])
-    return quotient
+    torch.mul(rows[:1], middle, out=out[:1])
+    torch.div(rows[1:], decay[:-1], out=out[1:])
 
 
-def _triangles(length: int, like: Tensor) -> Float[Tensor, "_R C"]:
-    """Ones where q_t·x_s counts (s ≤ t), then where x_t·x_s does (s < t); torch's batched tril takes far longer."""
-    ones = like.new_ones(length, length)
-    return torch.cat((ones.tril(), ones.tril(-1)))
-
-
-def _add_product(total: Float[Tensor, "N A _R K"], left: Tensor, right: Tensor) -> None:
-    flat = total.flatten(0, 1)
-    torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), out=flat)
+def _swap(x: Float[Tensor, "_A _C J"]) -> Float[Tensor, "_C _A J"]:
+    """Between tokens first, the fast order of element-wise work, and heads first, that of products."""
+    return x.transpose(0, 1)
