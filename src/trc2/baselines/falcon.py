@@ -143,13 +143,13 @@ def build(config: FalconConfig, generator: torch.Generator | None = None) -> Bas
 def cost(config: FalconConfig, rows: int, length: int) -> dict[str, Cost]:
     """The maps, the convolution, and the products of the chunk form, whose last chunk is filled up.
 
-    Forward, per token and channel, with chunks of C and heads of width K: 6(C + K). Backward 14C + 12K.
+    Per token and channel, with chunks of C and heads of width K: 6C + 6K forward, 18C + 12K backward.
     """
     tokens, d, heads = rows * length, config.d_model, config.num_heads
     maps = 4 * d * d + d * (d if config.variant == "falcon2" else heads) + d * heads
     convolution = 3 * d * config.conv_width
     chunk, width = min(config.chunk, length), config.head_dim
     filled = rows * -(-length // chunk) * chunk * d
-    scan = Cost(filled * 6.0 * (chunk + width), filled * (20.0 * chunk + 18.0 * width))
+    scan = Cost(filled * 6.0 * (chunk + width), filled * (24.0 * chunk + 18.0 * width))
     block = learned(2.0 * tokens * (maps + convolution)) + scan + swiglu_cost(d, config.ff_dim, tokens)
     return baseline_cost(config, rows, length, block)
