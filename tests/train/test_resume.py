@@ -153,7 +153,7 @@ def test_a_run_in_use_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> 
 def test_a_full_disk_loses_nothing_that_was_saved(
     tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = checkpoint_module._write, []
+    plain, calls = checkpoint_module.write_durably, []
 
     def full(path: Path, content: bytes) -> None:
         calls.append(path)
@@ -163,7 +163,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
         plain(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "_write", full)
+        patch.setattr(checkpoint_module, "write_durably", full)
         with pytest.raises(UserError, match="No space left on device; earlier ones are whole"):
             start_run(at(tiny_run, tmp_path / "run"), QUIET)
     found = newest_checkpoint(tmp_path / "run", QUIET)
@@ -179,8 +179,10 @@ def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, mo
     from trc2.train.writer import CheckpointWriter
 
     release = threading.Event()
-    plain = checkpoint_module._write
-    monkeypatch.setattr(checkpoint_module, "_write", lambda path, content: (release.wait(5), plain(path, content)))
+    plain = checkpoint_module.write_durably
+    monkeypatch.setattr(
+        checkpoint_module, "write_durably", lambda path, content: (release.wait(5), plain(path, content))
+    )
     writer = CheckpointWriter(tmp_path, 2, set())
     tensor = torch.zeros(3)
     begun = time.monotonic()
