@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from jaxtyping import install_import_hook
 
 import tests.typecheck  # noqa: F401 - the hook below finds it by name
+
+# Tensors here are tiny: a second thread only waits, and on a busy machine for long. Commands that tests run inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CHECKED = ["trc2.nn", "trc2.model", "trc2.replay.stores"]
 install_import_hook(CHECKED, "tests.typecheck.checker")
@@ -19,7 +23,7 @@ import torch  # noqa: E402
 
 from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 
-torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
+torch.set_num_threads(1)
 
 
 def tiny_config(**changes: object) -> TRC2Config:
