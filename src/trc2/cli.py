@@ -122,7 +122,7 @@ def budget(
         out.print(verdict)
         raise typer.Exit(0 if not different else 1)
     run = _saved_run(Path(target)) if Path(target).is_dir() else load_recipe(target, overrides or [])
-    filled = _read_slots(run.model) if slots is None else slots
+    filled = run.model.read_slots if slots is None else slots
     if as_json:
         print(json.dumps(budget_json(target, run, filled), indent=2))
         return
@@ -384,11 +384,6 @@ def _saved_run(folder: Path) -> Any:
 
     model = load_config(folder)
     return RunConfig(model=model, train=TrainConfig(sequence_length=min(1024, model.max_positions)))
-
-
-def _read_slots(model: Any) -> int:
-    """How many memory slots a full memory lets a query see."""
-    return min(model.memory_slots, model.memory_read_window) if getattr(model, "memory", False) else 0
 
 
 def _load(target: str, overrides: list[str], seed: int) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.baselines.common import excited, tiny_baseline
+from tests.baselines.common import compare_segments_with_passes_of_their_own, excited, tiny_baseline
 from tests.conftest import tokens
 from trc2.baselines import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
 from trc2.baselines.blocks import BaselineNet
@@ -28,7 +28,6 @@ from trc2.config.baselines import (
     TransformerConfig,
 )
 from trc2.model.flops import Cost
-from trc2.nn.segments import pack
 
 
 @dataclass(frozen=True)
@@ -138,15 +137,7 @@ def test_padding_changes_nothing_for_real_tokens(case: Case, where: str) -> None
 @every_case
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_replayed_chunks_and_the_batch_do_not_see_each_other(case: Case, is_padded: bool) -> None:
-    net = excited_net(case.name, torch.float64)
-    x, replayed = tokens(case.config, 2, 11), tokens(case.config, 3, 5, seed=2)
-    valid = torch.ones(2, 11, dtype=torch.bool)
-    valid[1, :4] = False
-    mask = valid if is_padded else None
-    alone, again = net.trunk(pack([x], mask)), net.trunk(pack([replayed]))
-    joined = net.trunk(pack([x, replayed], mask))
-    torch.testing.assert_close(joined.hidden, torch.cat((alone.hidden, again.hidden)), atol=1e-11, rtol=1e-10)
-    torch.testing.assert_close(joined.load_balance, alone.load_balance, atol=1e-12, rtol=1e-10)
+    compare_segments_with_passes_of_their_own(excited_net(case.name, torch.float64), is_padded=is_padded)
 
 
 @every_case

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.baselines.common import compare_with_reference, excited, tiny_baseline
+from tests.baselines.common import (
+    check_silent_blocks_leave_the_embedding,
+    compare_with_reference,
+    excited,
+    tiny_baseline,
+)
 from tests.conftest import tokens
 from trc2.baselines.blk_attn_res import DepthTrunk, build, recall, residual_blocks
 from trc2.baselines.blocks import BaselineNet
@@ -115,15 +120,7 @@ def test_queries_start_at_exactly_zero_and_average_all_sources() -> None:
 
 def test_silent_sublayers_leave_the_embeddings_share() -> None:
     """All blocks are 0 then, and the final norm removes the share's size: no residual stream carried anything."""
-    net = excited(build(tiny(norm_eps=1e-12))).double()
-    trunk = trunk_of(net)
-    with torch.no_grad():
-        for block in trunk.blocks:
-            block.mixer.output.weight.zero_()
-            block.feed_forward.down.weight.zero_()
-    x = tokens(net.config, 2, 7)
-    hidden = trunk.embedding.weight[x] + trunk.positions.weight[:7]
-    torch.testing.assert_close(net(x)[0], trunk.final_norm(hidden) @ trunk.embedding.weight.T)
+    check_silent_blocks_leave_the_embedding(build(tiny(norm_eps=1e-12)))
 
 
 def test_a_sublayer_reads_its_own_query_and_no_other() -> None:

@@ -6,10 +6,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.baselines.common import compare_with_reference, excited, tiny_baseline
+from tests.baselines.common import (
+    compare_gradients_of_pieces,
+    compare_segments_with_passes_of_their_own,
+    compare_with_reference,
+    excited,
+    remembered_shapes,
+    tiny_baseline,
+)
 from tests.conftest import tokens
 from trc2.baselines.blocks import BaselineNet
-from trc2.baselines.falcon import FalconMixer, build, cost, depthwise
+from trc2.baselines.falcon import FalconMixer, build, cost
 from trc2.config.baselines import FalconConfig
 from trc2.model.flops import Cost
 from trc2.nn.segments import pack
@@ -139,42 +146,18 @@ def test_decoding_in_pieces_equals_the_whole(variant: str, dtype: torch.dtype, c
 
 
 def test_gradients_flow_through_decoded_pieces_and_padding() -> None:
-    """A loss on pieces with holes has the gradients of the loss on the real tokens alone."""
-    net = excited_net()
-    x = tokens(net.config, 1, 9)
-    valid = torch.tensor([[1, 0, 1, 1, 0, 0, 1, 1, 1]]).bool()
-    decoding = net.start_decoding()
-    pieces = torch.cat([net.decode(x[:, a:b], decoding, valid=valid[:, a:b]) for a, b in ((0, 5), (5, 6), (6, 9))], 1)
-    parameters = list(net.parameters())
-    ours = torch.autograd.grad(pieces[valid].square().sum(), parameters)
-    expected = torch.autograd.grad(net(x[valid].unsqueeze(0))[0].square().sum(), parameters)
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-8)
+    compare_gradients_of_pieces(excited_net(), 1e-9)
 
 
 def test_what_decoding_remembers_does_not_grow() -> None:
-    net = excited_net()
-    decoding = net.start_decoding()
-    shapes = []
-    for length in (5, 1, 9):
-        with torch.no_grad():
-            net.decode(tokens(net.config, 2, length), decoding)
-        shapes.append([{name: tuple(t.shape) for name, t in state.tensors.items()} for state in decoding.states])
     expected = {"inputs": (2, 3, 24), "key": (2, 1, 8), "has_key": (2, 1), "weights": (2, 2, 4, 4)}
-    assert shapes[0] == shapes[1] == shapes[2] == [expected] * 2
+    assert remembered_shapes(excited_net()) == [[expected] * 2] * 3
 
 
 @both
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_replayed_chunks_and_the_batch_do_not_see_each_other(variant: str, is_padded: bool) -> None:
-    net = excited_net(variant=variant)
-    x, replayed = tokens(net.config, 2, 11), tokens(net.config, 3, 5, seed=2)
-    valid = torch.ones(2, 11, dtype=torch.bool)
-    valid[1, :4] = False
-    mask = valid if is_padded else None
-    alone, again = net.trunk(pack([x], mask)), net.trunk(pack([replayed]))
-    joined = net.trunk(pack([x, replayed], mask))
-    torch.testing.assert_close(joined.hidden, torch.cat((alone.hidden, again.hidden)), atol=1e-11, rtol=1e-10)
+    compare_segments_with_passes_of_their_own(excited_net(variant=variant), is_padded=is_padded)
 
 
 @pytest.mark.parametrize(
@@ -256,19 +239,6 @@ def test_the_formulas_equal_torchs_counter(variant: str, length: int) -> None:
     total = sum(cost(config, 2, length).values(), Cost())
     assert forward == total.forward
     assert counter.get_total_flops() == total.training
-
-
-def test_the_convolution_is_a_sum_of_shifted_products() -> None:
-    x = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    ours, shifted = depthwise(x, weight), sum(x[:, k : k + 6] * weight[:, k] for k in range(4))
-    torch.testing.assert_close(ours, shifted, atol=1e-12, rtol=1e-12)
-    for a, b in zip(
-        torch.autograd.grad(ours.square().sum(), (x, weight)),
-        torch.autograd.grad(shifted.square().sum(), (x, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
 
 
 def test_half_precision_keeps_the_fast_weights_wide() -> None:

@@ -4,9 +4,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.baselines.common import compare_with_reference, excited, tiny_baseline
+from tests.baselines.common import (
+    compare_gradients_of_pieces,
+    compare_with_reference,
+    excited,
+    remembered_shapes,
+    tiny_baseline,
+)
 from tests.conftest import tokens
-from trc2.baselines.mamba import MambaMixer, build, cost, real_first
+from trc2.baselines.mamba import MambaMixer, build, cost
 from trc2.config.baselines import MambaConfig
 from trc2.model.flops import Cost
 from trc2.reference import mamba as reference
@@ -59,33 +65,11 @@ def test_padding_between_pieces_does_not_reach_the_convolution_or_the_state(conv
 
 
 def test_what_decoding_remembers_does_not_grow() -> None:
-    net = excited_net()
-    decoding = net.start_decoding()
-    shapes = []
-    for length in (5, 1, 9):
-        with torch.no_grad():
-            net.decode(tokens(net.config, 2, length), decoding)
-        shapes.append([{name: tuple(t.shape) for name, t in state.tensors.items()} for state in decoding.states])
-    assert shapes[0] == shapes[1] == shapes[2] == [{"inputs": (2, 3, 16), "state": (2, 16, 3)}] * 2
+    assert remembered_shapes(excited_net()) == [[{"inputs": (2, 3, 16), "state": (2, 16, 3)}] * 2] * 3
 
 
 def test_gradients_flow_through_decoded_pieces_and_padding() -> None:
-    """A loss on pieces with holes has the gradients of the loss on the real tokens alone."""
-    net = excited_net()
-    x = tokens(net.config, 1, 9)
-    valid = torch.tensor([[1, 0, 1, 1, 0, 0, 1, 1, 1]]).bool()
-    decoding = net.start_decoding()
-    pieces = torch.cat([net.decode(x[:, a:b], decoding, valid=valid[:, a:b]) for a, b in ((0, 5), (5, 6), (6, 9))], 1)
-    parameters = list(net.parameters())
-    ours = torch.autograd.grad(pieces[valid].square().sum(), parameters)
-    expected = torch.autograd.grad(net(x[valid].unsqueeze(0))[0].square().sum(), parameters)
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-9)
-
-
-def test_padding_moves_behind_real_tokens_which_keep_their_order() -> None:
-    valid = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
-    assert real_first(valid).tolist() == [[1, 3, 4, 0, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    compare_gradients_of_pieces(excited_net(), 1e-10)
 
 
 @pytest.mark.parametrize(

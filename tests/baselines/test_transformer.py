@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from tests.baselines.common import compare_with_reference, excited, tiny_baseline
-from tests.conftest import tokens
+from tests.baselines.common import check_silent_blocks_leave_the_embedding, compare_with_reference, tiny_baseline
 from trc2.baselines.transformer import build
 from trc2.config.baselines import TransformerConfig
 from trc2.reference import baselines as reference
@@ -28,15 +26,7 @@ def test_replay_in_the_same_pass_equals_the_reference_in_two() -> None:
 
 
 def test_silent_blocks_leave_token_and_position() -> None:
-    net = excited(build(tiny_baseline(TransformerConfig))).double()
-    trunk = net.trunk
-    with torch.no_grad():
-        for block in trunk.blocks:
-            block.mixer.output.weight.zero_()
-            block.feed_forward.down.weight.zero_()
-    x = tokens(net.config, 2, 7)
-    hidden = trunk.embedding.weight[x] + trunk.positions.weight[:7]
-    torch.testing.assert_close(net(x)[0], trunk.final_norm(hidden) @ trunk.embedding.weight.T)
+    check_silent_blocks_leave_the_embedding(build(tiny_baseline(TransformerConfig)))
 
 
 def test_the_width_defaults_to_four_times_the_models() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trc2.nn.norm import RMSNorm, unit
+from trc2.nn.norm import RMSNorm, cosine
 from trc2.reference.column import rms_norm
 
 
@@ -27,8 +27,22 @@ def test_half_types_are_normalised_in_float32() -> None:
     torch.testing.assert_close(RMSNorm(4, 1e-6)(x), torch.ones(1, 4, dtype=torch.float16))
 
 
-def test_unit_of_zero_is_zero_with_a_finite_gradient() -> None:
-    x = torch.zeros(2, 3, requires_grad=True)
-    unit(x).sum().backward()
+def test_the_cosine_is_the_product_of_unit_vectors() -> None:
+    x, y = (torch.randn(5, 3, 4, dtype=torch.float64) for _ in range(2))
+    x[0, 0] *= 1e-6  # here the ε outside the root matters
+    x.requires_grad_()
+    sizes = torch.linalg.vector_norm(y, dim=-1)
+    units = [v / (v.square().sum(dim=-1, keepdim=True).sqrt() + 1e-6) for v in (x, y)]
+    ours, expected = cosine(x, y, sizes), (units[0] * units[1]).sum(dim=-1)
+    torch.testing.assert_close(ours, expected, atol=1e-14, rtol=1e-12)
+    chance = torch.randn_like(ours)
+    (a,), (b,) = (torch.autograd.grad((value * chance).sum(), x) for value in (ours, expected))
+    torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+def test_the_cosine_with_zero_is_zero_with_a_finite_gradient() -> None:
+    x, y = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3)
+    out = cosine(x, y, torch.linalg.vector_norm(y, dim=-1))
+    out.sum().backward()
     assert torch.isfinite(x.grad).all()
-    assert not unit(x).any()
+    assert not out.any()

@@ -92,7 +92,7 @@ class Trunk(nn.Module):
 
     def forward(self, packed: Packed, *, decoding: Decoding | None = None) -> TrunkOutput:
         hidden = self.embedding(packed.tokens) + self.positions(packed.positions)
-        counted = counted_tokens(packed) if decoding is None else None
+        counted = packed.counted if decoding is None else None
         hidden, balance = self.run_blocks(hidden, packed.segments, counted, decoding)
         return TrunkOutput(self.final_norm(hidden), balance)
 
@@ -124,14 +124,6 @@ class BaselineNet(Backbone):
     @property
     def body(self) -> Trunk:
         return self.trunk
-
-
-def counted_tokens(packed: Packed) -> Bool[Tensor, " P"] | slice:
-    """The real tokens of the training batch: replayed ones and padding are not counted."""
-    main = packed.segments[0]
-    if main.valid is None:
-        return slice(main.start, main.stop)
-    return nn.functional.pad(main.valid.flatten(), (0, packed.tokens.shape[0] - main.stop))
 
 
 def zero_balance(hidden: Float[Tensor, "P D"]) -> Float[Tensor, ""]:

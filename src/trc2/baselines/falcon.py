@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from trc2.baselines.blocks import BaselineNet, Block, DenseFeedForward, Trunk
 from trc2.baselines.costs import baseline_cost, swiglu_cost
-from trc2.baselines.mamba import in_order, last_real, real_first
 from trc2.config.baselines import FalconConfig
 from trc2.model.flops import Cost, learned
+from trc2.nn.convolution import depthwise, in_order, last_real, real_first
 from trc2.nn.decoding import State
 from trc2.nn.fast_weights import fast_weights, recurrence, ridge_steps
 from trc2.nn.init import STD, init_weights, normal_
@@ -116,16 +116,6 @@ def writers(has_key: Bool[Tensor, "B 1"], length: int, valid: Bool[Tensor, "B T"
     position = torch.arange(length, device=has_key.device)
     is_later = (position > 0) | has_key
     return is_later if valid is None else is_later & (position < valid.sum(dim=1, keepdim=True))
-
-
-def depthwise(x: Float[Tensor, "B S I"], weight: Float[Tensor, "I W"]) -> Float[Tensor, "B T I"]:
-    """y_t = Σ_k w_k ⊙ x_{t+k}: of the S = T + W − 1 tokens, the first W − 1 are only looked at.
-
-    As an image of height one with channels last, for which torch has a fast kernel; its one-dimensional convolution
-    has none.
-    """
-    image = x.transpose(1, 2).unsqueeze(2)
-    return F.conv2d(image, weight[:, None, None], groups=x.shape[2]).squeeze(2).transpose(1, 2)
 
 
 def build(config: FalconConfig, generator: torch.Generator | None = None) -> BaselineNet:

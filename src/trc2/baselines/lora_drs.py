@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, DenseFeedForward, Trunk, counted_tokens
+from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, DenseFeedForward, Trunk
 from trc2.baselines.costs import attention_cost, baseline_cost, swiglu_cost
 from trc2.config.baselines import LoraDRSConfig
 from trc2.errors import UserError
@@ -176,7 +176,7 @@ class LoraDRSNet(BaselineNet):
                 hidden = self.trunk.embedding(packed.tokens) + self.trunk.positions(packed.positions)
                 for block, moment in zip(self.trunk.blocks, moments, strict=True):
                     moment.add(block.mixer_norm(hidden))
-                    hidden, _ = block(hidden, packed.segments, counted_tokens(packed), None)
+                    hidden, _ = block(hidden, packed.segments, packed.counted, None)
         return moments
 
     @contextmanager

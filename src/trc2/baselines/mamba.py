@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from trc2.baselines.blocks import BaselineNet, Block, DenseFeedForward, Trunk
 from trc2.baselines.costs import baseline_cost, swiglu_cost
 from trc2.config.baselines import MambaConfig
 from trc2.model.flops import Cost, learned
+from trc2.nn.convolution import depthwise, in_order, last_real, real_first
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.precision import at_least_float32
@@ -68,7 +69,7 @@ class MambaMixer(nn.Module):
         seen = torch.cat((past, x if order is None else in_order(x, order)), dim=1)
         if state is not None:
             state.tensors["inputs"] = last_real(seen, window, valid)
-        mixed = depthwise(at_least_float32(seen), self.conv_weight, self.conv_bias).to(x.dtype)
+        mixed = depthwise(*(at_least_float32(t) for t in (seen, self.conv_weight, self.conv_bias))).to(x.dtype)
         return mixed if order is None else in_order(mixed, order.argsort(dim=1))
 
     def scan(
@@ -91,37 +92,6 @@ class MambaMixer(nn.Module):
     def new_state(self) -> State:
         """Holds the inputs of the convolution's window and the state of the scan: its size does not grow."""
         return State()
-
-
-def depthwise(
-    x: Float[Tensor, "B S I"], weight: Float[Tensor, "I W"], bias: Float[Tensor, " I"]
-) -> Float[Tensor, "B T I"]:
-    """y_t = bias + Σ_k w_k ∘ x_{t+k}: of the S = T + W − 1 tokens, the first W − 1 are only looked at.
-
-    As W shifted products: with channels last, torch's own convolution takes longer on CPUs, most of all backwards.
-    """
-    length = x.shape[1] - weight.shape[1] + 1
-    y = bias
-    for shift, tap in enumerate(weight.t().contiguous().unbind(0)):
-        y = torch.addcmul(y, x[:, shift : shift + length], tap)
-    return y
-
-
-def real_first(valid: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """The order that moves a row's padding behind its real tokens, where no causal map can meet it."""
-    return (~valid).to(torch.uint8).argsort(dim=1, stable=True)
-
-
-def in_order(x: Float[Tensor, "B T I"], order: Int[Tensor, "B S"]) -> Float[Tensor, "B S I"]:
-    return torch.take_along_dim(x, order.unsqueeze(-1), dim=1)
-
-
-def last_real(seen: Float[Tensor, "B S I"], window: int, valid: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B W I"]:
-    """The last `window` real tokens, where S = window + T and padding comes last."""
-    if valid is None:
-        return seen[:, seen.shape[1] - window :]
-    first = valid.sum(dim=1, keepdim=True)
-    return in_order(seen, first + torch.arange(window, device=seen.device))
 
 
 def build(config: MambaConfig, generator: torch.Generator | None = None) -> BaselineNet:

@@ -38,8 +38,7 @@ def lesioned(config: TRC2Config) -> TRC2Config:
 
 def pass_flops(config: BackboneConfig, rows: int, length: int) -> float:
     """Training FLOPs of one micro-batch, replay included, with a full memory."""
-    slots = min(getattr(config, "memory_slots", 0), getattr(config, "memory_read_window", 0))
-    return sum(step_cost(config, rows, length, slots=slots, with_replay=True).values(), Cost()).training
+    return sum(step_cost(config, rows, length, slots=config.read_slots, with_replay=True).values(), Cost()).training
 
 
 def bench_recipe(

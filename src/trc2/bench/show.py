@@ -94,10 +94,13 @@ def family_rows(names: list[str]) -> list[dict[str, float | str]]:
     for name in names:
         run = load_recipe(name)
         model, train = run.model, run.train
-        slots = min(getattr(model, "memory_slots", 0), getattr(model, "memory_read_window", 0))
         tokens = train.batch_size * train.sequence_length
         costs = step_cost(
-            model.replace(replay=True), train.batch_size, train.sequence_length, slots=slots, with_replay=True
+            model.replace(replay=True),
+            train.batch_size,
+            train.sequence_length,
+            slots=model.read_slots,
+            with_replay=True,
         )
         replay = costs.pop("replay")
         plain = sum(costs.values(), Cost())

@@ -40,6 +40,11 @@ class BackboneConfig(Section):
         """How many blocks lie on top of each other, whatever this backbone calls them."""
         raise NotImplementedError
 
+    @property
+    def read_slots(self) -> int:
+        """How many memory slots a query sees once the memory is full; 0 without one."""
+        return 0
+
 
 def divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
     """Raise unless the divisor divides the value."""

@@ -105,6 +105,10 @@ class TRC2Config(BackboneConfig):
         """Memory is read only if some late column can hear it."""
         return self.memory and self.num_late_columns > 0
 
+    @property
+    def read_slots(self) -> int:
+        return min(self.memory_slots, self.memory_read_window) if self.memory else 0
+
     def has_query_shift(self, column: int) -> bool:
         """Whether the column (counted from 0) owns a thalamic query map.
 

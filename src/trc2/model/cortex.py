@@ -79,7 +79,6 @@ class Cortex(nn.Module):
         modulated = segments if self.config.replay_path == "full" else segments[:1]
         rotation = self.rotary(packed.positions)
         hidden = self.embedding(packed.tokens)
-        counted = slice(main.start, main.stop) if main.valid is None else _counted(main, hidden.shape[0])
         balance = hidden.new_zeros((), dtype=torch.float32 if hidden.dtype != torch.float64 else torch.float64)
         appraisal, proposal = None, None
         thalamic: Tensor | None = None
@@ -90,7 +89,7 @@ class Cortex(nn.Module):
             out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
             if appraise:
-                balance = balance + load_balance(out.routing, counted)
+                balance = balance + load_balance(out.routing, packed.counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if appraise:
                     appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
@@ -138,8 +137,3 @@ def _modulation(thalamic: Tensor | None, hippocampal: Tensor | None) -> Tensor |
     if thalamic is None or hippocampal is None:
         return hippocampal if thalamic is None else thalamic
     return thalamic + hippocampal
-
-
-def _counted(main: Segment, num_tokens: int) -> Tensor:
-    assert main.valid is not None
-    return nn.functional.pad(main.valid.flatten(), (0, num_tokens - main.stop))

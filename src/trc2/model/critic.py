@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
-from trc2.nn.norm import unit
+from trc2.nn.norm import cosine
 from trc2.nn.precision import at_least_float32
 
 
@@ -58,13 +58,15 @@ class Critic(nn.Module):
             return self._appraise(states.to(self.value.weight.dtype), valid)
 
     def _appraise(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
-        now, following = states[:, :-1], unit(at_least_float32(states[:, 1:]))
-        fast = (unit(at_least_float32(self.predictor(now))) * following).sum(dim=-1)
+        now, following = states[:, :-1].contiguous(), at_least_float32(states[:, 1:])
+        flat = states.flatten(0, 1)  # of three dimensions torch makes one small product per row
+        size = torch.linalg.vector_norm(following, dim=-1)
+        fast = cosine(at_least_float32(self.predictor(now)), following, size)
         with torch.no_grad():
-            slow = (unit(at_least_float32(self.slow_predictor(now))) * following).sum(dim=-1)
+            slow = cosine(at_least_float32(self.slow_predictor(now)), following, size)
             reward = (fast - slow).clamp_min(0.0)
-            slow_residual = self._residual(reward, self.slow_value(states))
-        fast_residual = self._residual(reward, self.value(states))
+            slow_residual = self._residual(reward, self.slow_value(flat).view(states.shape[:2]))
+        fast_residual = self._residual(reward, self.value(flat).view(states.shape[:2]))
         counted = torch.ones_like(fast) if valid is None else (valid[:, 1:] & valid[:, :-1]).to(fast.dtype)
         transitions = counted.sum().clamp_min(1.0)
         return Appraisal(
@@ -73,8 +75,8 @@ class Critic(nn.Module):
             surprise=F.pad(slow_residual.abs() * counted, (1, 0)),
         )
 
-    def _residual(self, reward: Float[Tensor, "B T_1"], values: Float[Tensor, "B T 1"]) -> Float[Tensor, "B T_1"]:
-        value = at_least_float32(values).squeeze(-1)
+    def _residual(self, reward: Float[Tensor, "B T_1"], values: Float[Tensor, "B T"]) -> Float[Tensor, "B T_1"]:
+        value = at_least_float32(values)
         return (reward + self.discount * value[:, 1:] - value[:, :-1]).clamp(-self.clip, self.clip)
 
     @torch.no_grad()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trc2.config import TRC2Config
+from trc2.nn.linear import JoinedLinear, ScaledLinear
 from trc2.nn.selection import top_k_mask
 
 
@@ -19,13 +22,32 @@ class FeedbackGate(nn.Module):
         super().__init__()
         d_model = config.d_model
         self.num_kept = math.ceil(config.gate_top_fraction * d_model - 1e-9)  # 0.07 · 100 is 7, not 8
-        self.gate = nn.Linear(2 * d_model, d_model, bias=False)
+        self.gate = JoinedLinear(2 * d_model, d_model, bias=False)
         self.gate_bias = nn.Parameter(torch.zeros(d_model))
-        self.to_thalamus = nn.Linear(d_model, d_model, bias=False)
+        self.to_thalamus = ScaledLinear(d_model, d_model, bias=False)
         self.strength = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Float[Tensor, "P D"], readout: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
-        gate = torch.sigmoid(self.gate(torch.cat((hidden.detach(), readout), dim=-1)) + self.gate_bias)
-        if self.num_kept < gate.shape[-1]:
-            gate = gate * top_k_mask(gate.detach(), self.num_kept)
-        return torch.sigmoid(self.strength) * self.to_thalamus(gate * readout)
+        drive = self.gate(hidden.detach(), readout, self.gate_bias)
+        return self.to_thalamus(_SparseGate.apply(drive, readout, self.num_kept), torch.sigmoid(self.strength))
+
+
+class _SparseGate(torch.autograd.Function):
+    """G ⊙ M, where G is σ(drive) at the k largest of each row and 0 elsewhere.
+
+    σ′ = G (1 − G) is 0 where G is, so that the mask is not needed again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, drive: Tensor, readout: Tensor, num_kept: int) -> Tensor:
+        gate = torch.sigmoid(drive)
+        if num_kept < gate.shape[-1]:
+            gate.mul_(top_k_mask(gate, num_kept))
+        ctx.save_for_backward(gate, readout)
+        return gate * readout
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, readout = ctx.saved_tensors
+        return torch.ops.aten.sigmoid_backward(grad * readout, gate), grad * gate, None

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
 from trc2.nn.host import HostState
+from trc2.nn.linear import ScaledLinear
 from trc2.nn.precision import at_least_float32
 from trc2.nn.selection import top_k
 
@@ -107,7 +108,7 @@ class Hippocampus(nn.Module):
 
         if config.has_readout:
             self.query = nn.Linear(d_model, key_dim, bias=False)
-            self.output = nn.Linear(d_model, d_model, bias=False)
+            self.output = ScaledLinear(d_model, d_model, bias=False)
             self.output_gate = nn.Parameter(torch.zeros(d_model))
         self.has_readout = config.has_readout
         self.critic = Critic(config)
@@ -144,7 +145,7 @@ class Hippocampus(nn.Module):
 
     def recall(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """M = (R W_O) ⊙ σ(g_hip), where R mixes the values of the k_H best matching recent slots."""
-        return self.output(self.read(hidden)) * torch.sigmoid(self.output_gate)
+        return self.output(self.read(hidden), torch.sigmoid(self.output_gate))
 
     def read(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """R = Σ_i softmax(a)_i V_i over the exact top-k_H slots; exactly 0 while the memory is empty."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from trc2.nn.anchor import anchor
 from trc2.nn.decoding import KeyValues
 from trc2.nn.rope import Rotation, rotate
 from trc2.nn.segments import Segment, rejoin
+from trc2.nn.staircase import staircase_attention, suits
 
 
 class CausalAttention(nn.Module):
@@ -64,8 +67,23 @@ def mix(
 
 
 def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
-    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns."""
-    return x + F.pad(y, (0, x.shape[1] - y.shape[1], 0, x.shape[0] - y.shape[0]))
+    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns; overwrites x."""
+    return _AddToLeading.apply(x, y)
+
+
+class _AddToLeading(torch.autograd.Function):
+    """In place: padding y to the size of x would pass over memory five times, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.rows, ctx.columns = y.shape
+        ctx.mark_dirty(x)
+        x[: ctx.rows, : ctx.columns] += y
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad[: ctx.rows, : ctx.columns]
 
 
 def attend(
@@ -74,7 +92,9 @@ def attend(
     v: Float[Tensor, "B S G K"],
     valid: Bool[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B T H K"]:
-    """Torch's fused causal attention of the last T of S tokens of each row; padding is never attended to."""
+    """Causal attention of the last T of S tokens of each row; padding is never attended to."""
+    if valid is None and suits(q, k):
+        return staircase_attention(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     is_triangle = valid is None and queries == keys  # torch's own causal mask fits only this shape

@@ -38,20 +38,20 @@ class _GatedProduct(torch.autograd.Function):
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         share = torch.sigmoid(gate)
-        ctx.save_for_backward(gate_up, share)
-        return (gate * share).mul_(up)
+        silu = gate * share
+        ctx.save_for_backward(gate_up, share, silu)
+        return silu * up
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        gate_up, share = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate_up, share, silu = ctx.saved_tensors
+        _, up = gate_up.chunk(2, dim=-1)
         both = torch.empty_like(gate_up)
         for_gate, for_up = both.chunk(2, dim=-1)
-        torch.mul(gate, share, out=for_up)  # SiLU(g), on its way to the gradient of v
-        slope = torch.addcmul(share, for_up, share, value=-1).add_(for_up)  # σ + SiLU (1 − σ)
+        slope = torch.lerp(silu, silu.new_ones(()), share)  # SiLU′ = SiLU + σ (1 − SiLU)
         torch.mul(slope.mul_(up), grad, out=for_gate)
-        for_up.mul_(grad)
+        torch.mul(silu, grad, out=for_up)
         return both
 
 

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32
+from trc2.nn.precision import at_least_float32, compute_dtype
 
 IGNORE_INDEX = -100
 # Logits alive at once. On a CPU a chunk should stay in its cache while softmax and gradient pass over it several times.
-CHUNK_ELEMENTS = {"cpu": 2**20}
+CHUNK_ELEMENTS = {"cpu": 2**22}
 LARGE_CHUNK = 2**24
 
 
@@ -23,30 +23,43 @@ def chunk_rows(weight: Tensor) -> int:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Head and loss together: gradients are formed chunk by chunk while the chunk's logits are at hand."""
+    """Head and loss together: gradients are formed chunk by chunk while the chunk's logits are at hand.
+
+    One buffer serves all chunks, and few passes go over it: Σ exp divides the narrow factors of the products, not the
+    wide one. In half precision the wide one is divided, because Σ exp may exceed what the type can hold.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
-        total = torch.zeros((), dtype=at_least_float32(hidden).dtype, device=hidden.device)
+        dtype = compute_dtype(hidden)
+        rows_of, head = hidden.to(dtype), weight.to(dtype)
+        is_labelled = (targets != IGNORE_INDEX).unsqueeze(1)
+        picked_of = targets.unsqueeze(1).where(is_labelled, 0)
+        total = torch.zeros((), dtype=at_least_float32(head).dtype, device=hidden.device)
+        is_wide = dtype == total.dtype
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
+        buffer = head.new_empty(min(chunk, hidden.shape[0]), head.shape[0])
         for start in range(0, hidden.shape[0], chunk):
-            rows, labels = hidden[start : start + chunk], targets[start : start + chunk]
-            logits = F.linear(rows, weight)
-            scores = at_least_float32(logits)
-            is_labelled = labels != IGNORE_INDEX
-            picked = labels.where(is_labelled, 0).unsqueeze(1)
-            probabilities = scores.softmax(dim=1)
-            # log Σ exp(s) from the softmax at hand: its largest entry is 1 / Σ exp(s − max s).
-            normaliser = scores.amax(dim=1) - probabilities.amax(dim=1).log()
-            total += ((normaliser - scores.gather(1, picked).squeeze(1)) * is_labelled).sum()
-            grad = probabilities.scatter_add_(1, picked, torch.full_like(picked, -1, dtype=scores.dtype))
-            grad = grad.mul_(is_labelled.unsqueeze(1)).to(logits.dtype)
+            part = slice(start, start + chunk)
+            rows, picked, counts = rows_of[part], picked_of[part], is_labelled[part]
+            scores = at_least_float32(torch.mm(rows, head.T, out=buffer[: rows.shape[0]]))
+            said, peak = scores.gather(1, picked), scores.amax(dim=1, keepdim=True)
+            exps = scores.sub_(peak).exp_()
+            sums = exps.sum(dim=1, keepdim=True)
+            total += ((peak + sums.log() - said) * counts).sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            # softmax − one-hot, times Σ exp
+            grad, scale = exps.scatter_add_(1, picked, -sums), counts / sums
+            if not is_wide:
+                grad, scale = grad.mul_(scale).to(dtype), counts.to(dtype)
             if grad_hidden is not None:
-                grad_hidden[start : start + chunk] = grad @ weight.to(grad.dtype)
+                torch.mul(grad @ head, scale, out=grad_hidden[part])
             if grad_weight is not None:
-                torch.addmm(grad_weight, grad.T, rows.to(grad.dtype), out=grad_weight)
+                narrow = (rows * scale).to(weight.dtype)
+                torch.addmm(grad_weight, grad.T.to(weight.dtype), narrow, out=grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 

@@ -9,3 +9,9 @@ from torch import Tensor
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half types are widened to float32; float32 and float64 stay what they are."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The type a matrix product of this tensor is computed in: autocast's, where that is on."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,24 @@ class RotaryTable(nn.Module):
 
 def rotate(x: Float[Tensor, "P H K"], rotation: Rotation) -> Float[Tensor, "P H K"]:
     """Rotate the pairs (x_i, x_{i+K/2}) by their position's angle."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return _Rotate.apply(x, rotation.cos.to(x.dtype), rotation.sin.to(x.dtype))
+
+
+class _Rotate(torch.autograd.Function):
+    """x ⊙ [cos cos] + swap(x) ⊙ [−sin sin], where swap exchanges the halves; the gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Packed:
     def positions(self) -> Int[Tensor, " P"]:
         device = self.tokens.device
         return torch.cat([segment.positions(device).reshape(-1) for segment in self.segments])
+
+    @property
+    def counted(self) -> Bool[Tensor, " P"] | slice:
+        """The real tokens of the first segment, the training batch: replayed ones and padding are not counted."""
+        main = self.segments[0]
+        if main.valid is None:
+            return slice(main.start, main.stop)
+        return F.pad(main.valid.flatten(), (0, self.tokens.shape[0] - main.stop))
 
 
 def pack(blocks: Sequence[Int[Tensor, "_B _T"]], valid: Bool[Tensor, "B T"] | None = None) -> Packed:

@@ -11,17 +11,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-ARGMAX_LIMIT = 8  # up to this many winners, repeated argmax passes beat one stable sort
-SORT_LIMIT = 2048  # for so few scores one sort costs less than the calls of several passes
+FEW_WINNERS = 8  # up to this many, a partial selection beats one stable sort
+FEW_SCORES = 2048  # for so few one sort costs less than the calls of several passes
+WIDE_ROW = 2048  # from here on most of a row is passed over by blocks
 BLOCK = 32
+CHECKS_TIES = ("cpu",)  # elsewhere a look at the result would wait for the device
 
 
 def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
     """Indices of the k largest scores, largest first, ties by lowest index. Scores must be above −∞."""
-    if k > ARGMAX_LIMIT or scores.numel() <= SORT_LIMIT:
+    if k > FEW_WINNERS or scores.numel() <= FEW_SCORES:
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
-    if scores.shape[-1] >= 4 * k * BLOCK:
+    if scores.shape[-1] >= WIDE_ROW:
         return _blocked_top_k(scores, k)
+    if scores.device.type in CHECKS_TIES and k < scores.shape[-1]:
+        values, indices = scores.detach().topk(k + 1, dim=-1)
+        if bool((values[..., 1:] != values[..., :-1]).all()):  # no ties: whichever rule torch has, these are the ones
+            return indices[..., :k]
     remaining = scores.detach().clone()
     picks = []
     for _ in range(k):
@@ -52,9 +58,9 @@ def top_k_mask(scores: Float[Tensor, "*P S"], k: int) -> Bool[Tensor, "*P S"]:
     """True at the k largest scores of each row, ties by lowest index; for k too large for `top_k` passes."""
     if k >= scores.shape[-1]:
         return torch.ones_like(scores, dtype=torch.bool)
-    smallest_kept = scores.topk(k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    *_, smallest_kept, best_left = scores.topk(k + 1, dim=-1).values.split(1, dim=-1)
     mask = scores >= smallest_kept
-    if bool((mask.sum(dim=-1) > k).any()):
+    if bool((smallest_kept == best_left).any()):
         above = scores > smallest_kept
         tied = mask & ~above
         room = k - above.sum(dim=-1, keepdim=True)

@@ -47,7 +47,6 @@ def budget_of(config: RunConfig) -> Budget:
 
 def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:
     train = config.train
-    slots = min(getattr(model, "memory_slots", 0), getattr(model, "memory_read_window", 0))
     sized = model.replace(replay_batch_size=config.control.batch_size)
-    costs = step_cost(sized, train.batch_size, train.sequence_length, slots=slots, with_replay=with_replay)
+    costs = step_cost(sized, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=with_replay)
     return sum(costs.values(), Cost()).training * train.micro_batches

@@ -31,6 +31,11 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one part, e.g. "model", by their names inside it."""
+        prefix = f"{name}."
+        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+
 
 class DamagedCheckpoint(UserError):
     """A checkpoint that must not be loaded."""

@@ -267,10 +267,10 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint, history: list[Record]) -> None:
         """Go back to where a checkpoint was taken."""
-        model = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+        model = checkpoint.part("model")
         self.model.load_state_dict(model)
         unpack_optimizer(self.optimizer, checkpoint.tensors)
-        kept = {n.removeprefix("strategy."): t for n, t in checkpoint.tensors.items() if n.startswith("strategy.")}
+        kept = checkpoint.part("strategy")
         self.strategy.restore(kept)
         restore_chance(checkpoint.tensors, checkpoint.state["chance"])
         self.progress = Progress(**checkpoint.state["progress"])

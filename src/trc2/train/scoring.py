@@ -70,7 +70,7 @@ def load_run_model(folder: Path, run: RunConfig, *, with_replay: bool = True) ->
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: let the run reach its first one.")
     model = build_model(run.model if with_replay else run.model.replace(replay=False))
-    tensors = {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+    tensors = checkpoint.part("model")
     if not with_replay:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("replay.")}
     model.load_state_dict(tensors)
