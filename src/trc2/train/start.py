@@ -15,6 +15,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
+from trc2.train.allocator import keep_freed_memory
 from trc2.train.budget import budget_of
 from trc2.train.chance import seed_everything
 from trc2.train.environment import describe_environment
@@ -109,8 +110,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def set_up_process(config: RunConfig) -> None:
-    """Seeds, threads and determinism: what is global in a process."""
+    """Seeds, threads, memory and determinism: what is global in a process."""
     seed_everything(config.train.seed)
+    keep_freed_memory()
     if config.output.threads is not None:
         torch.set_num_threads(config.output.threads)
     if config.output.deterministic:
