@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import excited, tiny_config
 from trc2 import CortexNet, UserError
-from trc2.generate import generate_ids, sample, stream_text
+from trc2.artifact import save_model
+from trc2.generate import generate_ids, lay_out_for_decoding, sample, stream_text
 from trc2.stream.tokenizer import train_bpe
 
 
@@ -78,3 +81,16 @@ def test_bad_options_are_told(options: dict[str, float], told: str) -> None:
 def test_a_prompt_longer_than_the_model_is_told() -> None:
     with pytest.raises(UserError, match="has 9 tokens, but the model has 8 positions"):
         next(iter(generate_ids(net(max_positions=8), [1] * 9, max_new_tokens=1, temperature=1, top_p=1, seed=0)))
+
+
+def test_the_layout_for_decoding_changes_no_text_and_no_file(tmp_path: Path) -> None:
+    model = net()
+    settings = {"max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+    before = list(generate_ids(model, [1, 2, 3], **settings))
+    save_model(model, tmp_path / "before")
+    lay_out_for_decoding(model)
+    assert list(generate_ids(model, [1, 2, 3], **settings)) == before
+    assert model.cortex.columns[0].attention.qkv.weight.stride(0) == 1
+    save_model(model, tmp_path / "after")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("before", "after")]
+    assert weights[0] == weights[1]

@@ -311,7 +311,7 @@ def generate(
 ) -> None:
     """Continue a prompt, token by token."""
     from trc2.artifact import load_model
-    from trc2.generate import stream_text
+    from trc2.generate import lay_out_for_decoding, stream_text
     from trc2.train.scoring import load_run_model
     from trc2.train.start import read_run_config, read_tokenizer
 
@@ -319,6 +319,7 @@ def generate(
         raise UserError(f"--memory {memory} is not known: use read or off.")
     is_run = (target / "config.yaml").is_file()
     net = load_run_model(target, read_run_config(target))[0] if is_run else load_model(target)
+    lay_out_for_decoding(net)
     print(prompt, end="", flush=True)
     for piece in stream_text(
         net,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from trc2.errors import UserError
 from trc2.model.backbone import Backbone
@@ -49,7 +49,17 @@ def stream_text(
         yield rest
 
 
-@torch.no_grad()
+def lay_out_for_decoding(net: nn.Module) -> None:
+    """Store the matrices of a network column by column: for one or a few rows a CPU reads them up to twice as fast.
+
+    Shapes and numbers stay. Training would be slower; a saved or loaded network has the usual layout again.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.device.type == "cpu":
+            module.weight.data = module.weight.data.T.contiguous().T
+
+
+@torch.inference_mode()
 def generate_ids(
     net: Backbone,
     prompt: list[int],

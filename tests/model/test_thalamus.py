@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_config
 from trc2.model.thalamus import ThalamicRouter, past_mean
-from trc2.nn.segments import pack
+from trc2.nn.segments import Segment, pack
 from trc2.reference import thalamus as reference
 
 
@@ -34,10 +34,10 @@ def test_outputs_and_gradients_equal_the_reference(length: int, groups: int, dty
 
 def test_the_past_mean_of_the_first_token_is_zero_and_excludes_the_present() -> None:
     z = torch.tensor([[[2.0], [4.0], [9.0]]])
-    assert past_mean(z, None).flatten().tolist() == [0.0, 2.0, 3.0]
+    assert past_mean(z, Segment(0, 1, 3)).flatten().tolist() == [0.0, 2.0, 3.0]
 
 
 def test_padding_is_not_part_of_the_past() -> None:
     z = torch.tensor([[[100.0], [2.0], [4.0], [9.0]]])
     valid = torch.tensor([[False, True, True, True]])
-    assert past_mean(z, valid).flatten().tolist()[1:] == [0.0, 2.0, 3.0]
+    assert past_mean(z, Segment(0, *valid.shape, valid)).flatten().tolist()[1:] == [0.0, 2.0, 3.0]

@@ -16,9 +16,10 @@ def compare(ours: Tensor, expected: Tensor, *inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("width", [5, 1])
-def test_a_scaled_map_is_the_map_and_then_the_scale(width: int) -> None:
+@pytest.mark.parametrize("tokens", [3, 50])
+def test_a_scaled_map_is_the_map_and_then_the_scale(width: int, tokens: int) -> None:
     layer = ScaledLinear(4, 5, bias=False).double()
-    x, scale = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (width,)))
+    x, scale = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((tokens, 4), (width,)))
     compare(layer(x, scale), (x @ layer.weight.T) * scale, x, scale, layer.weight)
 
 

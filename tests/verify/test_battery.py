@@ -13,6 +13,7 @@ from tests.conftest import tiny_config
 from trc2 import CortexNet
 from trc2.model import thalamus
 from trc2.model.critic import Appraisal, Critic
+from trc2.nn.segments import Segment
 from trc2.verify import Report, Subject, run_battery
 from trc2.verify.battery import BATTERY
 from trc2.verify.show import as_table, draw, notes, summary
@@ -237,7 +238,7 @@ def test_a_broken_network_is_caught_by_the_check_that_names_it(broken: type[Cort
 
 
 def test_one_future_token_in_the_router_mean_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaky(z: Tensor, valid: Tensor | None, before: Any = None) -> Tensor:
+    def leaky(z: Tensor, segment: Segment, before: Any = None) -> Tensor:
         following = torch.cat((z[:, 1:], torch.zeros_like(z[:, :1])), dim=1)
         count = torch.arange(z.shape[1], dtype=z.dtype)[None, :, None] + 1
         return (z.cumsum(1) - z + following) / count

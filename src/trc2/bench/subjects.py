@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from trc2.baselines import build_model
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
 from trc2.errors import UserError, did_you_mean
+from trc2.generate import lay_out_for_decoding
 from trc2.model.backbone import Backbone
 from trc2.nn.chance import keyed_generator
 from trc2.train.optimizer import build_optimizer
@@ -82,16 +84,16 @@ def scoring_pass(net: Backbone, rows: int, length: int) -> Run:
 
 
 def decoding(net: Backbone, rows: int, prompt: int, new: int) -> Run:
-    """Greedy decoding of `new` tokens after a prompt, with state."""
+    """Greedy decoding of `new` tokens after a prompt, with state, as `trc2 generate` does it."""
     x, _ = tokens_of(net.config, rows, prompt)
+    own = copy.deepcopy(net).eval()
+    lay_out_for_decoding(own)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def run() -> None:
-        net.eval()
-        state, ahead = net.start_decoding(), x
+        state, ahead = own.start_decoding(), x
         for _ in range(new):
-            ahead = net.decode(ahead, state, last=1).argmax(dim=-1)
-        net.train()
+            ahead = own.decode(ahead, state, last=1).argmax(dim=-1)
 
     return run
 

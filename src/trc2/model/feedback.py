@@ -29,20 +29,25 @@ class FeedbackGate(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "P D"], readout: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         drive = self.gate(hidden.detach(), readout, self.gate_bias)
-        return self.to_thalamus(_SparseGate.apply(drive, readout, self.num_kept), torch.sigmoid(self.strength))
+        if torch.is_grad_enabled():
+            passed = _SparseGate.apply(drive, readout, self.num_kept)
+        else:
+            passed = sparse_gate(drive, self.num_kept).mul_(readout)
+        return self.to_thalamus(passed, torch.sigmoid(self.strength))
+
+
+def sparse_gate(drive: Float[Tensor, "P D"], num_kept: int) -> Float[Tensor, "P D"]:
+    """σ(drive) at the k largest of each row, 0 elsewhere."""
+    gate = torch.sigmoid(drive)
+    return gate if num_kept >= gate.shape[-1] else gate.mul_(top_k_mask(gate, num_kept))
 
 
 class _SparseGate(torch.autograd.Function):
-    """G ⊙ M, where G is σ(drive) at the k largest of each row and 0 elsewhere.
-
-    σ′ = G (1 − G) is 0 where G is, so that the mask is not needed again.
-    """
+    """G ⊙ M with the sparse gate G; σ′ = G (1 − G) is 0 where G is, so that the mask is not needed again."""
 
     @staticmethod
     def forward(ctx: Any, drive: Tensor, readout: Tensor, num_kept: int) -> Tensor:
-        gate = torch.sigmoid(drive)
-        if num_kept < gate.shape[-1]:
-            gate.mul_(top_k_mask(gate, num_kept))
+        gate = sparse_gate(drive, num_kept)
         ctx.save_for_backward(gate, readout)
         return gate * readout
 

@@ -163,18 +163,21 @@ class Hippocampus(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
-        """Slots of the k best scores, scanning `read_chunk` slots at a time; ties go to the lowest slot.
+        """Slots of the k best scores, scanning at least `read_chunk` slots at a time; ties go to the lowest slot.
 
         Scores are formed block by block in one buffer, small enough for a CPU's cache: its size depends neither on the
         number of tokens nor on that of slots.
         """
+        block = SCORE_BLOCK.get(query.device.type, LARGE_BLOCK)
+        width = max(self.read_chunk, block // query.shape[0])  # few queries, as in decoding, see more slots at a time
         chunks = [
-            (start, min(start + self.read_chunk, slots.stop))
+            (start, min(start + width, slots.stop))
             for slots in sorted(window, key=lambda part: part.start)
-            for start in range(slots.start, slots.stop, self.read_chunk)
+            for start in range(slots.start, slots.stop, width)
         ]
-        rows = max(1, SCORE_BLOCK.get(query.device.type, LARGE_BLOCK) // self.read_chunk)
-        buffer = query.new_empty(min(rows, query.shape[0]) * self.read_chunk)
+        widest = max(stop - start for start, stop in chunks)
+        rows = min(query.shape[0], max(1, block // widest))
+        buffer = query.new_empty(rows * widest)
         return torch.cat([self._search_block(block, chunks, buffer) for block in query.split(rows)])
 
     def _search_block(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -51,7 +51,7 @@ class ThalamicRouter(nn.Module):
     ) -> Float[Tensor, "P D"]:
         """`before` is this pair's running sum over tokens run earlier, while decoding."""
         z0 = self.norm(self.compress(report))
-        past = rejoin([past_mean(segment.of(z0), segment.valid, before) for segment in segments])
+        past = rejoin([past_mean(segment.of(z0), segment, before) for segment in segments])
         surprise = (at_least_float32(z0) - past).square().mean(dim=-1, keepdim=True)
         state = torch.sigmoid(self.state_weight(z0) + self.state_bias + self.surprise_gain * surprise.to(z0.dtype))
         diffuse = F.silu(self.diffuse(past.to(z0.dtype)))
@@ -61,11 +61,14 @@ class ThalamicRouter(nn.Module):
         return self.back(z2, torch.sigmoid(self.modulation))
 
 
-def past_mean(
-    z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None, before: RunningSum | None = None
-) -> Float[Tensor, "B T R"]:
-    """μ^{<t}: mean over strictly earlier real tokens, 0 where there is none."""
-    z = at_least_float32(z)
+def past_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum | None = None) -> Float[Tensor, "B T R"]:
+    """μ^{<t}: mean over strictly earlier real tokens, 0 where there is none.
+
+    While decoding, `before` holds the sum over the tokens before this segment, and is told of these.
+    """
+    z, valid, known = at_least_float32(z), segment.valid, segment.num_earlier()
+    if before is not None and valid is None and z.shape[1] == 1 and isinstance(known, int):
+        return before.add(z[:, 0]).unsqueeze(1) / max(1, known)
     if valid is None and before is None and not z.is_cuda:
         return _PastMean.apply(z)
     if valid is None:
@@ -76,10 +79,9 @@ def past_mean(
     sums = _running_sum(z)
     if before is None:
         return (sums - z) / earlier.clamp_min(1.0)
-    last = z[:, -1, :1]
-    count = torch.full_like(last, z.shape[1]) if valid is None else valid.sum(1, keepdim=True).to(z.dtype)
-    total, seen = before.add(sums[:, -1], count)
-    return (sums - z + total.unsqueeze(1)) / (earlier + seen.unsqueeze(1)).clamp_min(1.0)
+    total = before.add(sums[:, -1])
+    known = known if isinstance(known, int) else known.unsqueeze(1)
+    return (sums - z + total.unsqueeze(1)) / (earlier + known).clamp_min(1.0)
 
 
 class _PastMean(torch.autograd.Function):

@@ -68,7 +68,10 @@ def mix(
 
 def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
     """x + y where y covers only the first Q ≤ P rows and D ≤ C columns; overwrites x."""
-    return _AddToLeading.apply(x, y)
+    if torch.is_grad_enabled():
+        return _AddToLeading.apply(x, y)
+    x[: y.shape[0], : y.shape[1]] += y
+    return x
 
 
 class _AddToLeading(torch.autograd.Function):

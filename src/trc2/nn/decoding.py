@@ -56,15 +56,13 @@ class KeyValues(State):
 
 
 class RunningSum(State):
-    """Sum over a row's real tokens so far, and how many they are."""
+    """Sum over a row's real tokens so far."""
 
-    def add(
-        self, total: Float[Tensor, "B R"], count: Float[Tensor, "B 1"]
-    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B 1"]]:
-        """Add a stretch of tokens; returns sum and count as they were before it."""
-        before = self.tensors.get("total", torch.zeros_like(total)), self.tensors.get("count", torch.zeros_like(count))
-        self.tensors = {"total": before[0] + total, "count": before[1] + count}
-        return before
+    def add(self, total: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+        """Add a stretch of tokens; returns the sum as it was before it."""
+        before = self.tensors.get("total")
+        self.tensors["total"] = total if before is None else before + total
+        return torch.zeros_like(total) if before is None else before
 
 
 class Decoding:

@@ -8,9 +8,11 @@ from torch.nn import functional as F
 
 
 class ScaledLinear(nn.Linear):
-    """(x Wᵀ) ⊙ s: the scale meets the rows of the matrix, which are few, not what the map says of every token."""
+    """(x Wᵀ) ⊙ s: the scale meets the rows of the matrix where these are fewer than the tokens."""
 
     def forward(self, x: Float[Tensor, "*P I"], scale: Float[Tensor, " #O"]) -> Float[Tensor, "*P O"]:  # type: ignore[override]
+        if x.numel() < self.weight.numel():
+            return F.linear(x, self.weight) * scale
         return F.linear(x, self.weight * scale.unsqueeze(1))
 
 

@@ -14,14 +14,14 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and sin of every packed token's angles."""
+    """Of every packed token: cos of its angles, twice, and sin of them, negative and positive."""
 
-    cos: Float[Tensor, "P 1 half"]
-    sin: Float[Tensor, "P 1 half"]
+    cos: Float[Tensor, "P 1 K"]
+    sin: Float[Tensor, "P 1 K"]
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of position · base^(-2i/K), one table for all columns."""
+    """[cos cos] and [−sin sin] of position · base^(-2i/K), one table for all columns."""
 
     cos: Tensor
     sin: Tensor
@@ -36,7 +36,7 @@ class RotaryTable(nn.Module):
     def _tables(self) -> tuple[Tensor, Tensor]:
         inverse = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
         angles = torch.arange(self.max_positions, dtype=torch.float64)[:, None] * inverse
-        return angles.cos(), angles.sin()
+        return angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), dim=1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
         """A change of type starts again from exact angles: float32 values widened to float64 would stay wrong."""
@@ -55,7 +55,8 @@ class RotaryTable(nn.Module):
 
 def rotate(x: Float[Tensor, "P H K"], rotation: Rotation) -> Float[Tensor, "P H K"]:
     """Rotate the pairs (x_i, x_{i+K/2}) by their position's angle."""
-    return _Rotate.apply(x, rotation.cos.to(x.dtype), rotation.sin.to(x.dtype))
+    cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
+    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turn(x, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):
@@ -63,7 +64,6 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         ctx.save_for_backward(cos, sin)
         return _turn(x, cos, sin)
 

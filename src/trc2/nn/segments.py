@@ -39,7 +39,8 @@ class Segment:
 
     def of(self, packed: Tensor) -> Tensor:
         """This segment's part of a packed tensor (P, …) as (B, T, …)."""
-        return packed[self.start : self.stop].unflatten(0, (self.rows, self.length))
+        rows = packed if self.stop - self.start == packed.shape[0] else packed[self.start : self.stop]
+        return rows.unflatten(0, (self.rows, self.length))
 
     def positions(self, device: torch.device) -> Int[Tensor, "B T"]:
         """Positions inside each row; padding does not advance them, so left-padding changes nothing."""
@@ -48,6 +49,12 @@ class Segment:
             first = 0 if self.earlier is None else self.earlier.length
             return torch.arange(first, first + self.length, device=device).expand(self.rows, -1)
         return (valid.cumsum(1) - 1).clamp_min(0)[:, -self.length :]
+
+    def num_earlier(self) -> int | Int[Tensor, "B 1"]:
+        """How many real tokens of each row were run before."""
+        if self.earlier is None:
+            return 0
+        return self.earlier.length if self.earlier.valid is None else self.earlier.valid.sum(1, keepdim=True)
 
     def valid_so_far(self) -> Bool[Tensor, "B S"] | None:
         """Which tokens are real, from the first of the row to the last of this segment; None means all."""
