@@ -13,6 +13,7 @@ import math
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ from trc2.bench.subjects import (
     rival_pass,
     training_step,
 )
-from trc2.bench.timing import ratio, take_turns
+from trc2.bench.timing import Timing, ratios, take_turns
 from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
+from trc2.model.compiled import compile_parts
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
 
@@ -65,19 +67,20 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
         runs["mixtral"] = rival_pass(rival("mixtral", config), config, rows, length)
     times = take_turns(runs, repeats)
     flops, plain = pass_flops(config, rows, length), pass_flops(lesioned(config), rows, length)
-    peak = 2 * 2048**3 / times["large product"].minimum
+    product = Timing(tuple(seconds / (2 * 2048**3) for seconds in times["large product"].seconds))  # of one FLOP
+    full_over_lesioned = ratios(times["lesioned"], times["full"])
     result: dict[str, Any] = {
         "seconds": {key: timing.to_json() for key, timing in times.items()},
-        "full_over_lesioned": ratio(times["lesioned"], times["full"]),
+        "full_over_lesioned": full_over_lesioned,
         "flops_lesioned_over_full": plain / flops,
-        "full_over_lesioned_per_flop": ratio(times["lesioned"], times["full"]) / (plain / flops),
-        "large_product_gflops": peak / 1e9,
-        "utilisation_full": flops / times["full"].minimum / peak,
-        "utilisation_lesioned": plain / times["lesioned"].minimum / peak,
+        "full_over_lesioned_per_flop": {key: value * flops / plain for key, value in full_over_lesioned.items()},
+        "large_product_gflops": 1e-9 / product.minimum,
+        "utilisation_full": {key: value * flops for key, value in ratios(product, times["full"]).items()},
+        "utilisation_lesioned": {key: value * plain for key, value in ratios(product, times["lesioned"]).items()},
     }
     if with_rival:
-        result["lesioned_over_mixtral"] = ratio(times["mixtral"], times["lesioned"])
-        result["full_over_mixtral"] = ratio(times["mixtral"], times["full"])
+        result["lesioned_over_mixtral"] = ratios(times["mixtral"], times["lesioned"])
+        result["full_over_mixtral"] = ratios(times["mixtral"], times["full"])
     return result
 
 
@@ -93,7 +96,7 @@ def mamba(repeats: int) -> dict[str, Any]:
         repeats,
     )
     seconds = {key: timing.to_json() for key, timing in times.items()}
-    return {"seconds": seconds, "ours_over_theirs": ratio(times["theirs"], times["ours"])}
+    return {"seconds": seconds, "ours_over_theirs": ratios(times["theirs"], times["ours"])}
 
 
 def retrieval(repeats: int) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def retrieval(repeats: int) -> dict[str, Any]:
         )
         results[str(slots)] = {
             "seconds": {key: timing.to_json() for key, timing in times.items()},
-            "ours_over_faiss": ratio(times["faiss"], times["ours"]),
+            "ours_over_faiss": ratios(times["faiss"], times["ours"]),
             "same_slots": float((ours == torch.from_numpy(theirs)).float().mean()),
         }
     return results
@@ -145,8 +148,8 @@ def decode(repeats: int) -> dict[str, Any]:
             )
             results[f"{name}, {rows} rows"] = {
                 "seconds": {key: timing.to_json() for key, timing in times.items()},
-                "full_over_mixtral": ratio(times["mixtral"], times["full"]),
-                "lesioned_over_mixtral": ratio(times["mixtral"], times["lesioned"]),
+                "full_over_mixtral": ratios(times["mixtral"], times["full"]),
+                "lesioned_over_mixtral": ratios(times["mixtral"], times["lesioned"]),
             }
     return results
 
@@ -163,7 +166,8 @@ def experts(repeats: int) -> dict[str, Any]:
 
     times = take_turns({str(n): lambda layer=layer: run(layer) for n, layer in layers.items()}, repeats)
     seconds = {key: timing.to_json() for key, timing in times.items()}
-    return {"seconds": seconds, "growth_4_to_32": times["32"].minimum / times["4"].minimum - 1}
+    growth = {key: value - 1 for key, value in ratios(times["32"], times["4"]).items()}
+    return {"seconds": seconds, "growth_4_to_32": growth}
 
 
 MEMORY = """
@@ -200,13 +204,75 @@ def step_ends(repeats: int) -> dict[str, Any]:
     net = prepared_model(config)
     parts = subsystem_runs(net, rows, length)
     times = take_turns({"step": training_step(net, run), **parts}, repeats)
-    whole = times["step"].minimum
-    return {name: {"share": timing.minimum / whole, **timing.to_json()} for name, timing in times.items()}
+    seconds = {name: timing.to_json() for name, timing in times.items()}
+    return {
+        "seconds": seconds,
+        "share": {name: ratios(timing, times["step"])["ratio"] for name, timing in times.items()},
+    }
+
+
+def compiled(repeats: int) -> dict[str, Any]:
+    """The learning pass at d256-L4 with attention, router and norms compiled, and what compiling costs at the start."""
+    config, rows, length = shape("d256-L4")
+    plain, other = prepared_model(config), prepared_model(config)
+    compile_parts(other)
+    runs = {"plain": learning_pass(plain, rows, length), "compiled": learning_pass(other, rows, length)}
+    begun = time.perf_counter()
+    runs["compiled"]()
+    start = time.perf_counter() - begun
+    times = take_turns(runs, repeats)
+    seconds = {key: timing.to_json() for key, timing in times.items()}
+    return {"seconds": seconds, "first_pass_seconds": start, "compiled_over_plain": ratios(*times.values())}
+
+
+ALLOCATOR = """
+import json, sys
+import torch
+torch.set_num_threads(2)
+if sys.argv[1] == "keep":
+    from trc2.train.allocator import keep_freed_memory
+    assert keep_freed_memory()
+from trc2.bench.subjects import prepared_model, training_step
+from trc2.bench.timing import time_once
+from trc2.config import RunConfig, TrainConfig, TRC2Config
+settings, rows, length = json.loads(sys.argv[2])
+config = TRC2Config(**settings)
+train = TrainConfig(batch_size=rows, sequence_length=length)
+run = training_step(prepared_model(config), RunConfig(model=config, train=train))
+run()
+print("ready", flush=True)
+for _ in sys.stdin:
+    print(time_once(run), flush=True)
+"""
+
+
+def allocator(repeats: int) -> dict[str, Any]:
+    """A whole optimizer step with freed memory kept, as the trainer does it, and without: two processes take turns."""
+    result = {}
+    for name in ("d128-L4", "d256-L4"):
+        config, rows, length = shape(name)
+        workers = {}
+        for kind in ("keep", "leave"):
+            command = [sys.executable, "-c", ALLOCATOR, kind, json.dumps([config.model_dump(), rows, length])]
+            workers[kind] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert workers[kind].stdout.readline() == "ready\n"
+        spent: dict[str, list[float]] = {kind: [] for kind in workers}
+        for _ in range(repeats):
+            for kind, worker in workers.items():
+                worker.stdin.write("again\n")
+                worker.stdin.flush()
+                spent[kind].append(float(worker.stdout.readline()))
+        for worker in workers.values():
+            worker.communicate()
+        times = {kind: Timing(tuple(seconds)) for kind, seconds in spent.items()}
+        seconds = {key: timing.to_json() for key, timing in times.items()}
+        result[name] = {"seconds": seconds, "kept_over_left": ratios(times["leave"], times["keep"])}
+    return result
 
 
 SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "d128-L4": lambda n: passes("d128-L4", n, with_rival=True),
-    "d256-L4": lambda n: passes("d256-L4", n, with_rival=True),
+    "d128-L4": lambda n: passes("d128-L4", 3 * n, with_rival=True),
+    "d256-L4": lambda n: passes("d256-L4", 2 * n, with_rival=True),
     "d768-L4": lambda n: passes("d768-L4", max(3, n // 2), with_rival=False),
     "mamba": mamba,
     "retrieval": retrieval,
@@ -214,6 +280,8 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "experts": experts,
     "memory": memory,
     "step": step_ends,
+    "compile": compiled,
+    "allocator": lambda n: allocator(2 * n),
 }
 
 

@@ -11,10 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.baselines.common import compare_segments_with_passes_of_their_own, excited, tiny_baseline
+from tests.baselines.common import compare_segments_with_passes_of_their_own, counted_flops, excited, tiny_baseline
 from tests.conftest import tokens
 from trc2.baselines import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
 from trc2.baselines.blocks import BaselineNet
@@ -198,20 +196,11 @@ def test_every_trainable_tensor_has_a_reader(case: Case) -> None:
     assert sorted(without) == sorted(net.tensors_without_reader() + net.tensors_waiting())
 
 
-# FALCON's own test knows that the counter takes the gradient of its grouped convolution for a full one.
-@pytest.mark.parametrize("case", [case for case in CASES if case.name != "falcon"], ids=lambda case: case.name)
+@every_case
 @pytest.mark.parametrize("length", [1, 11])
 def test_the_formulas_equal_torchs_counter(case: Case, length: int) -> None:
-    net = case.build()
-    x, y = tokens(case.config, 2, length), tokens(case.config, 2, length, 1)
-    # The fused attention kernel is invisible to the counter; the plain one does the same products.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        _, aux = net(x, targets=y)
-        forward = counter.get_total_flops()
-        aux["loss"].backward()
     total = sum(case.module.cost(case.config, 2, length).values(), Cost())
-    assert forward == total.forward
-    assert counter.get_total_flops() == total.training
+    assert counted_flops(case.build(), 2, length) == (total.forward, total.training)
 
 
 @every_case

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.baselines.common import (
     compare_gradients_of_pieces,
     compare_segments_with_passes_of_their_own,
     compare_with_reference,
+    counted_flops,
     excited,
     remembered_shapes,
     tiny_baseline,
@@ -217,28 +217,12 @@ def test_saturated_gates_give_finite_gradients_in_float32(variant: str, size: fl
         torch.testing.assert_close(a.double(), b, atol=1e-4 * max(1e-3, float(b.abs().max())), rtol=0.0)
 
 
-def grouped_backward(
-    grad: list[int], x: list[int], weight: list[int], *_: object, out_shape: object = None, **__: object
-) -> int:
-    """torch's own formula forgets the groups: a depthwise kernel costs its forward product once per gradient."""
-    per_gradient = 2 * grad[0] * grad[1] * grad[2] * grad[3] * weight[1] * weight[2] * weight[3]
-    return 2 * per_gradient
-
-
 @both
 @pytest.mark.parametrize("length", [1, 3, 4, 11])
 def test_the_formulas_equal_torchs_counter(variant: str, length: int) -> None:
     config = tiny(num_layers=2, variant=variant)
-    net = build(config)
-    x, y = tokens(config, 2, length), tokens(config, 2, length, 1)
-    mapping = {torch.ops.aten.convolution_backward: grouped_backward}
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
-        _, aux = net(x, targets=y)
-        forward = counter.get_total_flops()
-        aux["loss"].backward()
     total = sum(cost(config, 2, length).values(), Cost())
-    assert forward == total.forward
-    assert counter.get_total_flops() == total.training
+    assert counted_flops(build(config), 2, length) == (total.forward, total.training)
 
 
 def test_half_precision_keeps_the_fast_weights_wide() -> None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.baselines.common import (
     compare_gradients_of_pieces,
     compare_with_reference,
+    counted_flops,
     excited,
     remembered_shapes,
     tiny_baseline,
@@ -116,14 +116,8 @@ def test_decay_step_bias_and_skip_are_spared_from_weight_decay() -> None:
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_the_formulas_equal_torchs_counter_contractions_of_the_scan_included(length: int) -> None:
-    net = build(tiny())
-    x, y = tokens(net.config, 2, length), tokens(net.config, 2, length, seed=1)
-    with FlopCounterMode(display=False) as counter:
-        _, aux = net(x, targets=y)
-        forward = counter.get_total_flops()
-        aux["loss"].backward()
-    total = sum(cost(net.config, 2, length).values(), Cost())
-    assert (forward, counter.get_total_flops()) == (total.forward, total.training)
+    total = sum(cost(tiny(), 2, length).values(), Cost())
+    assert counted_flops(build(tiny()), 2, length) == (total.forward, total.training)
 
 
 def test_a_model_in_bfloat16_runs_its_scan_in_float32() -> None:

@@ -127,10 +127,10 @@ def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) ->
 def cost(config: MambaConfig, rows: int, length: int) -> dict[str, Cost]:
     """The scan counts with its contractions: one per token forward, over states, and three backward.
 
-    Its element-wise work (decays, recurrence, convolution) is not counted, as everywhere, but takes most of its time.
+    Its element-wise work (decays, recurrence) is not counted, as everywhere, but takes most of its time.
     """
     tokens, d, inner, states = rows * length, config.d_model, config.inner_dim, config.state_dim
-    maps = 3 * d * inner + inner * (config.rank + 2 * states) + config.rank * inner
+    maps = 3 * d * inner + inner * (config.rank + 2 * states) + config.rank * inner + inner * config.conv_width
     contraction = 2.0 * tokens * inner * states
     block = learned(2.0 * tokens * maps) + Cost(contraction, 4 * contraction)
     return baseline_cost(config, rows, length, block + swiglu_cost(d, config.ff_dim, tokens))

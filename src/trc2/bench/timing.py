@@ -54,8 +54,21 @@ def time_once(run: Callable[[], object]) -> float:
 
 
 def ratio(slow: Timing, fast: Timing) -> float:
-    """How many times faster `fast` is, by minima: noise only ever adds time."""
-    return slow.minimum / fast.minimum
+    """How many times faster `fast` is: the median of the rounds' own ratios.
+
+    A shared machine is slow for seconds at a time. Within a round both met the same moment; two minima or two medians
+    may come from different ones.
+    """
+    return statistics.median(a / b for a, b in zip(slow.seconds, fast.seconds, strict=True))
+
+
+def ratios(slow: Timing, fast: Timing) -> dict[str, float]:
+    """The same three ways: within rounds, of medians and of minima. Where they differ, the machine was noisy."""
+    return {
+        "ratio": ratio(slow, fast),
+        "of_medians": slow.median / fast.median,
+        "of_minima": slow.minimum / fast.minimum,
+    }
 
 
 def _finish_device() -> None:
