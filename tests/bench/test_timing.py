@@ -24,9 +24,11 @@ TINY = RunConfig(model=tiny_config(), train=TrainConfig(sequence_length=8, batch
 
 def test_alternatives_take_turns_after_a_warm_up() -> None:
     order: list[str] = []
-    times = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, repeats=2, warmup=1)
-    assert order == ["a", "b"] * 3
-    assert all(len(timing.seconds) == 2 for timing in times.values())
+    times = take_turns({name: lambda name=name: order.append(name) for name in "abc"}, repeats=5, warmup=1)
+    rounds = ["".join(order[start : start + 3]) for start in range(0, 18, 3)]
+    assert [sorted(turn) for turn in rounds] == [["a", "b", "c"]] * 6
+    assert len(set(rounds)) > 1, "nobody always comes after the same one"
+    assert all(len(timing.seconds) == 5 for timing in times.values())
 
 
 def test_a_ratio_says_how_many_times_faster() -> None:

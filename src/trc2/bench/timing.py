@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -34,12 +35,16 @@ Watch = Callable[[str], None]
 def take_turns(
     alternatives: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1, watch: Watch = lambda _: None
 ) -> dict[str, Timing]:
-    """Run every alternative once per round, in turn, so that a slow moment of the machine hits them alike."""
+    """Run every alternative once per round, so that a slow moment of the machine hits them alike.
+
+    Every round has another order: who comes after a large one finds its memory given back and its caches cold.
+    """
     spent: dict[str, list[float]] = {name: [] for name in alternatives}
+    chance = random.Random(0)
     for turn in range(-warmup, repeats):
-        for name, run in alternatives.items():
+        for name in chance.sample(list(alternatives), len(alternatives)):
             watch(f"{name}, round {max(turn, 0) + 1} of {repeats}")
-            seconds = time_once(run)
+            seconds = time_once(alternatives[name])
             if turn >= 0:
                 spent[name].append(seconds)
     return {name: Timing(tuple(seconds)) for name, seconds in spent.items()}

@@ -21,6 +21,7 @@ from trc2.nn.selection import top_k
 UNKNOWN = -1
 SCORE_BLOCK = {"cpu": 2**22}  # scores formed at a time
 LARGE_BLOCK = 2**26
+MANY_QUERIES = 1024  # of so many at a time; fewer, as in decoding, see more slots at a time
 ORIGIN_FIELDS = ("task", "step", "document", "position")
 
 
@@ -169,7 +170,7 @@ class Hippocampus(nn.Module):
         number of tokens nor on that of slots.
         """
         block = SCORE_BLOCK.get(query.device.type, LARGE_BLOCK)
-        width = max(self.read_chunk, block // query.shape[0])  # few queries, as in decoding, see more slots at a time
+        width = max(self.read_chunk, block // min(query.shape[0], MANY_QUERIES))
         chunks = [
             (start, min(start + width, slots.stop))
             for slots in sorted(window, key=lambda part: part.start)

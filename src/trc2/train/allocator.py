@@ -1,8 +1,8 @@
 """Memory that is freed stays with the process.
 
 glibc gives large buffers back to the system at once and takes them again in the next step, page by page, each page
-cleared by the kernel. A training step frees and takes the same buffers every time, so keeping them is a tenth of its
-time on a CPU (docs/speed.md). No number changes.
+cleared by the kernel. A training step frees and takes the same buffers every time, so keeping them saves up to 6 %
+of its time on a CPU (docs/speed.md). No number changes.
 """
 
 from __future__ import annotations
