@@ -1,8 +1,9 @@
 """The speed table: ratios of alternatives that take turns in one process, two threads, float32.
 
-    python benchmarks/speed.py [--only NAME ...] [--repeats N]
+    python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory]
 
-Writes benchmarks/speed.json, section by section; sections not asked for keep what is there.
+Writes benchmarks/speed.json, section by section; sections not asked for keep what is there. With --keep-memory all
+alternatives run as the trainer does, with freed memory kept by the process (trc2.train.allocator).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
 from trc2.model.compiled import compile_parts
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
+from trc2.train.allocator import keep_freed_memory
 
 OUT = Path(__file__).with_name("speed.json")
 REPLAY = {"replay_chunk_length": 65, "replay_batch_size": 2}  # 2 × 64 tokens are run beside 2048: 6.25 %
@@ -289,12 +291,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--keep-memory", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(2)
+    suffix = ", freed memory kept" if options.keep_memory else ""
+    if options.keep_memory and not keep_freed_memory():
+        parser.error("--keep-memory needs glibc, and no MALLOC_ settings in the environment.")
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in options.only:
         result = SECTIONS[name](options.repeats)
-        known[name] = result
+        known[name + suffix] = result
         known["about"] = {
             "schema": 1,
             "command": "python benchmarks/speed.py",
@@ -303,7 +309,7 @@ def main() -> None:
         }
         OUT.write_text(json.dumps(known, indent=1) + "\n")
         for key, value in flat(result):
-            print(f"{name}: {key} = {value:.3f}")
+            print(f"{name}{suffix}: {key} = {value:.3f}", flush=True)
 
 
 def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, float]]:
