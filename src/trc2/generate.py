@@ -52,7 +52,8 @@ def stream_text(
 def lay_out_for_decoding(net: nn.Module) -> None:
     """Store the matrices of a network column by column: for one or a few rows a CPU reads them up to twice as fast.
 
-    Shapes and numbers stay. Training would be slower; a saved or loaded network has the usual layout again.
+    Shapes and numbers stay. For inference only: fused optimizers expect gradients and state in one layout with the
+    weights, and only `save_model` writes the usual layout again.
     """
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and module.weight.device.type == "cpu":

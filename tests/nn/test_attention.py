@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trc2.nn.attention import CausalAttention
+from trc2.nn.attention import CausalAttention, add_to_leading
 from trc2.nn.rope import RotaryTable, rotate
 from trc2.nn.segments import pack
 from trc2.reference import column as reference
@@ -65,3 +65,26 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
 def test_a_widened_table_is_exact_not_rounded() -> None:
     widened, exact = RotaryTable(64, 8, BASE).double(), torch.arange(64, dtype=torch.float64)
     assert torch.equal(widened.cos[:, 0], exact.cos())
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_query_shift_leaves_alone_what_a_hook_was_given(learns: bool) -> None:
+    layer = CausalAttention(8, 4, 2, has_query_shift=True)
+    packed = pack([torch.zeros(1, 5, dtype=torch.int64)])
+    u, z = torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
+    seen: list[torch.Tensor] = []
+    layer.qkv.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    layer.qkv.register_full_backward_hook(lambda _m, _i, _o: None)
+    with torch.set_grad_enabled(learns):
+        out = layer(u, z, None, packed.segments)
+        torch.testing.assert_close(seen[0], u @ layer.qkv.weight.T)
+    if learns:
+        (out.sum() + seen[0].square().sum()).backward()
+
+
+def test_a_shift_may_cover_the_leading_tokens_only() -> None:
+    x, y = torch.randn(5, 6, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64)
+    y.requires_grad_()
+    assert torch.autograd.gradcheck(add_to_leading, (x, y))
+    with torch.no_grad():
+        torch.testing.assert_close(add_to_leading(x, y), x + torch.nn.functional.pad(y, (0, 2, 0, 2)))

@@ -35,3 +35,10 @@ def test_a_detached_part_costs_no_gradient() -> None:
         layer(x, y, torch.zeros(6)).sum().backward()
     product = 2 * 3 * 4 * 6
     assert counter.get_total_flops() == 2 * product + 3 * product
+
+
+def test_under_autocast_the_joined_sum_is_wide() -> None:
+    """Half a sum would tie channels that a gate must tell apart."""
+    layer, x, y = JoinedLinear(8, 6, bias=False), torch.randn(3, 4), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, y, torch.zeros(6)).dtype == torch.float32

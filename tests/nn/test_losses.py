@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from trc2.nn.losses import cross_entropy_sum, linear_cross_entropy
+from trc2.nn import losses
+from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -53,3 +54,18 @@ def test_half_precision_hidden_states_are_scored_in_float32() -> None:
         loss = linear_cross_entropy(hidden, weight, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, targets, reduction="sum"), rtol=0.05, atol=0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_predictions_equal_cross_entropy_and_argmax_whatever_the_chunk(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "chunk_rows", lambda _: rows)
+    hidden, weight = torch.randn(7, 5, dtype=torch.float64) * 30, torch.randn(11, 5, dtype=torch.float64)
+    weight[4] = weight[2]  # a tie: the first of the likeliest is named
+    targets = torch.tensor([0, 10, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 2])
+    nll, best = losses.linear_predict(hidden, weight, targets)
+    logits = hidden @ weight.T
+    expected = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    torch.testing.assert_close(nll, expected, atol=1e-12, rtol=1e-12)
+    assert best.tolist() == [row.index(max(row)) for row in logits.tolist()]

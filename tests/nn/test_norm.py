@@ -46,3 +46,9 @@ def test_the_cosine_with_zero_is_zero_with_a_finite_gradient() -> None:
     out.sum().backward()
     assert torch.isfinite(x.grad).all()
     assert not out.any()
+
+
+def test_a_single_vector_has_a_gradient_too() -> None:
+    x = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    norm = RMSNorm(6, 1e-6).double()
+    assert torch.autograd.gradcheck(norm, (x,))

@@ -69,7 +69,8 @@ class MambaMixer(nn.Module):
         seen = torch.cat((past, x if order is None else in_order(x, order)), dim=1)
         if state is not None:
             state.tensors["inputs"] = last_real(seen, window, valid)
-        mixed = depthwise(*(at_least_float32(t) for t in (seen, self.conv_weight, self.conv_bias))).to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # a float32 island
+            mixed = depthwise(*(at_least_float32(t) for t in (seen, self.conv_weight, self.conv_bias))).to(x.dtype)
         return mixed if order is None else in_order(mixed, order.argsort(dim=1))
 
     def scan(

@@ -67,22 +67,23 @@ def mix(
 
 
 def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
-    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns; overwrites x."""
+    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns."""
     if torch.is_grad_enabled():
         return _AddToLeading.apply(x, y)
-    x[: y.shape[0], : y.shape[1]] += y
-    return x
+    total = x.clone()  # whoever hooked the map that made x must not see it change
+    total[: y.shape[0], : y.shape[1]] += y
+    return total
 
 
 class _AddToLeading(torch.autograd.Function):
-    """In place: padding y to the size of x would pass over memory five times, forward and backward."""
+    """Without padding y to the size of x, which would pass over memory twice more, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.rows, ctx.columns = y.shape
-        ctx.mark_dirty(x)
-        x[: ctx.rows, : ctx.columns] += y
-        return x
+        total = x.clone()
+        total[: ctx.rows, : ctx.columns] += y
+        return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""Linear maps that leave out a pass over all tokens. Modules of their own, so that hooks and adapters find them."""
+"""Linear maps that leave out a pass over all tokens.
+
+Modules of their own, so that hooks find them; adapters made for a plain `nn.Linear` do not fit their arguments.
+"""
 
 from __future__ import annotations
 
@@ -23,4 +26,4 @@ class JoinedLinear(nn.Linear):
         self, x: Float[Tensor, "*P I"], y: Float[Tensor, "*P J"], bias: Float[Tensor, " O"]
     ) -> Float[Tensor, "*P O"]:
         for_x, for_y = self.weight.split((x.shape[-1], y.shape[-1]), dim=1)
-        return F.linear(x, for_x, bias) + F.linear(y, for_y)
+        return F.linear(x, for_x) + F.linear(y, for_y) + bias  # added last: under autocast that widens the sum

@@ -96,13 +96,17 @@ def linear_predict(
 ) -> tuple[Float[Tensor, " P"], Int[Tensor, " P"]]:
     """−log p(target) (0 where ignored) and the most likely token of every position, chunk by chunk."""
     rows = chunk_rows(weight)
+    is_labelled = targets != IGNORE_INDEX
+    picked = targets.where(is_labelled, 0).unsqueeze(1)
     nll, best = [], []
     for start in range(0, hidden.shape[0], rows):
         scores = at_least_float32(F.linear(hidden[start : start + rows], weight))
-        labels = targets[start : start + rows]
-        nll.append(F.cross_entropy(scores, labels, ignore_index=IGNORE_INDEX, reduction="none"))
-        best.append(scores.argmax(dim=1))
-    return torch.cat(nll), torch.cat(best)
+        said = scores.gather(1, picked[start : start + rows])
+        peak, likeliest = scores.max(dim=1, keepdim=True)
+        sums = scores.sub_(peak).exp_().sum(dim=1, keepdim=True)
+        nll.append((peak + sums.log_() - said).squeeze(1))
+        best.append(likeliest.squeeze(1))
+    return torch.cat(nll).where(is_labelled, 0.0), torch.cat(best)
 
 
 def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:

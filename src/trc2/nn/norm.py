@@ -45,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, gain, scale = ctx.saved_tensors
         product = grad * x
-        for_gain = torch.mv(product.flatten(0, -2).T, scale.flatten())
+        for_gain = torch.mv(product.reshape(-1, x.shape[-1]).T, scale.flatten())
         shared = (product @ gain).unsqueeze(-1).mul_(scale.pow(3)).div_(-x.shape[-1])
         for_x = torch.mul(grad, gain, out=product).mul_(scale).addcmul_(x, shared)
         return for_x, for_gain, None

@@ -26,7 +26,7 @@ def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
         return _blocked_top_k(scores, k)
     if scores.device.type in CHECKS_TIES and k < scores.shape[-1]:
         values, indices = scores.detach().topk(k + 1, dim=-1)
-        if bool((values[..., 1:] != values[..., :-1]).all()):  # no ties: whichever rule torch has, these are the ones
+        if bool((values[..., 1:] < values[..., :-1]).all()):  # no ties: whichever rule torch has, these are the ones
             return indices[..., :k]
     remaining = scores.detach().clone()
     picks = []
