@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trc2.nn.precision import at_least_float32, compute_dtype
+from trc2.nn.selection import top_k
 
 IGNORE_INDEX = -100
 # Logits alive at once. On a CPU a chunk should stay in its cache while softmax and gradient pass over it several times.
@@ -102,7 +103,10 @@ def linear_predict(
     for start in range(0, hidden.shape[0], rows):
         scores = at_least_float32(F.linear(hidden[start : start + rows], weight))
         said = scores.gather(1, picked[start : start + rows])
-        peak, likeliest = scores.max(dim=1, keepdim=True)
+        peak, likeliest = (
+            scores.amax(dim=1, keepdim=True),
+            top_k(scores, 1),
+        )  # argmax is slow
         sums = scores.sub_(peak).exp_().sum(dim=1, keepdim=True)
         nll.append((peak + sums.log_() - said).squeeze(1))
         best.append(likeliest.squeeze(1))
