@@ -66,7 +66,7 @@ def draw_scaling(report: dict[str, Any], path: Path) -> None:
         axes.plot(sizes, [point[key] / points[0][key] for point in points], style, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(axes.get_ylim()))
     axes.set_xlabel(axis)
     axes.set_ylabel("relative to the smallest")
     axes.spines[["top", "right"]].set_visible(False)
