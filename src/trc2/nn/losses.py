@@ -13,7 +13,7 @@ from trc2.nn.precision import at_least_float32, compute_dtype
 from trc2.nn.selection import top_k
 
 IGNORE_INDEX = -100
-# Logits alive at once. On a CPU a chunk should stay in its cache while softmax and gradient pass over it several times.
+# Logits alive at once. On a CPU: few enough for its cache, but enough rows per product where the vocabulary is large.
 CHUNK_ELEMENTS = {"cpu": 2**22}
 LARGE_CHUNK = 2**24
 
