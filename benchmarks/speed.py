@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -272,6 +273,42 @@ def allocator(repeats: int) -> dict[str, Any]:
     return result
 
 
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_"}
+
+
+def profile(_repeats: int) -> dict[str, Any]:
+    """Where a pass spends its time and how many fresh pages it takes, and how many calls a decoded token is."""
+    result: dict[str, Any] = {}
+    for name in ("d128-L4", "d256-L4"):
+        config, rows, length = shape(name)
+        subjects = {
+            "full": learning_pass(prepared_model(config), rows, length),
+            "lesioned": learning_pass(prepared_model(lesioned(config)), rows, length),
+            "mixtral": rival_pass(rival("mixtral", config), config, rows, length),
+        }
+        result[name] = {}
+        for kind, run in subjects.items():
+            run()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            run()
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            spent = {event.key: event.self_cpu_time_total for event in profiled(run)}
+            products = sum(time for key, time in spent.items() if key in PRODUCTS) / sum(spent.values())
+            result[name][kind] = {"fresh_pages": float(pages), "share_of_products": products}
+        for rows in (1, 8):
+            events = profiled(decoding(prepared_model(config), rows, 16, 64))
+            calls = sum(event.count for event in events if event.key.startswith("aten::")) / 64
+            result[name][f"calls_per_decoded_token_{rows}"] = calls
+    return result
+
+
+def profiled(run: Callable[[], object]) -> Any:
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        run()
+    return found.key_averages()
+
+
 SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "d128-L4": lambda n: passes("d128-L4", 3 * n, with_rival=True),
     "d256-L4": lambda n: passes("d256-L4", 2 * n, with_rival=True),
@@ -282,6 +319,7 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "experts": experts,
     "memory": memory,
     "step": step_ends,
+    "profile": profile,
     "compile": compiled,
     "allocator": lambda n: allocator(2 * n),
 }

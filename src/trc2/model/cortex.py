@@ -79,6 +79,7 @@ class Cortex(nn.Module):
         modulated = segments if self.config.replay_path == "full" else segments[:1]
         rotation = self.rotary(packed.positions)
         hidden = self.embedding(packed.tokens)
+        counted = packed.counted
         balance = hidden.new_zeros((), dtype=torch.float32 if hidden.dtype != torch.float64 else torch.float64)
         appraisal, proposal = None, None
         thalamic: Tensor | None = None
@@ -89,7 +90,7 @@ class Cortex(nn.Module):
             out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
             if appraise:
-                balance = balance + load_balance(out.routing, packed.counted)
+                balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if appraise:
                     appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
