@@ -9,7 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
-    {"errors", "files"},
+    {"errors"},
+    {"files", "console"},
     {"config"},
     {"nn"},
     {"replay.stores"},

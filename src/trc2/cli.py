@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from trc2 import __version__
-from trc2.errors import UserError
+from trc2.console import PlainConsole, shown
+from trc2.errors import UserError, plain, sentence_of
 
 app = typer.Typer(
     name="trc2",
@@ -21,8 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out = Console()
-err = Console(stderr=True)
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 Target = Annotated[str, typer.Argument(help="A recipe's name, a recipe file, or a folder with a saved model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
@@ -63,14 +65,14 @@ def verify(
 
     net = _load(target, overrides or [], seed)
     with out.status("starting") as status:
-        report = run_battery(net, target, seed, watch=lambda name: status.update(f"checking {name}"))
+        report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
     out.print(as_table(report, out.width))
     for note in notes(report):
-        out.print(f"[dim]{note}[/]")
+        out.print(note, style="dim")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
     draw(report, folder / "verify.png")
-    out.print(f"[{'green' if report.passed else 'bold red'}]{summary(report)}[/]")
+    out.print(summary(report), style="green" if report.passed else "bold red")
     out.print(f"{folder / 'verify.json'}  {folder / 'verify.png'}")
     raise typer.Exit(0 if report.passed else 1)
 
@@ -81,16 +83,16 @@ def _verify_resume(folder: Path, kills: int, seed: int) -> None:
     from trc2.verify.resume import verify_resume
 
     with out.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
-        report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(text))
+        report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
     places = ", ".join(f"{name} ×{count}" for name, count in report.killed_at.items())
-    out.print(f"Killed {report.kills} times: {places}.", highlight=False)
+    out.print(f"Killed {report.kills} times: {places}.")
     if report.passed:
         what = f"All {report.tensors} tensors, the state and {report.records} records"
-        out.print(f"[green]{what} equal those of the undisturbed run to the bit ({report.seconds:.0f} s).[/]")
+        out.print(f"{what} equal those of the undisturbed run to the bit ({report.seconds:.0f} s).", style="green")
     for difference in report.differences[:20]:
-        out.print(f"[bold red]differs:[/] {difference}", highlight=False)
+        out.print(f"differs: {difference}", style="bold red")
     out.print(str(folder / "resume.json"))
     raise typer.Exit(0 if report.passed else 1)
 
@@ -155,9 +157,9 @@ def bench(
     folder.mkdir(parents=True, exist_ok=True)
     with out.status("building") as status:
         if scaling is not None:
-            report = bench_scaling(run, scaling, repeats=repeats, watch=status.update)
+            report = bench_scaling(run, scaling, repeats=repeats, watch=lambda text: status.update(shown(text)))
         else:
-            report = bench_recipe(run, repeats=repeats, against=against, watch=status.update)
+            report = bench_recipe(run, repeats=repeats, against=against, watch=lambda text: status.update(shown(text)))
     (folder / "bench.json").write_text(json.dumps(report, indent=1))
     if scaling is not None:
         out.print(scaling_table(target, report))
@@ -220,11 +222,11 @@ def continue_(
     continue_run(parent, target, config, out)
     _show_summary(target)
     risen = relative_forgetting(target)
-    out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.", highlight=False)
+    out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
     if max_forgetting is not None and risen > max_forgetting:
         err.print(
-            f"[bold red]gate:[/] that is more than --max-forgetting {max_forgetting:.1%}: keep using {parent}.",
-            highlight=False, soft_wrap=True,
+            f"gate: that is more than --max-forgetting {max_forgetting:.1%}: keep using {parent}.",
+            style="bold red", soft_wrap=True,
         )  # fmt: skip
         raise typer.Exit(3)
 
@@ -279,7 +281,7 @@ def report(
         table.add_row(*row)
     out.print(table)
     for sentence in comparison.reading():
-        out.print(sentence, highlight=False)
+        out.print(sentence)
     written = comparison.write(folder or folders[0].parent)
     out.print("  ".join(str(path) for path in written), soft_wrap=True)
 
@@ -296,7 +298,7 @@ def export(
     from trc2.hf.export import export_run
 
     written = export_run(run, folder, __version__, with_replay=with_replay)
-    out.print("  ".join(str(path) for path in written), soft_wrap=True, highlight=False)
+    out.print("  ".join(str(path) for path in written), soft_wrap=True)
 
 
 @app.command()
@@ -405,16 +407,23 @@ def _load(target: str, overrides: list[str], seed: int) -> Any:
 
 
 def main() -> None:
-    """Entry point: what users did wrong is one sentence and exit code 2, never a traceback."""
+    """The border: what users or their disks did wrong is one sentence and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign is no reason to stop
     try:
         app()
-    except UserError as error:
-        label = "[bold red]error:[/] " if error.exit_code == UserError.exit_code else ""
-        err.print(f"{label}{error}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        code = getattr(error, "exit_code", UserError.exit_code)
+        label = Text("error: ", style="bold red") if code == UserError.exit_code else Text()
+        err.print(label + Text(plain(" ".join(sentence.split()))), soft_wrap=True)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The one error type that users are meant to read."""
+"""The one error type that users are meant to read, and the sentences for what the system refuses."""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -18,7 +21,61 @@ class UserError(ValueError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to append to "unknown name" messages: the nearest known name, else all of them."""
     choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:200], choices, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
     return "choose one of " + ", ".join(choices) + "."
+
+
+def plain(text: str) -> str:
+    """Text from outside as a terminal may show it: nothing in it moves the cursor, colours or reorders what is shown.
+
+    Line ends and tabs stay. Everything else that Unicode calls control, format or surrogate becomes `�`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        sign if sign in "\n\t" or unicodedata.category(sign) not in ("Cc", "Cf", "Cs") else "\N{REPLACEMENT CHARACTER}"
+        for sign in text
+    )
+
+
+def brief(reason: object, limit: int = 160) -> str:
+    """What somebody else's code says of a failure, as a part of one sentence."""
+    text = plain(" ".join(str(reason).split())).rstrip(".")
+    return (text if len(text) <= limit else text[:limit] + "…") or type(reason).__name__
+
+
+REMEDIES = {
+    errno.ENOSPC: "make room and try again",
+    errno.EDQUOT: "make room and try again",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "ask for the right to use it, or choose another place",
+    errno.EPERM: "ask for the right to use it, or choose another place",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "choose a path whose parents are folders",
+    errno.EEXIST: "choose another path",
+    errno.ENOTEMPTY: "choose another path",
+    errno.EISDIR: "name a file, not a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "check the symbolic links in the path",
+    errno.EMFILE: "close other programs or raise `ulimit -n`",
+    errno.EIO: "check the disk, and use a copy",
+}
+
+
+def sentence_of(error: BaseException, path: object = None) -> str | None:
+    """What to tell a user about an error that is not a bug of ours; None if it may be one.
+
+    `path` is named where the system does not say which file it means.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else path
+        what = brief(error.strerror or error)
+        remedy = REMEDIES.get(error.errno or 0, "check the path and the disk, and try again")
+        return f"{where}: {what}; {remedy}." if where is not None else f"{what}; {remedy}."
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "not enough memory" in str(error)):
+        return "There is not enough memory for this: choose smaller sizes, or a machine with more."
+    return None

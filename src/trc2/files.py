@@ -1,16 +1,25 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and damaged ones told in a sentence."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from trc2.errors import UserError, brief, sentence_of
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Either the old file or the whole new one is there, whatever happens in between, whoever else writes it too."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    write_durably(partial, content)
-    os.replace(partial, path)
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+    try:
+        write_durably(partial, content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -19,3 +28,40 @@ def write_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: a new file is lost without its name."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Give a finished folder its name; what stood there before is moved out of the way first, then removed."""
+    old = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}.old")
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterator[None]:
+    """Whatever a parser or the system says about a file becomes one sentence with the file's path.
+
+    Only for blocks that read and parse: every library has errors of its own, down to plain `Exception`.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise UserError(sentence_of(error, path)) from error
+        raise UserError(f"{path} is damaged ({brief(error)}): {remedy}.") from error
+    except Exception as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {brief(error)}): {remedy}.") from error

@@ -13,7 +13,7 @@ from rich.console import Console
 from trc2.baselines import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
-from trc2.errors import UserError
+from trc2.errors import UserError, plain
 from trc2.metrics.forgetting import PERPLEXITY
 from trc2.nn.chance import keyed_generator
 from trc2.stream.prepare import PreparedStream
@@ -67,7 +67,7 @@ def newest_checkpoint(folder: Path, console: Console) -> Checkpoint | None:
         try:
             return load_checkpoint(path)
         except DamagedCheckpoint as error:
-            console.print(f"[yellow]{error} Trying the one before.[/]", highlight=False)
+            console.print(plain(f"{error} Trying the one before."), style="yellow", markup=False, highlight=False)
     if paths:
         raise UserError(
             f"None of the {len(paths)} checkpoints in {folder} is whole: restore one from a copy, or run it again."

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.errors import UserError
+from trc2.errors import UserError, plain
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.allocator import keep_freed_memory
@@ -76,7 +76,7 @@ def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokeni
         prepared = prepare_stream(config.stream, watch, tokenizer)
     for task in prepared.tasks.values():
         for message in task.messages:
-            console.print(f"[yellow]{message}[/]", highlight=False)
+            console.print(plain(message), style="yellow", markup=False, highlight=False)
     return prepared
 
 

@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from trc2.verify.battery import GROUPS, Report
 from trc2.verify.subject import Check
 
-MARK = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[dim]n/a[/]"}
+MARK = {True: Text("pass", style="green"), False: Text("FAIL", style="bold red"), None: Text("n/a", style="dim")}
 COLOUR = {True: "#2a9d5c", False: "#d62839", None: "#9aa0a6"}
 RELATION = {"<=": "≤", ">": ">", "==": "="}
 FLOOR = 1e-19  # where an exact zero is drawn on the logarithmic axis

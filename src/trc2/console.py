@@ -1,0 +1,30 @@
+"""The terminal: what comes from outside is shown there, never obeyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from trc2.errors import plain
+
+
+class PlainConsole(Console):
+    """A console for text of unknown origin: no markup, no emoji codes, no control characters.
+
+    `[/red]` in a file's name is six signs, and so is `[trackio]` in `pip install 'trc2[trackio]'`. Colour is asked for
+    with `style=`, never inside the text.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
+
+    def render_str(self, text: str, *args: Any, **settings: Any) -> Text:
+        """Every string that is printed or stands in a table passes here."""
+        return super().render_str(plain(text), *args, **settings)
+
+
+def shown(text: str) -> Text:
+    """For the parts of rich that read markup whatever the console says: spinners and progress columns."""
+    return Text(plain(text))
