@@ -1,11 +1,47 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from trc2 import RunConfig, TRC2Config, UserError, load_recipe
-from trc2.config import recipe_names, round_up
+from trc2.config import (
+    MODELS,
+    BudgetConfig,
+    EvalConfig,
+    OutputConfig,
+    ReplayControlConfig,
+    StrategyConfig,
+    StreamConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrainConfig,
+    recipe_names,
+    round_up,
+)
+
+SECTIONS: list[type[BaseModel]] = [
+    *MODELS.values(), BudgetConfig, EvalConfig, OutputConfig, ReplayControlConfig, StrategyConfig, StreamConfig,
+    TaskConfig, TokenizerConfig, TrainConfig,
+]  # fmt: skip
+
+
+def leaves(annotation: Any) -> set[Any]:
+    inner = get_args(annotation)
+    return {annotation} if not inner else set().union(*(leaves(part) for part in inner))
+
+
+NUMBERS = [
+    pytest.param(section, name, id=f"{section.__name__}.{name}")
+    for section in SECTIONS
+    for name, field in section.model_fields.items()
+    if leaves(field.annotation) & {int, float}
+]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +87,136 @@ def test_a_bad_recipe_names_the_path(settings: dict[str, object], sentence: str)
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.parametrize(("section", "name"), NUMBERS)
+def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], name: str) -> None:
+    annotation = section.model_fields[name].annotation
+    task = {"name": "x", "builtin": "prose"}
+    rest: dict[str, Any] = {StreamConfig: {"tasks": [task]}, TaskConfig: task}.get(section, {})
+    too_large = [] if float in leaves(annotation) else [10**30, 10**5000]
+    for value in (math.inf, -math.inf, math.nan, "inf", "9" * 5000, True, False, *too_large):
+        with pytest.raises(UserError) as caught:
+            section(**{**rest, name: [value, value] if "tuple" in str(annotation) else value})
+        assert str(caught.value).startswith(name)
+        assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["train.seed=2024-13-45"], "train.seed='2024-13-45' is not valid: input should be a valid integer"),
+        (["train.seed=4294967296"], "train.seed=4294967296 is not valid"),
+        (["model.replay_seed=4294967296"], "model.replay_seed=4294967296 is not valid"),
+        (["train.betas=[true, 0.5]"], "train.betas=[True, 0.5] is not valid: give a number, not true or false."),
+        (["model.d_model=true"], "model.d_model=True is not valid: give a number, not true or false."),
+        (["model.num_shared_experts=true"], "model.num_shared_experts=True is not valid: give a number"),
+        (["train.betas=[.inf, 0.5]"], "train.betas.0=inf is not valid: input should be a finite number."),
+        (["output.threads=1000000"], "output.threads=1000000 is not valid"),
+        (["model=[1]"], "model=[1] is not valid"),
+        (["model=null", "strategy=ewc"], "model=None is not valid"),
+        (["control=3", "strategy=ewc"], "control=3 is not valid"),
+        (["model.name=[1]"], "model.name: There is no backbone [1]: choose one of"),
+        (["model.name=[1]", "strategy=ewc"], "model.name: There is no backbone [1]: choose one of"),
+        (["model=trcc"], "model.name: There is no backbone 'trcc': did you mean 'trc2'?"),
+        (["strategy=[1]"], "strategy=[1] is not valid"),
+        (["strategy.name={}"], "strategy.name: There is no strategy {}: choose one of"),
+        (["strategy=ewk"], "strategy.name: There is no strategy 'ewk': did you mean 'ewc'?"),
+        (["strategy={1: 2}"], "The override 'strategy={1: 2}' has no readable value"),
+        (["model..x=1"], "The override 'model..x=1' leads to no setting"),
+        ([".=1"], "The override '.=1' leads to no setting"),
+        (["a." * 1000 + "b=1"], "The override 'a.a.a"),
+        (["=1"], "The override '=1' has no value"),
+        (["model.d_model=" + "9" * 5000], "The override 'model.d_model=999"),
+        (["self=1"], "Unknown setting 'self'"),
+        (["model.self=1"], "Unknown setting 'model.self'"),
+        (["control.coefficient_range=[0.2, 0.1]"], "control: coefficient_range=[0.2, 0.1] is reversed"),
+        (["control.batch_range=[6, 2]"], "control: batch_range=[6, 2] is reversed"),
+        (["control.coefficient=0.2"], "control: coefficient=0.2 is outside coefficient_range=[0.0, 0.15]"),
+        (["control.batch_size=7"], "control: batch_size=7 is outside batch_range=[2, 6]"),
+        (['output.folder="a\\0b"'], "output.folder='a\\x00b' holds a NUL character"),
+        (["output.folder=~nobody-of-this-name/x"], "output.folder: ~nobody-of-this-name/x begins with the home of"),
+        (["model.num_columns=2000000000"], "model: The depth of 2000000000 gives a network of 8000000000 blocks"),
+    ],
+)
+def test_an_odd_override_is_one_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe("demo", overrides)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_words_of_yaml_1_1_are_words() -> None:
+    assert load_recipe("demo", ["control.mode=off"]).control.mode == "off"
+    assert load_recipe("demo", ["model.replay=off"]).model.replay is False
+    assert load_recipe("demo", ["model.replay=yes"]).model.replay is True
+    assert load_recipe("demo", ["train.learning_rate=1e-3"]).train.learning_rate == 0.001
+    # the strategy looks at the model before it is checked, and understands the same words
+    assert load_recipe("demo", ["strategy=agem", "model.replay=off"]).control.mode == "off"
+
+
+def test_the_papers_control_is_valid_and_a_fixed_one_may_lie_anywhere() -> None:
+    assert ReplayControlConfig().coefficient == 0.05
+    assert ReplayControlConfig(mode="fixed", coefficient=2.0, batch_size=16).batch_size == 16
+
+
+def test_a_home_folder_is_expanded_and_a_relative_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert OutputConfig(folder="~/x").folder == Path("/home/somebody/x")
+    assert OutputConfig(folder="runs/x").folder == Path("runs/x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": {1: 2}}, "model: There is a setting called 1, which is no name"),
+        ({"model": {}, "train": {1: 2}}, "train: There is a setting called 1, which is no name"),
+        ({"model": {}, "strategy": {None: 2}}, "strategy: There is a setting called None"),
+        ({"model": {}, "stream": {"tasks": [{(): 1}]}}, "stream.tasks: There is a setting called ()"),
+        ({"model": {"d_model": 10**5000}}, "model.d_model=a very long int is not valid"),
+        ({"model": {"d_model": "x" * 10**6}}, "model.d_model='xxx"),
+        ({"model": {"x" * 10**6: 1}}, "Unknown setting 'model.xxx"),
+        ({"model": {}, "strategy": {"name": "x" * 10**6}}, "strategy.name: There is no strategy 'xxx"),
+    ],
+)
+def test_whatever_python_hands_over_is_one_short_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        RunConfig(**settings)
+    assert str(caught.value).startswith(sentence)
+    assert len(str(caught.value)) < 1500
+
+
+WORDS = st.sampled_from(["model", "strategy", "train", "control", "name", "seed", "d_model", "mode", "x", ""])
+ODDITIES = st.sampled_from(
+    [
+        "off",
+        "[1]",
+        "{}",
+        "{a: {}}",
+        "null",
+        "true",
+        "-1",
+        "1e9",
+        ".nan",
+        "99999999999999999999",
+        "'",
+        "*a",
+        "ewc",
+        "trc2",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=3), ODDITIES | st.text()), min_size=1, max_size=3))
+def test_any_override_gives_a_config_or_a_sentence(overrides: list[tuple[list[str], str]]) -> None:
+    told = ""
+    try:
+        load_recipe("paper_compact", [f"{'.'.join(path)}={value}" for path, value in overrides])
+    except UserError as error:
+        told = str(error)
+    assert len(told) < 1500
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TRC2Config().d_model = 3  # type: ignore[misc]
@@ -83,6 +249,51 @@ def test_unknown_recipes_get_a_hint(tmp_path: Path) -> None:
     broken.write_text("3")
     with pytest.raises(UserError, match="holds int, not settings"):
         load_recipe(str(broken))
+
+
+def test_a_base_that_leads_in_a_circle_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("base: ./a.yaml\nmodel: {}")
+    with pytest.raises(UserError, match=r"base: ./a.yaml names itself"):
+        load_recipe("a.yaml")
+    Path("b.yaml").write_text("base: c.yaml")
+    Path("c.yaml").write_text("base: b.yaml")
+    with pytest.raises(UserError, match=r"base: b.yaml → c.yaml → b.yaml comes back"):
+        load_recipe("b.yaml")
+    Path("d.yaml").write_text("base: [1]")
+    with pytest.raises(UserError, match=r"d.yaml has base=\[1\], which is no name"):
+        load_recipe("d.yaml")
+    for number in range(30):
+        Path(f"n{number}.yaml").write_text(f"base: n{number + 1}.yaml")
+    with pytest.raises(UserError, match="is a chain of more than 16"):
+        load_recipe("n0.yaml")
+    Path("demo.yaml").write_text("base: demo")  # a recipe of the package goes before a file of its name
+    assert load_recipe("./demo.yaml") == load_recipe("demo")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "no/such/file", "demo/x", "../demo"])
+def test_a_name_that_no_file_can_have_is_told(name: str) -> None:
+    with pytest.raises(UserError, match="There is no recipe or file"):
+        load_recipe(name)
+
+
+def test_what_is_no_recipe_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        load_recipe(str(tmp_path))
+    with pytest.raises(UserError, match="is no regular file"):
+        load_recipe("/dev/zero")
+    path = tmp_path / "odd.yaml"
+    for content, sentence in (
+        (bytes(range(256)), "is not UTF-8 text"),
+        (b"model: {d_model: 16}\nmodel: {}", "'model' is set twice"),
+        (b"model: {1: 2}", "1 is no name of a setting"),
+        (b"model: {thalamic_rank: {null: 2}}", "None is no name of a setting"),
+        (b"model: 2024-13-45", "model='2024-13-45' is not valid"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=sentence) as caught:
+            load_recipe(str(path))
+        assert "\n" not in str(caught.value)
 
 
 def test_derived_sizes_are_those_of_the_paper() -> None:

@@ -5,40 +5,56 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section
+from trc2.config.section import Decay, Fraction, NonNegative, Positive, Section, Seed, Size
+
+MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 
 
 class BackboneConfig(Section):
     """Settings of any language model this package trains; `name` says which one."""
 
     name: str
-    vocab_size: Count = 50257
-    d_model: Count = 768
-    max_positions: Count = 1024
+    vocab_size: Size = 50257
+    d_model: Size = 768
+    max_positions: Size = 1024
     dropout: Decay = 0.0
     norm_eps: Positive = 1e-6
 
     # replay
     replay: bool = False
-    replay_recent_chunks: Count = 2048
-    replay_long_chunks: Count = 16_384
-    replay_chunk_length: Annotated[int, Field(ge=2)] = 128
-    replay_batch_size: Count = 4
+    replay_recent_chunks: Size = 2048
+    replay_long_chunks: Size = 16_384
+    replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
+    replay_batch_size: Size = 4
     replay_coefficient: NonNegative = 0.05
     replay_long_fraction: Fraction = 0.5
-    replay_seed: Annotated[int, Field(ge=0)] = 0
-    max_pending: Count = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
+    replay_seed: Seed = 0
+    max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
 
     # objective
     lambda_router: NonNegative = 1.0
     lambda_load_balance: NonNegative = 0.01
 
+    @model_validator(mode="after")
+    def _can_be_built(self) -> BackboneConfig:
+        if self.num_parts > MAX_PARTS:
+            raise ValueError(
+                f"The depth of {self.depth} gives a network of {self.num_parts} blocks and experts: choose a depth and "
+                f"a number of experts whose product is at most {MAX_PARTS}."
+            )
+        return self
+
     @property
     def depth(self) -> int:
         """How many blocks lie on top of each other, whatever this backbone calls them."""
         raise NotImplementedError
+
+    @property
+    def num_parts(self) -> int:
+        """How many modules are built one by one: blocks, or the experts in all of them."""
+        return self.depth
 
     @property
     def read_slots(self) -> int:

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
-from trc2.config.section import Count, Fraction, NonNegative
+from trc2.config.section import Fraction, NonNegative, Size
 
 
 class BaselineConfig(BackboneConfig):
     """Embedding plus learned positions, pre-norm blocks of a mixer and a feed-forward part, tied head."""
 
-    num_layers: Count = 20
-    num_heads: Count = 8
-    d_ff: Count | None = Field(None, description="feed-forward width; None means the paper's width of this baseline")
+    num_layers: Size = 20
+    num_heads: Size = 8
+    d_ff: Size | None = Field(None, description="feed-forward width; None means the paper's width of this baseline")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> BaselineConfig:
@@ -53,22 +53,26 @@ class MoEConfig(BaselineConfig):
     """Attention and routed experts, without a shared one."""
 
     name: Literal["moe"] = "moe"
-    num_experts: Count = 8
-    num_active_experts: Count = 2
+    num_experts: Size = 8
+    num_active_experts: Size = 2
 
     def _check(self) -> None:
         at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * self.num_experts
 
 
 class MambaConfig(BaselineConfig):
     """Mamba-1 and SwiGLU. The paper's counts need state 128 and rank 64; its authors' defaults are 16 and d/16."""
 
     name: Literal["mamba"] = "mamba"
-    expand: Count = 2
-    state_dim: Count = Field(128, description="N")
-    dt_rank: Count | None = Field(64, description="R; None means ⌈d_model/16⌉")
-    conv_width: Count = 4
-    scan_chunk: Count = Field(32, description="tokens whose states are held at once")
+    expand: Size = 2
+    state_dim: Size = Field(128, description="N")
+    dt_rank: Size | None = Field(64, description="R; None means ⌈d_model/16⌉")
+    conv_width: Size = 4
+    scan_chunk: Size = Field(32, description="tokens whose states are held at once")
 
     @property
     def inner_dim(self) -> int:
@@ -83,14 +87,18 @@ class DeepSeekMoEConfig(BaselineConfig):
     """Fine-grained routed experts beside shared ones; gates are the raw softmax scores."""
 
     name: Literal["deepseek_moe"] = "deepseek_moe"
-    num_experts: Count = Field(16, description="routed experts")
-    num_active_experts: Count = 4
-    num_shared_experts: Annotated[int, Field(ge=0)] = 2
-    expert_split: Count = Field(2, description="m: an expert has 1/m of the full width")
+    num_experts: Size = Field(16, description="routed experts")
+    num_active_experts: Size = 4
+    num_shared_experts: Annotated[int, Field(ge=0, le=2**31 - 1)] = 2
+    expert_split: Size = Field(2, description="m: an expert has 1/m of the full width")
 
     def _check(self) -> None:
         at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
         divides("d_ff", self.ff_dim, "expert_split", self.expert_split)
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * (self.num_experts + self.num_shared_experts)
 
     @property
     def expert_dim(self) -> int:
@@ -101,7 +109,7 @@ class BlkAttnResConfig(BaselineConfig):
     """The transformer with attention over the outputs of earlier blocks instead of a residual stream."""
 
     name: Literal["blk_attn_res"] = "blk_attn_res"
-    num_residual_blocks: Count = Field(8, description="N: groups of sub-layers; 2·num_layers gives the full version")
+    num_residual_blocks: Size = Field(8, description="N: groups of sub-layers; 2·num_layers gives the full version")
 
     def _check(self) -> None:
         at_most("num_residual_blocks", self.num_residual_blocks, "2·num_layers", 2 * self.num_layers)
@@ -116,7 +124,7 @@ class FalconConfig(BaselineConfig):
 
     name: Literal["falcon"] = "falcon"
     variant: Literal["falcon1", "falcon2"] = Field("falcon2", description="falcon1: one step size per head")
-    conv_width: Count = 4
+    conv_width: Size = 4
     chunk: Annotated[int, Field(ge=1, le=16)] = Field(16, description="tokens solved at once")
     ridge_scale: NonNegative = Field(1.0, description="λ_scale: the ridge is λ_scale · σ(·) · |x|²")
     output_norm: bool = Field(False, description="a norm per head on what is read, if training is unstable")
@@ -126,12 +134,12 @@ class LoraDRSConfig(BaselineConfig):
     """A transformer whose later tasks train low-rank maps on keys and values, in a drift-resistant space."""
 
     name: Literal["lora_drs"] = "lora_drs"
-    rank: Count = 4
-    num_adapters: Count = Field(2, description="tasks after the first")
+    rank: Size = 4
+    num_adapters: Size = Field(2, description="tasks after the first")
     freeze_backbone: bool = Field(True, description="true: as the method says; false: as the paper's numbers suggest")
     normalize_projector: bool = Field(True, description="true: divide by the Frobenius norm, as the method's code does")
     drs_threshold: Fraction = Field(0.99, description="share of singular values the space keeps")
-    drs_batches: Count = Field(64, description="batches of a new task that define its space")
+    drs_batches: Size = Field(64, description="batches of a new task that define its space")
 
 
 BASELINES: tuple[type[BaselineConfig], ...] = (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive
+from trc2.config.section import Decay, Fraction, NonNegative, Positive, Size
 
 
 class TRC2Config(BackboneConfig):
@@ -16,30 +16,30 @@ class TRC2Config(BackboneConfig):
     name: Literal["trc2"] = "trc2"
 
     # cortex
-    num_columns: Count = 4
-    num_heads: Count = 8
-    num_kv_heads: Count = 4
+    num_columns: Size = 4
+    num_heads: Size = 8
+    num_kv_heads: Size = 4
     rotary_base: Positive = 10_000.0
-    num_experts: Count = 8
-    num_active_experts: Count = 2
+    num_experts: Size = 8
+    num_active_experts: Size = 2
     num_shared_experts: Literal[0, 1] = 1
-    d_ff: Count | None = Field(None, description="expert width; None means 8·d_model/3 rounded up to a multiple of 256")
+    d_ff: Size | None = Field(None, description="expert width; None means 8·d_model/3 rounded up to a multiple of 256")
 
     # thalamus
     thalamus: bool = True
-    thalamic_rank: Count | None = Field(None, description="bottleneck width r; None means d_model // 8")
-    thalamic_groups: Count = Field(1, description="groups of the divisive competition; must divide the rank")
+    thalamic_rank: Size | None = Field(None, description="bottleneck width r; None means d_model // 8")
+    thalamic_groups: Size = Field(1, description="groups of the divisive competition; must divide the rank")
     thalamic_inhibition: NonNegative = Field(0.5, description='η; the paper calls it "TRN sparsity"')
 
     # hippocampal memory
     memory: bool = True
-    memory_slots: Count = 32_768
-    memory_key_dim: Count = 128
-    memory_top_k: Count = 4
-    memory_read_chunk: Count = 2048
-    memory_read_window: Count = Field(8192, description="S_max: only this many most recent slots are searched")
-    writes_per_sequence: Count = Field(8, description="k_W: candidates a sequence may offer")
-    target_writes_per_sequence: Count = Field(2, description="n_target: writes a sequence should end up with")
+    memory_slots: Size = 32_768
+    memory_key_dim: Size = 128
+    memory_top_k: Size = 4
+    memory_read_chunk: Size = 2048
+    memory_read_window: Size = Field(8192, description="S_max: only this many most recent slots are searched")
+    writes_per_sequence: Size = Field(8, description="k_W: candidates a sequence may offer")
+    target_writes_per_sequence: Size = Field(2, description="n_target: writes a sequence should end up with")
     threshold_decay: Decay = 0.99
     discount: Fraction = 0.95
     td_clip: Positive = 1.0
@@ -73,6 +73,10 @@ class TRC2Config(BackboneConfig):
     @property
     def depth(self) -> int:
         return self.num_columns
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_columns * self.num_experts
 
     @property
     def head_dim(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import BASELINES
 from trc2.config.model import TRC2Config
-from trc2.config.section import SettingError
+from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
 
 _CONFIGS: tuple[type[BackboneConfig], ...] = (TRC2Config, *BASELINES)
@@ -17,6 +17,7 @@ MODELS = {str(config.model_fields["name"].default): config for config in _CONFIG
 
 def model_config(values: Mapping[str, Any]) -> BackboneConfig:
     """The settings of the backbone that `name` tells, TRC² by default."""
+    check_names(values)
     return _class_of(values.get("name", "trc2"))(**values)
 
 
@@ -31,6 +32,6 @@ def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _class_of(name: object) -> type[BackboneConfig]:
-    if name not in MODELS:
-        raise SettingError(f"There is no backbone {name!r}: {did_you_mean(str(name), list(MODELS))}", "name")
-    return MODELS[str(name)]
+    if not isinstance(name, str) or name not in MODELS:
+        raise SettingError(f"There is no backbone {shown(name)}: {did_you_mean(str(name), list(MODELS))}", "name")
+    return MODELS[name]

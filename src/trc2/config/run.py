@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import SerializeAsAny, field_validator, model_validator
+from pydantic import SerializeAsAny, TypeAdapter, ValidationError, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
 from trc2.config.model import TRC2Config
 from trc2.config.models import MODELS, model_config, switch_backbone
-from trc2.config.section import Section, SettingError
+from trc2.config.reader import MAX_DEPTH, NotReadable, parse, parse_settings, read_settings
+from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.strategy import BudgetConfig, StrategyConfig
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
-from trc2.errors import UserError, did_you_mean
+from trc2.errors import UserError, brief, did_you_mean, sentence_of
 
 NAMED_SECTIONS = ("model", "strategy")
+MAX_BASES = 16
 
 
 def _as_dict(section: Any) -> dict[str, Any]:
     return section.model_dump() if isinstance(section, Section) else dict(section)
+
+
+def _has_replay(model: Mapping[str, Any]) -> bool:
+    """Whether settings of a model that nobody has checked yet ask for replay."""
+    name = model.get("name", "trc2")
+    config = MODELS.get(name, TRC2Config) if isinstance(name, str) else TRC2Config
+    try:
+        return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
+    except ValidationError:
+        return False  # the model's own check tells
 
 
 class RunConfig(Section):
@@ -45,12 +57,17 @@ class RunConfig(Section):
     def _strategy_is_resolved(cls, values: Any) -> Any:
         """What a strategy sets in other sections is written there, so that a run folder tells all of it."""
         strategy = values.get("strategy")
+        sections = {name: values.get(name, {}) for name in ("model", "control")}
+        if not all(isinstance(section, dict | Section) for section in (strategy, *sections.values())):
+            return values  # what is wrong with them, their own fields tell
         if not isinstance(strategy, dict):
             return values
-        given = {name: _as_dict(values.get(name, {})) for name in ("model", "control")}
-        model = MODELS.get(given["model"].get("name", "trc2"), TRC2Config)
-        has_replay = bool(given["model"].get("replay", model.model_fields["replay"].default))
-        resolved = StrategyConfig(**strategy).settings(has_replay)
+        given = {name: _as_dict(section) for name, section in sections.items()}
+        try:
+            check_names(strategy)
+            resolved = StrategyConfig(**strategy).settings(_has_replay(given["model"]))
+        except SettingError as problem:
+            raise problem.within("strategy") from None
         wanted, mode = resolved.get("control", {}).get("mode"), given["control"].get("mode")
         if wanted is not None and mode not in (None, wanted):
             raise SettingError(
@@ -119,11 +136,27 @@ def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
     return RunConfig(**apply_overrides(_read_recipe(name_or_path), overrides))
 
 
-def _read_recipe(name_or_path: str) -> dict[str, Any]:
-    """A recipe's settings laid over those of the one it names as `base`."""
-    values = _read_yaml(name_or_path)
+def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recipe's settings laid over those of the one it names as `base`; `above` are those that led here."""
+    chain = (*above, name)
+    if above and _identity(name) == _identity(above[-1]):
+        raise UserError(f"base: {brief(name, 80)} names itself: name another recipe, or leave the base out.")
+    if _identity(name) in map(_identity, above):
+        raise UserError(f"base: {brief(' → '.join(chain))} comes back to where it began: leave one base out.")
+    if len(above) > MAX_BASES:
+        raise UserError(f"base: {brief(' → '.join(chain))} is a chain of more than {MAX_BASES}: shorten it.")
+    values = _read_one(name)
     base = values.pop("base", None)
-    return values if base is None else _merge(_read_recipe(str(base)), values)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise UserError(f"{name} has base={shown(base)}, which is no name: name a recipe or its file.")
+    return _merge(_read_recipe(base, chain), values)
+
+
+def _identity(name: str) -> str:
+    """What two names of one recipe have in common."""
+    return name if _is_packaged(name) else os.path.abspath(name)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,46 +168,47 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _read_yaml(name_or_path: str) -> dict[str, Any]:
-    packaged = resources.files("trc2") / "recipes" / f"{name_or_path}.yaml"
-    if "/" not in name_or_path and packaged.is_file():
-        text = packaged.read_text(encoding="utf-8")
-    elif (path := Path(name_or_path)).is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"{name_or_path} is not UTF-8 text: save it as UTF-8.") from None
-    else:
-        raise UserError(f"There is no recipe or file '{name_or_path}': {did_you_mean(name_or_path, recipe_names())}")
+def _is_packaged(name: str) -> bool:
+    return any(entry.name == f"{name}.yaml" for entry in (resources.files("trc2") / "recipes").iterdir())
+
+
+def _read_one(name: str) -> dict[str, Any]:
+    """The settings in one recipe, of the package or in a file, without those of its base."""
+    if _is_packaged(name):
+        return parse_settings((resources.files("trc2") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"), name)
     try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date, say, is a ValueError
-        raise UserError(f"{name_or_path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{name_or_path} holds {type(values).__name__}, not settings: write `model:` and its fields.")
-    odd = [key for key in values if not isinstance(key, str)]
-    if odd:
-        raise UserError(f"{name_or_path} has a setting named {odd[0]!r}, which is no name: remove it.")
-    return values
+        os.stat(name)
+    except PermissionError as error:
+        raise UserError(sentence_of(error)) from None
+    except (OSError, ValueError):  # a name may also be too long for a file, or hold what no name may
+        raise UserError(
+            f"There is no recipe or file '{name and brief(name, 80)}': {did_you_mean(name, recipe_names())}"
+        ) from None
+    return read_settings(Path(name), remedy="correct the file")
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Settings with `section.field=value` changes laid over them; values are read as YAML."""
     result = copy.deepcopy(dict(values))
     for override in overrides:
+        told = brief(override, 80)
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise UserError(f"The override '{override}' has no value: write it as section.field=value.")
-        *sections, field = path.split(".")
+            raise UserError(f"The override '{told}' has no value: write it as section.field=value.")
+        *sections, field = parts = path.split(".")
+        if not all(parts) or len(parts) > MAX_DEPTH:
+            raise UserError(f"The override '{told}' leads to no setting: write it as section.field=value.")
         target = result
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise UserError(f"The override '{override}' goes into '{section}', which is a value: shorten the path.")
+                raise UserError(f"The override '{told}' goes into '{section}', which is a value: shorten the path.")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"The override '{override}' has no readable value: quote it, e.g. {path}='…'.") from None
+            value = parse(text)
+        except NotReadable as problem:
+            raise UserError(
+                f"The override '{told}' has no readable value ({problem}): correct it, or quote it."
+            ) from None
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
             value = _renamed(path, target.get(field, {}), value)
         target[field] = value
@@ -183,4 +217,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:
     kept = values if isinstance(values, dict) else {}
-    return switch_backbone(kept, name) if section == "model" else {**kept, "name": name}
+    if section != "model":
+        return {**kept, "name": name}
+    try:
+        return switch_backbone(kept, name)
+    except SettingError as problem:
+        raise problem.within(section) from None

@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trc2.errors import UserError, did_you_mean
+from trc2.errors import UserError, brief, did_you_mean
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**53 - 1)]  # bytes of a corpus, steps; the largest that every JSON reader keeps
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a dimension of a tensor; products of two still fit into 64 bits
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what numpy takes
 
 
 class Section(BaseModel):
     """A frozen group of settings whose validation errors are single sentences."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise _first_problem(error, type(self)) from None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _values_mean_what_they_say(cls, values: Any) -> Any:
+        """Python counts with True and takes paths with a NUL until they are opened; we do neither."""
+        if isinstance(values, Mapping):
+            check_names(values)
+            for name, value in values.items():
+                parts = value if isinstance(value, list | tuple) else (value,)
+                _check_inner_names(name, parts)
+                if any(isinstance(part, str | Path) and "\0" in str(part) for part in parts):
+                    raise SettingError(f"<path>={shown(value)} holds a NUL character: remove it.", name)
+                if any(isinstance(part, bool) for part in parts) and cls._is_number(name):
+                    raise SettingError(f"<path>={shown(value)} is not valid: give a number, not true or false.", name)
+        return values
+
+    @classmethod
+    def _is_number(cls, name: str) -> bool:
+        kinds = set(_kinds(cls.model_fields[name].annotation)) if name in cls.model_fields else set()
+        return bool(kinds & {int, float}) and bool not in kinds
+
     def replace(self, **changes: Any) -> Any:
         """A validated copy with some fields changed."""
         return type(self)(**{**self.model_dump(), **changes})
+
+
+def _kinds(annotation: Any) -> Iterable[type]:
+    """The types a field's values may have, whatever tuples and unions they stand in."""
+    inner = get_args(annotation)
+    if not inner:
+        return [annotation if isinstance(annotation, type) else type(annotation)]  # of a Literal, its values
+    return [kind for part in inner for kind in _kinds(part)]
+
+
+def check_names(values: Mapping[Any, Any]) -> None:
+    """Raise if something is called by anything but a name: YAML and Python allow `{1: 2}`."""
+    for key in values:
+        if not isinstance(key, str):
+            raise SettingError(f"There is a setting called {shown(key)}, which is no name: remove it.")
+
+
+def _check_inner_names(section: str, parts: Iterable[Any]) -> None:
+    """An inner section is built from named arguments, so its names are looked at before."""
+    for part in parts:
+        if isinstance(part, Mapping):
+            try:
+                check_names(part)
+            except SettingError as problem:
+                raise problem.within(section) from None
 
 
 class SettingError(UserError):
@@ -39,14 +88,18 @@ class SettingError(UserError):
         where = f"{path}: " if path and "<path>" not in sentence else ""
         super().__init__(where + sentence.replace("<path>", path))
 
+    def within(self, section: str) -> SettingError:
+        """The same problem, seen from outside the section."""
+        return SettingError(self.sentence, f"{section}.{self.path}".strip("."))
+
 
 def _first_problem(error: ValidationError, section: type[BaseModel]) -> SettingError:
     """The most telling problem of a pydantic report, as one sentence; a misspelt name comes before what it lacks."""
     problem = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-    path = ".".join(str(part) for part in problem["loc"])
+    path = ".".join(brief(part, 80) for part in problem["loc"])
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, SettingError):
-        return SettingError(cause.sentence, f"{path}.{cause.path}".strip("."))
+        return cause.within(path)
     if isinstance(cause, ValueError):
         return SettingError(str(cause), path)
     if problem["type"] == "extra_forbidden":
@@ -55,7 +108,16 @@ def _first_problem(error: ValidationError, section: type[BaseModel]) -> SettingE
     if problem["type"] == "missing":
         return SettingError("The setting '<path>' is missing: add it.", path)
     rule = problem["msg"][0].lower() + problem["msg"][1:]
-    return SettingError(f"<path>={problem['input']!r} is not valid: {rule}.", path)
+    return SettingError(f"<path>={shown(problem['input'])} is not valid: {rule}.", path)
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: not the whole of it if it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no whole number of more than 4300 digits
+        text = f"a very long {type(value).__name__}"
+    return brief(text, 100)
 
 
 def _fields_at(section: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

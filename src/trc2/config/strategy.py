@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from trc2.config.section import Count, Fraction, NonNegative, Section, SettingError
+from trc2.config.section import Fraction, NonNegative, Section, SettingError, Size, shown
 from trc2.errors import did_you_mean
 
 STRATEGIES = ("none", "replay", "replay_controlled", "ewc", "agem", "l2")
@@ -23,15 +23,15 @@ class StrategyConfig(Section):
     )
     ewc_strength: NonNegative = Field(1000.0, description="λ: the penalty is λ/2 · F (θ − θ*)²")
     ewc_decay: Fraction = Field(0.9, description="γ: what earlier tasks' Fisher information still counts")
-    fisher_sequences: Count = Field(32, description="sequences of a task that estimate its Fisher information")
+    fisher_sequences: Size = Field(32, description="sequences of a task that estimate its Fisher information")
     l2_strength: NonNegative = Field(0.01, description="λ: the penalty is λ/2 · (θ − θ*)²")
-    agem_chunks: Count = Field(8, description="stored chunks whose gradient must not be worked against")
+    agem_chunks: Size = Field(8, description="stored chunks whose gradient must not be worked against")
 
     @field_validator("name", mode="before")
     @classmethod
     def _known(cls, name: Any) -> Any:
         if name not in STRATEGIES:
-            raise SettingError(f"There is no strategy {name!r}: {did_you_mean(str(name), STRATEGIES)}")
+            raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), STRATEGIES)}")
         return name
 
     def settings(self, has_replay: bool) -> dict[str, dict[str, Any]]:

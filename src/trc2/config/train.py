@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Size
 
 
 class TrainConfig(Section):
     """Optimization. All of it is *learning*: a resumed run may not change it."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
-    sequence_length: Count = 128
-    batch_size: Count = Field(8, description="sequences per micro-batch")
-    micro_batches: Count = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
+    seed: Seed = 0
+    sequence_length: Size = 128
+    batch_size: Size = Field(8, description="sequences per micro-batch")
+    micro_batches: Size = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
     learning_rate: Positive = 1e-3
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: NonNegative = 0.1
     schedule: Literal["per_task", "stream"] = "per_task"
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 20
     min_lr_ratio: Fraction = 0.1
     clip_norm: Positive = 1.0
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -47,20 +47,47 @@ class ReplayControlConfig(Section):
     integral_gain: NonNegative = Field(0.05, description="k_i")
     integral_limit: NonNegative = Field(1.0, description="I_max")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
-    batch_size: Count = Field(4, description="B_0")
-    batch_range: tuple[Count, Count] = (2, 6)
+    batch_size: Size = Field(4, description="B_0")
+    batch_range: tuple[Size, Size] = (2, 6)
     batch_gain: NonNegative = Field(4.0, description="k_B")
     long_fraction: Fraction = Field(0.5, description="ρ_0")
     long_gain: NonNegative = Field(4.0, description="k_ρ")
+
+    @model_validator(mode="after")
+    def _ranges_hold(self) -> ReplayControlConfig:
+        """Only the closed loop obeys the ranges: a fixed strength may lie anywhere."""
+        _check_range("coefficient_range", self.coefficient_range)
+        _check_range("batch_range", self.batch_range)
+        if self.mode == "closed_loop":
+            _check_within("coefficient", self.coefficient, "coefficient_range", self.coefficient_range)
+            _check_within("batch_size", self.batch_size, "batch_range", self.batch_range)
+        return self
+
+
+def _check_range(name: str, limits: tuple[float, float]) -> None:
+    low, high = limits
+    if low > high:
+        raise ValueError(f"{name}=[{low}, {high}] is reversed: write the smaller one first.")
+
+
+def _check_within(name: str, value: float, range_name: str, limits: tuple[float, float]) -> None:
+    low, high = limits
+    if not low <= value <= high:
+        raise ValueError(
+            f"{name}={value} is outside {range_name}=[{low}, {high}]: choose a value within it, widen it, or set "
+            "control.mode=fixed."
+        )
 
 
 class EvalConfig(Section):
     """When and on how much the run is measured."""
 
     every_steps: Count = 50
-    batch_size: Count = 16
+    batch_size: Size = 16
     max_batches: Count | None = Field(None, description="validation batches per task; None means all")
-    text_sequences: Annotated[int, Field(ge=0)] = Field(32, description="sequences scored as text; 0 turns it off")
+    text_sequences: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        32, description="sequences scored as text; 0 turns it off"
+    )
     text_when: Literal["boundaries", "always"] = Field(
         "boundaries",
         description="score text before training and at task boundaries only, or always",
@@ -78,8 +105,17 @@ class OutputConfig(Section):
     keep_checkpoints: Count = 2
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     device: str = "auto"
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     deterministic: bool = False
     compile: bool = Field(
         False, description="torch.compile for attention, router and norms: about 40 s at the start, a few percent later"
     )
+
+    @field_validator("folder")
+    @classmethod
+    def _home_is_found(cls, folder: Path) -> Path:
+        """`~` at the beginning is the home folder, as a shell would have it; a relative path stays relative."""
+        try:
+            return folder.expanduser()
+        except RuntimeError:
+            raise ValueError(f"{folder} begins with the home of nobody here: write the path out.") from None
