@@ -218,14 +218,14 @@ def continue_(
 
     known = {"name": task, "steps": steps, "builtin": builtin, "dataset": dataset, "subset": subset, "format": format_}
     config = TaskConfig(**known, folder=None if source is None else str(Path(source).resolve()))
-    target = folder or parent.with_name(f"{parent.name}+{task}")
+    target = folder or (parent if parent.name else parent.resolve()).with_name(f"{parent.resolve().name}+{task}")
     continue_run(parent, target, config, out)
     _show_summary(target)
     risen = relative_forgetting(target)
     out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
-    if max_forgetting is not None and risen > max_forgetting:
+    if max_forgetting is not None and not risen <= max_forgetting:  # NaN is not within any limit
         err.print(
-            f"gate: that is more than --max-forgetting {max_forgetting:.1%}: keep using {parent}.",
+            f"gate: that is not within --max-forgetting {max_forgetting:.1%}: keep using {parent}.",
             style="bold red", soft_wrap=True,
         )  # fmt: skip
         raise typer.Exit(3)
@@ -246,7 +246,9 @@ def evaluate(
 
     from trc2.train.scoring import score_folder
 
-    scores = score_folder(target, tasks=task or [], files=file or [], split=split, text_format=format_, again=again)
+    scores = score_folder(
+        target, tasks=task or [], files=file or [], split=split, text_format=format_, again=again, console=err
+    )
     if as_json:
         print(json.dumps(scores, indent=2))
         return
@@ -256,7 +258,8 @@ def evaluate(
     for name in names:
         table.add_column(name, justify="right")
     for name, metrics in scores.items():
-        table.add_row(name, *[f"{metrics[key]:.4g}" if key in metrics else "–" for key in names])
+        cells = {key: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for key, value in metrics.items()}
+        table.add_row(name, *[cells.get(key, "–") for key in names])
     out.print(table)
 
 
@@ -314,18 +317,21 @@ def generate(
     """Continue a prompt, token by token."""
     from trc2.artifact import load_model
     from trc2.generate import lay_out_for_decoding, stream_text
+    from trc2.train.loop import check_vocabulary
     from trc2.train.scoring import load_run_model
     from trc2.train.start import read_run_config, read_tokenizer
 
     if memory not in ("read", "off"):
         raise UserError(f"--memory {memory} is not known: use read or off.")
     is_run = (target / "config.yaml").is_file()
-    net = load_run_model(target, read_run_config(target))[0] if is_run else load_model(target)
+    net = load_run_model(target, read_run_config(target), console=err)[0] if is_run else load_model(target)
+    tokenizer = read_tokenizer(target)
+    check_vocabulary(net.config.vocab_size, tokenizer.vocab_size)
     lay_out_for_decoding(net)
-    print(prompt, end="", flush=True)
+    print(plain(prompt), end="", flush=True)
     for piece in stream_text(
         net,
-        read_tokenizer(target),
+        tokenizer,
         prompt,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -333,7 +339,7 @@ def generate(
         seed=seed,
         read_memory=memory == "read",
     ):
-        print(piece, end="", flush=True)
+        print(plain(piece), end="", flush=True)
     print()
 
 

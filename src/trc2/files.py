@@ -24,10 +24,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Write and wait until the disk has it."""
-    with path.open("wb") as file:
+    with about(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def about(path: Path) -> Iterator[None]:
+    """A full disk does not say which file it was about; the errors of this block do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from trc2.config import RunConfig
 from trc2.train.start import start_run
-from trc2.verify.resume import small_run, write_small_data
+from trc2.verify.resume import WORDS, small_run, write_small_data
 
 HERE = Path("tests/golden")
 
 
 def main() -> None:
-    write_small_data(HERE / "data")
+    write_small_data(HERE / "data", WORDS)
     shutil.rmtree(HERE / "run", ignore_errors=True)
     values = small_run(HERE).model_dump(mode="json")
     values["stream"] |= {"data_root": str(HERE / "data"), "cache": "~/.cache/trc2"}

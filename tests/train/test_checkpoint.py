@@ -38,6 +38,32 @@ def test_old_ones_go_boundaries_stay(tmp_path: Path) -> None:
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 4, 5]
 
 
+def test_what_others_put_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, checkpoint(step))
+    (tmp_path / "step-00000001.bak").mkdir()
+    (tmp_path / "step-notes").mkdir()
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2]
+    prune_checkpoints(tmp_path, keep_last=1, keep_steps=set())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.bak", "step-00000002", "step-notes"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000007.partial").mkdir()
+    (tmp_path / ".step-00000005.abcd.old").mkdir()
+    save_checkpoint(tmp_path, checkpoint(8))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
+
+
+@pytest.mark.parametrize("step", [4, None, "3", 3.5])
+def test_a_manifest_that_names_another_step_is_refused(tmp_path: Path, step: object) -> None:
+    path = save_checkpoint(tmp_path, checkpoint(3))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "step": step}))
+    with pytest.raises(DamagedCheckpoint, match="says that it is of step"):
+        load_checkpoint(path)
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

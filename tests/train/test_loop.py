@@ -131,8 +131,36 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_kept(tiny_run: MakeRu
     run.model.cortex.final_norm.gain.register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row, up to step 4: lower train.learning_rate"):
         run.run()
-    assert step_of(list_checkpoints(config.output.folder / "checkpoints")[-1]) <= 3
-    load_checkpoint(list_checkpoints(config.output.folder / "checkpoints")[0])
+    run.writer.wait()
+    (kept,) = list_checkpoints(config.output.folder / "checkpoints")
+    assert step_of(kept) == 1  # none was taken in the row of failures, so none pushed this one out
+    assert load_checkpoint(kept).state["progress"]["nonfinite_streak"] == 0
+
+
+def test_failing_steps_push_no_checkpoint_out_but_the_end_is_saved(tiny_run: MakeRun) -> None:
+    config = tiny_run(train={"max_nonfinite_steps": 9}, output={"checkpoint_every": 1, "keep_checkpoints": 1})
+    run, notes = trainer(config)
+    weight, plain = run.model.cortex.final_norm.gain, run.train_step
+
+    def failing_from_step_8() -> Record:
+        if run.progress.step == 8:
+            weight.register_hook(lambda gradient: gradient * math.nan)
+        return plain()
+
+    run.train_step = failing_from_step_8  # type: ignore[method-assign]
+    run.run()
+    assert [record.step for record in notes.records if record.kind == "nonfinite"] == [9, 10, 11, 12]
+    assert [step_of(path) for path in list_checkpoints(config.output.folder / "checkpoints")] == [6, 8, 12]
+
+
+def test_a_broken_model_steers_nothing(tiny_run: MakeRun) -> None:
+    run, _ = trainer(tiny_run())
+    run.control_post["fruit"] = 2.0
+    with torch.no_grad():
+        run.model.cortex.final_norm.gain.fill_(math.nan)
+    run.progress.step = 8
+    with pytest.raises(UserError, match="control perplexity of task 'fruit' is nan at step 8"):
+        run.steer()
 
 
 def test_the_fence_stops_an_evaluation_that_moves_something(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

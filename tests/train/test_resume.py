@@ -69,6 +69,38 @@ def test_a_terminated_run_saves_and_goes_on_to_the_bit(
     assert records > 20
 
 
+def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trc2.train.loop import Trainer
+
+    plain = Trainer.evaluate
+
+    def interrupted(self: Trainer, names: list[str]) -> None:
+        plain(self, names)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", interrupted)
+        with pytest.raises(Interrupted, match="Stopped at step 0, before anything was saved: go on with `trc2 resume"):
+            start_run(at(tiny_run, tmp_path / "parted"), QUIET)
+    resume_run(tmp_path / "parted", [], QUIET)
+    start_run(at(tiny_run, tmp_path / "whole"), QUIET)
+    assert compare_runs(tmp_path / "whole", tmp_path / "parted")[0] == []
+
+
+def test_training_refuses_a_folder_with_checkpoints_and_leaves_nothing_when_refused(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    start_run(at(tiny_run, tmp_path / "run"), QUIET)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="already holds a run"):
+        start_run(at(tiny_run, tmp_path / "run"), QUIET)
+    with pytest.raises(UserError, match="but one step takes"):
+        start_run(at(tiny_run, tmp_path / "refused", train={"batch_size": 100_000}), QUIET)
+    assert not (tmp_path / "refused").exists()
+
+
 def test_comparing_sees_a_single_different_bit(tiny_run: MakeRun, tmp_path: Path) -> None:
     for name in ("a", "b"):
         start_run(at(tiny_run, tmp_path / name), QUIET)
@@ -119,6 +151,9 @@ def test_learning_may_not_change_on_resume_but_execution_may(
         resume_run(tmp_path / "run", ["train.learning_rate=0.5"], QUIET)
     with pytest.raises(UserError, match=r"model\.thalamus from True to False"):
         resume_run(tmp_path / "run", ["model.thalamus=false"], QUIET)
+    for section in ("stream=null", "model=transformer", "strategy=ewc"):
+        with pytest.raises(UserError, match="which changes what is learnt"):
+            resume_run(tmp_path / "run", [section], QUIET)
     resume_run(tmp_path / "run", ["output.keep_checkpoints=1", f"stream.cache={tmp_path / 'other'}"], QUIET)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,30 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from trc2.errors import UserError
-from trc2.files import write_durably
-from trc2.train.failpoint import failpoint
+from trc2.errors import UserError, brief
+from trc2.failpoint import failpoint
+from trc2.files import replace_folder, write_durably
 
 SCHEMA = 1
 PREFIX = "step-"
+NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy called step-00000012.bak say, are not ours
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name (model, optimizer, sources of chance) and everything else as plain JSON."""
+    """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
+
+    `run` is what `trc2.train.binding` says of the folder it was taken in; empty where nobody asked.
+    """
 
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+    run: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{PREFIX}{self.step:08d}"
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of one part, e.g. "model", by their names inside it."""
@@ -43,9 +52,10 @@ class DamagedCheckpoint(UserError):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write into a hidden folder, make it durable, and only then give it its name."""
-    final = folder / f"{PREFIX}{checkpoint.step:08d}"
+    final = folder / checkpoint.name
     partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for leftover in folder.glob(f".{PREFIX}*"):  # of a process that was killed; one run has one writer
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     contents = {
         "tensors.safetensors": safetensors.torch.save(checkpoint.tensors),
@@ -55,12 +65,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         write_durably(partial / name, content)
         failpoint("checkpoint")
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    manifest = {"schema": SCHEMA, "step": checkpoint.step, "sha256": sums}
+    manifest = {"schema": SCHEMA, "step": checkpoint.step, "sha256": sums, "run": checkpoint.run}
     write_durably(partial / "manifest.json", json.dumps(manifest).encode())
-    shutil.rmtree(final, ignore_errors=True)
     failpoint("checkpoint rename")
-    os.replace(partial, final)
-    _sync_folder(folder)
+    replace_folder(partial, final)
     return final
 
 
@@ -77,16 +85,23 @@ def load_checkpoint(path: Path) -> Checkpoint:
             if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"][name]:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")
         tensors = safetensors.torch.load(contents["tensors.safetensors"])
-        return Checkpoint(int(manifest["step"]), tensors, json.loads(contents["state.json"]))
+        found = Checkpoint(manifest["step"], tensors, json.loads(contents["state.json"]), manifest.get("run", {}))
+        if found.step != step_of(path) or found.state.get("progress", {}).get("step", found.step) != found.step:
+            raise DamagedCheckpoint(f"{path.name} says that it is of step {found.step!r}: it is not what was saved.")
+        return found
     except DamagedCheckpoint:
         raise
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read: {type(error).__name__} {error}".rstrip()) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path.name} cannot be read: {type(error).__name__} {brief(error)}.") from None
+    except safetensors.SafetensorError as error:
+        raise DamagedCheckpoint(f"{path.name} cannot be read: {brief(error)}.") from None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+    return sorted(
+        (path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
+    )
 
 
 def step_of(path: Path) -> int:
@@ -118,11 +133,3 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

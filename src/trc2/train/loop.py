@@ -13,8 +13,10 @@ import torch
 
 from trc2.baselines import build_model
 from trc2.config import RunConfig
-from trc2.errors import UserError
+from trc2.errors import UserError, brief
+from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
+from trc2.model.backbone import Backbone
 from trc2.model.compiled import compile_parts
 from trc2.model.hippocampus import WriteReport
 from trc2.nn.chance import keyed_generator
@@ -22,11 +24,12 @@ from trc2.replay.controller import ControllerState, ReplaySettings, control, ini
 from trc2.strategies import build_strategy
 from trc2.stream.batches import Batch, Mixture, TaskData
 from trc2.stream.prepare import PreparedStream
+from trc2.train.binding import Binding
 from trc2.train.chance import chance_state, chance_tensors, restore_chance
 from trc2.train.checkpoint import Checkpoint, pack_optimizer, unpack_optimizer
+from trc2.train.diary import Diary
 from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
 from trc2.train.evaluate import control_perplexity, score_task
-from trc2.train.failpoint import failpoint
 from trc2.train.fence import fence
 from trc2.train.observers import Observer
 from trc2.train.optimizer import build_optimizer, set_learning_rate
@@ -57,7 +60,7 @@ class Trainer:
         self.plan = Plan.of_run(config)
         self.device = choose_device(config.output.device)
         self.dtype = choose_dtype(config.train.precision, self.device)
-        _check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
+        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(self.device).train()
         if config.output.compile:
             compile_parts(self.model)
@@ -85,10 +88,18 @@ class Trainer:
         self.history: list[Record] = []
         self._apply(initial_settings(config.control))
         self.stop_requested = False
+        self.binding: Binding | None = None
         self.writer = CheckpointWriter(
             folder / "checkpoints", config.output.keep_checkpoints, {stretch.end for stretch in self.plan.stretches}
         )
+        self.saved_step: int | None = None
         self._begun = time.monotonic()
+
+    def bind(self, diary: Diary) -> None:
+        """Keep a diary, and let every checkpoint say to which settings, data and diary it belongs."""
+        self.observers.insert(0, diary)
+        self.binding = Binding(self.folder, diary)
+        self.writer.before = diary.sync
 
     # ---------------------------------------------------------------------------------------------------- the stream
 
@@ -111,7 +122,7 @@ class Trainer:
             if state.step % self.config.control.every_steps == 0:
                 self.steer()
             if is_boundary or self.stop_requested or state.step % self.config.output.checkpoint_every == 0:
-                self.save()
+                self.save_unless_failing()
         if state.step == plan.total_steps:
             self.finish()
         self.writer.wait()
@@ -206,8 +217,7 @@ class Trainer:
         """P_post of the task that just ended, on its control subset."""
         name = self._current_task()
         failpoint("boundary")
-        with fence(self.config.eval.fence, self.model, self.optimizer):
-            value = control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
+        value = self.control_perplexities([name])[name]
         self.control_post[name] = value
         self.tell(Record("boundary", self.progress.step, name, {f"control/{name}/perplexity": value}, self._clock()))
 
@@ -218,16 +228,27 @@ class Trainer:
         if config.mode != "closed_loop" or self.model.replay is None or not past:
             return
         failpoint("controller")
-        with fence(self.config.eval.fence, self.model, self.optimizer):
-            current = {
-                name: control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
-                for name in past
-            }
+        current = self.control_perplexities(past)
         memory, trace = control(config, ControllerState(state.gap_average, state.integral), current, self.control_post)
         state.gap_average, state.integral = memory.gap_average, memory.integral
         self._apply(trace.settings)
         metrics = trace.metrics() | {f"control/{name}/perplexity": value for name, value in current.items()}
         self.tell(Record("control", state.step, self._current_task(), metrics, self._clock()))
+
+    def control_perplexities(self, names: list[str]) -> dict[str, float]:
+        """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
+        with fence(self.config.eval.fence, self.model, self.optimizer):
+            found = {
+                name: control_perplexity(self.model, self.tasks[name], self.config.eval.batch_size, self.device)
+                for name in names
+            }
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"The control perplexity of task '{name}' is {value} at step {self.progress.step}: the model is "
+                    "broken; lower train.learning_rate and start again."
+                )
+        return found
 
     def finish(self) -> None:
         """Test splits, once, and what the run cost."""
@@ -263,12 +284,11 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "chance": chance_state(),
         }
-        return Checkpoint(self.progress.step, tensors, state)
+        return Checkpoint(self.progress.step, tensors, state, {} if self.binding is None else self.binding.describe())
 
     def restore(self, checkpoint: Checkpoint, history: list[Record]) -> None:
         """Go back to where a checkpoint was taken."""
-        model = checkpoint.part("model")
-        self.model.load_state_dict(model)
+        load_state(self.model, checkpoint)
         unpack_optimizer(self.optimizer, checkpoint.tensors)
         kept = checkpoint.part("strategy")
         self.strategy.restore(kept)
@@ -281,8 +301,17 @@ class Trainer:
         self._begun = time.monotonic() - self.progress.total_seconds
 
     def save(self) -> None:
-        """Hand a copy to the writer; it is on disk soon after, and surely when the run ends."""
-        self.writer.write(self.checkpoint())
+        """Hand a copy to the writer; it is on disk soon after, and surely when the run ends.
+
+        In a row of failing steps nothing is pruned: the checkpoint to go back to is one from before it.
+        """
+        self.writer.write(self.checkpoint(), prune=self.progress.nonfinite_streak == 0)
+        self.saved_step = self.progress.step
+
+    def save_unless_failing(self) -> None:
+        """No checkpoint in a row of failing steps, or it would push out those from before; but one at the very end."""
+        if self.progress.nonfinite_streak == 0 or self.progress.step == self.plan.total_steps:
+            self.save()
 
     def tell(self, record: Record) -> None:
         if record.kind == "eval":
@@ -332,7 +361,19 @@ class Trainer:
         return time.monotonic() - self._begun
 
 
-def _check_vocabulary(model: int, tokenizer: int) -> None:
+def load_state(model: Backbone, checkpoint: Checkpoint, *, without: str = "-") -> None:
+    """Put a checkpoint's weights, memory and stores into a model; tensors named `without…` stay out."""
+    tensors = checkpoint.part("model")
+    try:
+        model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith(without)})
+    except RuntimeError as error:
+        raise UserError(
+            f"{checkpoint.name} does not fit its config.yaml ({brief(error)}): restore the file that was saved with it."
+        ) from None
+
+
+def check_vocabulary(model: int, tokenizer: int) -> None:
+    """Every token must have an embedding."""
     if model < tokenizer:
         raise UserError(
             f"model.vocab_size={model} is smaller than the tokenizer's {tokenizer}: set model.vocab_size={tokenizer}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -20,20 +20,6 @@ class Observer(Protocol):
     def close(self) -> None: ...
 
 
-class Diary:
-    """Appends every record to metrics.jsonl at once, so that a killed run loses nothing it has told."""
-
-    def __init__(self, path: Path) -> None:
-        self.file: TextIO = path.open("a", encoding="utf-8")
-
-    def see(self, record: Record) -> None:
-        self.file.write(record.to_json() + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-
-
 class Screen:
     """A progress bar on a terminal, plain lines elsewhere."""
 
@@ -44,9 +30,9 @@ class Screen:
         self.bar_task: TaskID | None = None
         if console.is_terminal:
             self.bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
-                TextColumn("{task.fields[told]}"),
+                TextColumn("{task.fields[told]}", markup=False),
                 console=console,
             )
             self.bar.start()

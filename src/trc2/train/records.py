@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 from trc2.errors import UserError
+from trc2.files import about, reading
 from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
 
 SCHEMA = 1
 Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end"]
+KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -32,34 +35,93 @@ class Record:
         return json.dumps({**content, "seconds": round(self.seconds, 3), "metrics": numbers})
 
 
-def parse(line: str) -> Record:
-    content: dict[str, Any] = json.loads(line)
+def parse(line: str | bytes) -> Record:
+    """One line of a diary; ValueError if it is none."""
+    content = json.loads(line)
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise ValueError("not a record")
     if content["schema"] > SCHEMA:
         raise UserError(f"A record has schema {content['schema']}, this version reads up to {SCHEMA}: update trc2.")
-    metrics = {name: float(value) for name, value in content["metrics"].items()}
-    return Record(content["kind"], content["step"], content["task"], metrics, content["seconds"])
+    step, task, metrics = content.get("step"), content.get("task"), content.get("metrics")
+    kind: Any = content.get("kind")
+    if kind not in KINDS or type(step) is not int or not isinstance(task, str) or not isinstance(metrics, dict):
+        raise ValueError("not a record")
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return Record(kind, step, task, numbers, float(content.get("seconds", 0.0)))
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records that count: those a later `resume` record superseded are dropped, and so is a torn last line.
+    """All records that count, see `current`; a torn or bad end of the file is passed over."""
+    return current(read_all_records(path))
+
+
+def read_all_records(path: Path) -> list[Record]:
+    """Every record in the order it was told, also those that were superseded later."""
+    with reading(path):
+        records, _ = _scan(path, path.read_bytes())
+    return records
+
+
+def current(records: Iterable[Record]) -> list[Record]:
+    """Without what a later `resume` record superseded.
 
     A resumed run ends anew, so an earlier end and its test scores are superseded whatever their step.
     """
-    records: list[Record] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = parse(line)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, UserError):
-                raise
-            if number == len(lines):
-                break  # the process died while writing it
-            raise UserError(f"{path}:{number} is not a record: restore the file from a copy.") from None
+    kept: list[Record] = []
+    for record in records:
         if record.kind == "resume":
-            records = [r for r in records if r.step <= record.step and r.kind not in ("test", "end")]
-        records.append(record)
-    return records
+            kept = [r for r in kept if r.step <= record.step and r.kind not in ("test", "end")]
+        kept.append(record)
+    return kept
+
+
+def repair(path: Path) -> None:
+    """Cut off what follows the last whole record: a line torn by a kill must not swallow the next one.
+
+    Everyone who appends to a diary calls this first.
+    """
+    if not path.exists():
+        return
+    with reading(path):
+        content = path.read_bytes()
+        _, keep = _scan(path, content)
+        if keep < len(content):
+            with path.open("r+b") as file:
+                file.truncate(keep)
+                os.fsync(file.fileno())
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Add one record to a diary nobody is writing, durably."""
+    repair(path)
+    with about(path), path.open("a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
+    """The whole records of a diary, and the number of bytes they take; a bad line before a good one is an error."""
+    records: list[Record] = []
+    keep = place = 0
+    bad: int | None = None
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        end = place + len(line) + 1
+        if line.strip():
+            try:
+                record = parse(line)
+            except UserError:
+                raise
+            except (ValueError, TypeError, RecursionError, OverflowError):
+                bad = bad or number
+            else:
+                if bad is not None:
+                    raise UserError(f"{path}:{bad} is not a record: restore the file from a copy.")
+                if end <= len(content):  # else its line end is missing, and something may be missing before that
+                    records.append(record)
+                    keep = end
+        place = end
+    return records, keep
 
 
 def score_table(records: Iterable[Record], metric: Metric, stretches: tuple[Stretch, ...]) -> ScoreTable:

@@ -3,45 +3,62 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 from rich.console import Console
 
 from trc2.config import RunConfig
+from trc2.console import shown
 from trc2.errors import UserError, plain
+from trc2.files import reading, write_atomically
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.allocator import keep_freed_memory
+from trc2.train.binding import read_settings
 from trc2.train.budget import budget_of
 from trc2.train.chance import seed_everything
+from trc2.train.checkpoint import list_checkpoints
+from trc2.train.diary import Diary
 from trc2.train.environment import describe_environment
 from trc2.train.lock import lock_folder
 from trc2.train.loop import Trainer
-from trc2.train.observers import Diary, Observer, Screen, build_observers
-from trc2.train.plan import Plan
+from trc2.train.observers import Screen, build_observers
 
 
 def start_run(config: RunConfig, console: Console) -> Path:
-    """Train a recipe from the beginning into a new folder; returns the folder."""
+    """Train a recipe from the beginning into a new folder; returns the folder. A refused run leaves nothing behind."""
     if config.stream is None:
         raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
     folder = config.output.folder
-    if (folder / "metrics.jsonl").exists():
-        raise UserError(f"{folder} already holds a run: choose another output.folder, or `trc2 resume {folder}`.")
-    with lock_folder(folder):
-        set_up_process(config)
-        prepared = prepare_with_progress(config, console)
-        write_description(folder, config, prepared)
-        run(Trainer(config, prepared, folder, build_observers_for(config, folder, console)))
+    is_new = not folder.exists()
+    try:
+        with lock_folder(folder):
+            check_is_no_run(folder, "choose another output.folder")
+            set_up_process(config)
+            prepared = prepare_with_progress(config, console)
+            trainer = Trainer(config, prepared, folder, [])
+            write_description(folder, config, prepared)
+            watch(trainer, console)
+            run(trainer)
+    except UserError:
+        if is_new and not (folder / "metrics.jsonl").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 
+def check_is_no_run(folder: Path, advice: str) -> None:
+    """Refuse a folder in which a run has begun."""
+    if (folder / "metrics.jsonl").exists() or list_checkpoints(folder / "checkpoints"):
+        raise UserError(f"{folder} already holds a run: {advice}, or `trc2 resume {folder}`.")
+
+
 class Interrupted(UserError):
-    """The run was asked to stop and has saved where it stands: no mistake, so it exits as a signal would."""
+    """The run was asked to stop: no mistake, so it exits as a signal would."""
 
     exit_code = 130
 
@@ -56,24 +73,34 @@ def run(trainer: Trainer) -> None:
     try:
         trainer.run()
         if trainer.stop_requested and trainer.progress.step < trainer.plan.total_steps:
-            raise Interrupted(
-                f"Stopped at step {trainer.progress.step} and saved: go on with `trc2 resume {trainer.folder}`."
-            )
+            raise Interrupted(_where_it_stopped(trainer))
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+        trainer.writer.join()  # it needs the diary
         for observer in trainer.observers:
             observer.close()
+
+
+def _where_it_stopped(trainer: Trainer) -> str:
+    step, saved = trainer.progress.step, trainer.saved_step
+    if saved == step:
+        done = f"Stopped at step {step} and saved"
+    elif saved is None:
+        done = f"Stopped at step {step}, before anything was saved"
+    else:
+        done = f"Stopped at step {step}, while steps failed; the last checkpoint is of step {saved}"
+    return f"{done}: go on with `trc2 resume {trainer.folder}`."
 
 
 def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokenizer | None = None) -> PreparedStream:
     assert config.stream is not None
     with console.status("preparing data") as status:
 
-        def watch(task: str, split: str, documents: int, tokens: int) -> None:
-            status.update(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens")
+        def show(task: str, split: str, documents: int, tokens: int) -> None:
+            status.update(shown(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens"))
 
-        prepared = prepare_stream(config.stream, watch, tokenizer)
+        prepared = prepare_stream(config.stream, show, tokenizer)
     for task in prepared.tasks.values():
         for message in task.messages:
             console.print(plain(message), style="yellow", markup=False, highlight=False)
@@ -81,32 +108,32 @@ def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokeni
 
 
 def write_description(folder: Path, config: RunConfig, prepared: PreparedStream) -> None:
-    """The parts of the run folder that never change: config, environment, data, tokenizer."""
-    settings = config.model_dump(mode="json")
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    (folder / "budget.json").write_text(json.dumps(budget_of(config).describe(), indent=2))
-    (folder / "environment.json").write_text(json.dumps(describe_environment(), indent=2))
-    (folder / "data.json").write_text(json.dumps(prepared.describe(), indent=2))
-    (folder / "tokenizer.json").write_text(prepared.tokenizer.to_json(), encoding="utf-8")
+    """The parts of the run folder that never change: data, tokenizer, environment, and last the config.
+
+    The config makes it a run folder: where it is, the others are.
+    """
+    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / "budget.json", json.dumps(budget_of(config).describe(), indent=2).encode())
+    write_atomically(folder / "environment.json", json.dumps(describe_environment(), indent=2).encode())
+    write_atomically(folder / "data.json", json.dumps(prepared.describe(), indent=2).encode())
+    write_atomically(folder / "tokenizer.json", prepared.tokenizer.to_json().encode())
+    write_atomically(folder / "config.yaml", settings.encode())
 
 
 def read_run_config(folder: Path) -> RunConfig:
     """The resolved config of a run folder."""
-    try:
-        values: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{folder} is not a run folder: it has no config.yaml.") from None
-    except yaml.YAMLError:
-        raise UserError(f"{folder / 'config.yaml'} is not valid YAML: restore it from a copy.") from None
-    return RunConfig(**values)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no config.yaml.")
+    return RunConfig(**read_settings(folder / "config.yaml"))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer a run or a saved model brings along."""
-    try:
-        return Tokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"There is no {folder / 'tokenizer.json'}: put the model's tokenizer there.") from None
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"There is no {path}: put the model's tokenizer there.")
+    with reading(path):
+        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
 
 
 def set_up_process(config: RunConfig) -> None:
@@ -119,9 +146,9 @@ def set_up_process(config: RunConfig) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def build_observers_for(config: RunConfig, folder: Path, console: Console, start: int = 0) -> list[Observer]:
-    """The diary, the screen, and whoever else the config names."""
-    assert config.stream is not None
-    screen = Screen(Plan.of_run(config), console, config.output.log_every, start)
-    settings = config.model_dump(mode="json")
-    return [Diary(folder / "metrics.jsonl"), screen, *build_observers(config.output.report_to, folder, settings)]
+def watch(trainer: Trainer, console: Console) -> None:
+    """Give a run its diary, its screen, and whoever else the config names."""
+    output = trainer.config.output
+    trainer.bind(Diary(trainer.folder / "metrics.jsonl"))
+    trainer.observers.append(Screen(trainer.plan, console, output.log_every, trainer.progress.step))
+    trainer.observers += build_observers(output.report_to, trainer.folder, trainer.config.model_dump(mode="json"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -12,37 +14,50 @@ from trc2.train.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a thread; a failure is raised at the next call, nothing saved is lost."""
+    """Writes one checkpoint at a time in a thread; a failure is raised at the next call, nothing saved is lost.
 
-    def __init__(self, folder: Path, keep_last: int, keep_steps: set[int]) -> None:
-        self.folder, self.keep_last, self.keep_steps = folder, keep_last, keep_steps
+    `before` is called in the thread before every checkpoint: what the checkpoint builds on must be on disk first.
+    """
+
+    def __init__(
+        self, folder: Path, keep_last: int, keep_steps: set[int], before: Callable[[], None] = lambda: None
+    ) -> None:
+        self.folder, self.keep_last, self.keep_steps, self.before = folder, keep_last, keep_steps, before
         self._thread: threading.Thread | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
-    def write(self, checkpoint: Checkpoint) -> None:
+    def write(self, checkpoint: Checkpoint, *, prune: bool = True) -> None:
         """Copy the tensors and return; the file work happens meanwhile."""
         self.wait()
-        copied = Checkpoint(checkpoint.step, _to_host(checkpoint.tensors), checkpoint.state)
-        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint writer")
+        copied = replace(checkpoint, tensors=_to_host(checkpoint.tensors))
+        self._thread = threading.Thread(target=self._write, args=(copied, prune), name="checkpoint writer")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until the checkpoint under way is on disk."""
+    def join(self) -> None:
+        """Until nothing is under way; whether it went well is for `wait` to say."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is on disk."""
+        self.join()
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            if not isinstance(failure, OSError):
+                raise failure
             raise UserError(
                 f"A checkpoint could not be written to {self.folder}: {failure.strerror or failure}; earlier ones are "
                 "whole, so make room and resume."
             ) from None
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write(self, checkpoint: Checkpoint, prune: bool) -> None:
         try:
+            self.before()
             save_checkpoint(self.folder, checkpoint)
-            prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
-        except OSError as error:
+            if prune:
+                prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
+        except Exception as error:  # kept for the trainer: in a thread nobody would hear it
             self._failure = error
 
 

@@ -1,16 +1,13 @@
-"""Proof on the user's own machine that a killed run goes on exactly: SIGKILL at random, then compare byte for byte."""
+"""Proof on the user's own machine that nothing is lost to a kill: SIGKILL at random, then compare byte for byte."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import shutil
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +15,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from trc2.config import RunConfig
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint, step_of
-from trc2.train.failpoint import POINTS, VARIABLE
+from trc2.config import RunConfig, TaskConfig
+from trc2.failpoint import CONTINUING, EXPORTING, PREPARING, TRAINING
+from trc2.hf.export import export_run
+from trc2.stream.prepare import prepare_stream
+from trc2.train.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.records import Record, read_records
-from trc2.train.resume import resume_run
+from trc2.train.resume import continue_run, resume_run
 from trc2.train.start import start_run
+from trc2.verify.siege import Losses, Trial, besiege, besiege_together, run_in_child
 
 # What depends on the clock; everything else must be equal to the bit.
 TIMED = ("train/tokens_per_second", "efficiency/")
@@ -32,15 +32,21 @@ WORDS = {
     "tools": ("saw", "axe", "drill", "file"),
     "sky": ("sun", "moon", "star"),
 }
+NEWCOMER = "birds"
+WORDS_OF_NEWCOMER = {NEWCOMER: ("owl", "hen", "tern")}
+SHARES = {"train": 0.4, "continue": 0.3, "export": 0.15, "prepare": 0.15}
+PROCESSES = 6  # that prepare one cold cache at once
+QUIET = Console(quiet=True)
 
 
 @dataclass(frozen=True)
 class ResumeReport:
-    """How often the run was killed and where, and what differs from the run that never was."""
+    """How often commands were killed and where, how often they ended, and what then differed from undisturbed ones."""
 
     kills: int
     seed: int
     killed_at: dict[str, int]
+    ended: dict[str, int]
     tensors: int
     records: int
     differences: tuple[str, ...]
@@ -51,43 +57,80 @@ class ResumeReport:
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, "passed": self.passed, **asdict(self)}
+        return {"schema": 2, "passed": self.passed, **asdict(self)}
 
 
 def verify_resume(
     folder: Path, kills: int, seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> ResumeReport:
-    """Run a small stream once undisturbed and once with kills, and compare everything they leave behind."""
+    """Train, continue, export and prepare once undisturbed and many times with kills; compare all they leave behind."""
     begun = time.monotonic()
     chance = random.Random(seed)
-    write_small_data(folder / "data")
-    config = small_run(folder)
-    whole, parted = folder / "whole", folder / "parted"
-    watch("running undisturbed")
-    length = _in_child(_start, config, whole, None, None)
-    killed: Counter[str] = Counter()
-    tries = 0
-    while sum(killed.values()) < kills:
-        tries += 1
-        if tries > 20 * kills + 20:
-            raise RuntimeError(f"only {sum(killed.values())} of {kills} kills hit a running process")
-        point, delay = _plan_kill(chance, length)
-        action = _resume if (parted / "config.yaml").exists() and (parted / "data.json").exists() else _start
-        if action is _start:
-            shutil.rmtree(parted, ignore_errors=True)
-        if _in_child(action, config, parted, point, delay) < 0:
-            killed[point or "random moment"] += 1
-            watch(f"{sum(killed.values())} of {kills} kills")
-        elif _is_finished(parted):
-            # Not killed in time: forget the finish and go on from an earlier checkpoint.
-            for path in list_checkpoints(parted / "checkpoints")[1:]:
-                shutil.rmtree(path)
-    watch("finishing")
-    if not _is_finished(parted):
-        _in_child(_resume if (parted / "data.json").exists() else _start, config, parted, None, None)
-    differences, tensors, records = compare_runs(whole, parted)
-    seconds = time.monotonic() - begun
-    return ResumeReport(kills, seed, dict(sorted(killed.items())), tensors, records, tuple(differences), seconds)
+    write_small_data(folder / "data", WORDS)
+    write_small_data(folder / "data", WORDS_OF_NEWCOMER)
+    losses = Losses(Counter(), Counter(), [])
+    trials = _trials(folder)
+    lengths = {}
+    for name, trial in trials.items():
+        watch(f"{name}: undisturbed")
+        lengths[name] = run_in_child(trial.attempt, folder / name / "whole")
+    for name, share in shares(kills).items():
+        parted = folder / name / "parted"
+        besiege(trials[name], parted, folder / name / "whole", share, lengths[name], chance, losses, watch)
+    watch(f"prepare: {PROCESSES} processes at once")
+    together, whole = folder / "prepare" / "together", folder / "prepare" / "whole"
+    for _ in range(max(1, kills // 50)):
+        besiege_together(trials["prepare"], together, whole, PROCESSES, 2, lengths["prepare"], chance, losses)
+    last = load_checkpoint(list_checkpoints(folder / "train" / "whole" / "checkpoints")[-1])
+    return ResumeReport(
+        kills=sum(losses.killed.values()),
+        seed=seed,
+        killed_at=dict(sorted(losses.killed.items())),
+        ended=dict(losses.ended),
+        tensors=len(last.tensors),
+        records=len(_timeless(read_records(folder / "train" / "whole" / "metrics.jsonl"))),
+        differences=tuple(losses.differences),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def shares(kills: int) -> dict[str, int]:
+    """Kills by command; together as many as asked for, and every command gets some if there are enough."""
+    counts = {name: int(kills * share) for name, share in SHARES.items()}
+    counts["train"] += kills - sum(counts.values())
+    return counts
+
+
+def _trials(folder: Path) -> dict[str, Trial]:
+    """The commands, each begun or gone on with as a user would."""
+    config, trained = small_run(folder), folder / "train" / "whole"
+
+    def train(target: Path) -> None:
+        if (target / "config.yaml").exists():
+            resume_run(target, [], QUIET)
+        else:
+            start_run(config.replace(output={**config.output.model_dump(), "folder": target}), QUIET)
+
+    def go_on(target: Path) -> None:
+        if target.exists():
+            resume_run(target, [], QUIET)
+        else:
+            continue_run(trained, target, TaskConfig(name=NEWCOMER, folder=NEWCOMER, steps=8), QUIET)
+
+    def export(target: Path) -> None:
+        if not target.exists():
+            export_run(trained, target, "0")
+
+    def prepare(target: Path) -> None:
+        assert config.stream is not None
+        prepare_stream(config.stream.replace(cache=target))
+
+    return {
+        "train": Trial("train", train, TRAINING, _different_runs, shutil.rmtree),
+        "continue": Trial("continue", go_on, CONTINUING + TRAINING, _different_runs, shutil.rmtree),
+        "export": Trial("export", export, EXPORTING, _different_files, shutil.rmtree),
+        "prepare": Trial("prepare", prepare, PREPARING, _different_files, shutil.rmtree),
+    }
 
 
 def small_run(folder: Path) -> RunConfig:
@@ -139,64 +182,33 @@ def _timeless(records: list[Record]) -> list[str]:
     return told
 
 
-def _plan_kill(chance: random.Random, length: float) -> tuple[str | None, float | None]:
-    """A named point, hit for the n-th time, or a moment of the clock."""
-    if chance.random() < 0.7:
-        return f"{chance.choice(POINTS)}:{chance.randint(1, 4)}", None
-    return None, chance.uniform(0.0, length)
+def _different_runs(whole: Path, parted: Path) -> list[str]:
+    """Also that nothing else was left behind: no hidden files beside the run."""
+    left = [path.name for path in parted.parent.iterdir() if path.name.startswith(".")]
+    return compare_runs(whole, parted)[0] + [f"{name} was left behind" for name in left]
 
 
-def _in_child(
-    action: Callable[[RunConfig, Path], None], config: RunConfig, folder: Path, point: str | None, delay: float | None
-) -> float:
-    """Run in a process of its own; seconds it took, or −1 if it was killed.
-
-    Forked, so that a hundred kills do not import torch a hundred times.
-    """
-    begun = time.monotonic()
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(action, config, folder, point))
-    process.start()
-    if delay is not None:
-        process.join(delay)
-        if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    if process.exitcode == -signal.SIGKILL:
-        return -1.0
-    if process.exitcode != 0:
-        raise RuntimeError(f"the run ended with exit code {process.exitcode}")
-    return time.monotonic() - begun
+def _different_files(whole: Path, parted: Path) -> list[str]:
+    """Names of files that are not the same, byte for byte; hidden ones (locks, stamps) only must not be folders."""
+    first, second = (
+        {
+            path.relative_to(root).as_posix(): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        }
+        for root in (whole, parted)
+    )
+    hidden = [path for path in [*parted.parent.iterdir(), *parted.rglob("*")] if path.name.startswith(".")]
+    left = [f"{path.name} was left behind" for path in hidden if path.is_dir()]
+    return [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)] + left
 
 
-def _child(action: Callable[[RunConfig, Path], None], config: RunConfig, folder: Path, point: str | None) -> None:
-    torch.set_num_threads(1)
-    os.environ.pop(VARIABLE, None)
-    if point is not None:
-        os.environ[VARIABLE] = point
-    action(config, folder)
-
-
-def _start(config: RunConfig, folder: Path) -> None:
-    start_run(config.replace(output={**config.output.model_dump(), "folder": folder}), Console(quiet=True))
-
-
-def _resume(_config: RunConfig, folder: Path) -> None:
-    resume_run(folder, [], Console(quiet=True))
-
-
-def _is_finished(folder: Path) -> bool:
-    """Told to the end, and with the checkpoint of its end."""
-    diary, paths = folder / "metrics.jsonl", list_checkpoints(folder / "checkpoints")
-    ends = [record.step for record in read_records(diary) if record.kind == "end"] if diary.exists() else []
-    return bool(ends and paths) and step_of(paths[-1]) == ends[-1]
-
-
-def write_small_data(root: Path) -> None:
-    """Three tasks of made-up sentences, a few kilobytes each."""
+def write_small_data(root: Path, words: Mapping[str, tuple[str, ...]]) -> None:
+    """Tasks of made-up sentences, a few kilobytes each."""
     chance = random.Random(0)
-    for name, words in WORDS.items():
+    for name, choices in words.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for split, count in (("train", 40), ("validation", 4), ("test", 4)):
-            texts = [f"{split} {n}: " + " ".join(chance.choice(words) for _ in range(50)) for n in range(count)]
+            texts = [f"{split} {n}: " + " ".join(chance.choice(choices) for _ in range(50)) for n in range(count)]
             rows = [json.dumps({"text": text}) for text in texts]
             (root / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")

@@ -11,7 +11,10 @@ import signal
 from collections import Counter
 
 VARIABLE = "TRC2_KILL_AT"
-POINTS = ("step", "boundary", "evaluation", "controller", "checkpoint", "checkpoint rename", "end")
+TRAINING = ("step", "boundary", "evaluation", "controller", "checkpoint", "checkpoint rename", "end")
+CONTINUING = ("inherit", "inherited")  # while the parent's state is copied; just before the new folder gets its name
+EXPORTING = ("export", "export rename")
+PREPARING = ("pack", "pack rename")
 _passed: Counter[str] = Counter()
 
 

@@ -1,0 +1,103 @@
+"""A checkpoint belongs to its run: other settings, other data or another diary are refused, and the file is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.hf.export import export_run
+from trc2.train.binding import learning_hash
+from trc2.train.checkpoint import list_checkpoints
+from trc2.train.resume import resume_run
+from trc2.train.scoring import load_run_model, score_folder
+from trc2.train.start import read_run_config, start_run
+from trc2.verify.resume import compare_runs
+
+QUIET = Console(quiet=True)
+MakeRun = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def run(tiny_run: MakeRun, tmp_path: Path) -> Path:
+    """A run that lost its last checkpoint, and so has something to resume."""
+    folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
+    shutil.copytree(folder, tmp_path / "whole")
+    shutil.rmtree(list_checkpoints(folder / "checkpoints")[-1])
+    return folder
+
+
+def is_refused(folder: Path, match: str) -> None:
+    """By everyone who loads the model of a run."""
+    with pytest.raises(UserError, match=match):
+        resume_run(folder, [], QUIET)
+    with pytest.raises(UserError, match=match):
+        load_run_model(folder, read_run_config(folder), console=QUIET)
+    with pytest.raises(UserError, match=match):
+        export_run(folder, folder.parent / "export", "0")
+    with pytest.raises(UserError, match=match):
+        score_folder(folder, tasks=["fruit"], files=[], split="validation", text_format="text", again=False)
+
+
+def test_an_untouched_run_goes_on(run: Path, tmp_path: Path) -> None:
+    resume_run(run, [], QUIET)
+    assert compare_runs(tmp_path / "whole", run)[0] == []
+
+
+def test_a_checkpoint_of_another_seed_is_refused(run: Path, tiny_run: MakeRun, tmp_path: Path) -> None:
+    other = start_run(tiny_run(train={"seed": 1}, output={"folder": tmp_path / "other"}), QUIET)
+    newest = list_checkpoints(other / "checkpoints")[-1]
+    shutil.copytree(newest, run / "checkpoints" / newest.name)
+    is_refused(run, r"config\.yaml has other learning settings than the run that saved checkpoints/step-00000012")
+
+
+def test_an_edited_config_is_named_but_execution_and_comments_are_free(run: Path, tmp_path: Path) -> None:
+    path = run / "config.yaml"
+    settings = yaml.safe_load(path.read_text())
+    settings["train"]["learning_rate"] = 0.5
+    path.write_text(yaml.safe_dump(settings))
+    is_refused(run, r"config\.yaml has other learning settings")
+    settings["train"]["learning_rate"] = 0.001
+    settings["output"]["log_every"] = 3
+    path.write_text("# mine\n" + yaml.safe_dump(settings))
+    assert learning_hash(run) == learning_hash(tmp_path / "whole")
+    resume_run(run, [], QUIET)
+
+
+def test_edited_data_is_named(run: Path) -> None:
+    content = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps({**content, "fingerprint": "0" * 64}))
+    with pytest.raises(UserError, match=r"data\.json describes other data"):
+        load_run_model(run, read_run_config(run), console=QUIET)
+
+
+@pytest.mark.parametrize("fault", ["lost", "truncated", "edited"])
+def test_a_diary_that_is_not_the_checkpoints_is_named(run: Path, fault: str) -> None:
+    path = run / "metrics.jsonl"
+    content = path.read_bytes()
+    if fault == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(content[:300] if fault == "truncated" else content.replace(b'"step": 1,', b'"step": 2,', 1))
+    is_refused(run, r"no .*metrics\.jsonl, on which" if fault == "lost" else r"metrics\.jsonl is not the one on which")
+
+
+@pytest.mark.parametrize("name", ["data.json", "tokenizer.json", "config.yaml"])
+def test_a_lost_file_is_named(run: Path, name: str) -> None:
+    (run / name).unlink()
+    with pytest.raises(UserError, match=name):
+        resume_run(run, [], QUIET)
+
+
+def test_a_manifest_of_another_step_is_damaged(run: Path) -> None:
+    newest = list_checkpoints(run / "checkpoints")[-1]
+    newest.rename(newest.with_name("step-00000099"))
+    checkpoint_step = load_run_model(run, read_run_config(run), console=QUIET)[1]
+    assert checkpoint_step < 8  # the renamed one was passed over

@@ -1,0 +1,91 @@
+"""The diary: torn lines, bad ends, marks, and being on disk before the checkpoint that needs it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from trc2.cli import app
+from trc2.config import RunConfig
+from trc2.report.runs import read_run
+from trc2.train.checkpoint import Checkpoint, list_checkpoints
+from trc2.train.diary import Diary
+from trc2.train.records import Record, read_all_records, read_records
+from trc2.train.resume import resume_run
+from trc2.train.start import start_run
+from trc2.train.writer import CheckpointWriter
+
+QUIET = Console(quiet=True)
+
+
+def test_its_mark_is_length_and_hash_of_the_file_also_when_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2):
+        diary = Diary(path)
+        diary.see(Record("train", step, "a", {"x": 0.5}))
+        diary.close()
+        content = path.read_bytes()
+        assert diary.mark() == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert [record.step for record in read_records(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("end", [b'{"schema": 1, "ki', b"nonsense\n", b"\0\0\0\0\n\0\0", b'{"schema": 1}\n', b"[[[[\n"])
+def test_a_torn_or_bad_end_is_passed_over_by_readers_and_cut_off_by_writers(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = Record("train", 1, "a").to_json().encode() + b"\n"
+    path.write_bytes(whole + end)
+    assert [record.step for record in read_records(path)] == [1]
+    diary = Diary(path)
+    diary.see(Record("train", 2, "a"))
+    diary.close()
+    assert path.read_bytes().startswith(whole + b'{"schema": 1, "kind": "train", "step": 2')
+    assert [record.step for record in read_records(path)] == [1, 2]
+
+
+def test_it_is_on_disk_before_the_checkpoint_gets_its_name(tmp_path: Path) -> None:
+    seen = []
+    writer = CheckpointWriter(tmp_path, 2, set(), before=lambda: seen.append(len(list_checkpoints(tmp_path))))
+    for step in (1, 2):
+        writer.write(Checkpoint(step, {"a": torch.zeros(1)}, {}))
+        writer.wait()
+    assert seen == [0, 1]
+
+
+def test_a_run_syncs_its_diary_for_every_checkpoint(
+    tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, plain = [], Diary.sync
+    monkeypatch.setattr(Diary, "sync", lambda self: (synced.append(self.size), plain(self))[1])
+    folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
+    assert len(synced) == len(list_checkpoints(folder / "checkpoints")) == 4
+    assert synced == sorted(synced)
+    assert synced[0] > 0
+
+
+def test_scoring_the_test_split_after_a_torn_line_does_not_brick_the_run(tiny_run: Callable[..., RunConfig]) -> None:
+    folder = start_run(tiny_run(eval={"test": False}), QUIET)
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"schema": 1, "kind": "tr')
+    assert CliRunner().invoke(app, ["eval", str(folder), "--split", "test"]).exit_code == 0
+    assert read_run(folder).records[-1].kind == "test"
+    assert resume_run(folder, [], QUIET) == folder
+
+
+def test_a_look_at_the_test_split_is_remembered_after_a_resume(tiny_run: Callable[..., RunConfig]) -> None:
+    import shutil
+
+    folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
+    shutil.rmtree(list_checkpoints(folder / "checkpoints")[-1])
+    diary = Diary(folder / "metrics.jsonl")
+    diary.see(Record("resume", 8, ""))
+    diary.close()
+    assert not any(record.kind == "test" for record in read_records(folder / "metrics.jsonl"))
+    assert any(record.kind == "test" for record in read_all_records(folder / "metrics.jsonl"))
+    refused = CliRunner().invoke(app, ["eval", str(folder), "--split", "test"])
+    assert "--again" in str(refused.exception)
