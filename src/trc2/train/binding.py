@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from trc2.config import read_settings
 from trc2.errors import UserError
 from trc2.files import reading
 from trc2.train.checkpoint import Checkpoint
@@ -27,11 +26,6 @@ class Binding:
 
     def describe(self) -> dict[str, Any]:
         return {**self.fixed, "diary": self.diary.mark()}
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    with reading(path):
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def learning_hash(folder: Path) -> str:

@@ -8,17 +8,15 @@ import signal
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 
-from trc2.config import RunConfig
+from trc2.config import RunConfig, read_settings, settings_text
 from trc2.console import shown
 from trc2.errors import UserError, plain
 from trc2.files import reading, write_atomically
 from trc2.stream.prepare import PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.allocator import keep_freed_memory
-from trc2.train.binding import read_settings
 from trc2.train.budget import budget_of
 from trc2.train.chance import seed_everything
 from trc2.train.checkpoint import list_checkpoints
@@ -112,12 +110,11 @@ def write_description(folder: Path, config: RunConfig, prepared: PreparedStream)
 
     The config makes it a run folder: where it is, the others are.
     """
-    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     write_atomically(folder / "budget.json", json.dumps(budget_of(config).describe(), indent=2).encode())
     write_atomically(folder / "environment.json", json.dumps(describe_environment(), indent=2).encode())
     write_atomically(folder / "data.json", json.dumps(prepared.describe(), indent=2).encode())
     write_atomically(folder / "tokenizer.json", prepared.tokenizer.to_json().encode())
-    write_atomically(folder / "config.yaml", settings.encode())
+    write_atomically(folder / "config.yaml", settings_text(config.model_dump(mode="json")).encode())
 
 
 def read_run_config(folder: Path) -> RunConfig:
