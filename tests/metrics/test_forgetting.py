@@ -16,10 +16,12 @@ from trc2.metrics.forgetting import (
     ScoreTable,
     Stretch,
     aufc,
+    aufc_curve,
     aufc_task,
     backward_transfer,
     forgetting,
     forward_transfer,
+    rise,
     summarise,
 )
 
@@ -117,3 +119,89 @@ def test_summaries_name_every_metric_by_path() -> None:
         "cl/perplexity/forgetting", "cl/perplexity/forgetting/a", "cl/perplexity/aufc", "cl/perplexity/aufc/a",
         "cl/perplexity/aufc_task", "cl/perplexity/aufc_task/a", "cl/perplexity/bwt", "cl/perplexity/fwt",
     }  # fmt: skip
+
+
+def test_a_rise_is_never_negative_and_stays_no_number() -> None:
+    assert [rise(gap) for gap in (-math.inf, -1.0, 0.0, 2.0, math.inf)] == [0.0, 0.0, 0.0, 2.0, math.inf]
+    assert math.isnan(rise(math.nan))
+
+
+def test_logarithms_of_impossible_perplexities_are_no_mistake_of_ours() -> None:
+    assert PERPLEXITY.transform(0.0) == -math.inf
+    assert PERPLEXITY.transform(math.inf) == math.inf
+    assert math.isnan(PERPLEXITY.transform(-1.0))
+    assert math.isnan(PERPLEXITY.transform(math.nan))
+
+
+C = Stretch("c", 20, 30)
+STEPS, TASKS = tuple(range(0, 31, 5)), ("a", "b", "c")
+
+
+def spoilt(metric: Metric, step: int, task: str, value: float) -> dict[str, float]:
+    """A summary at step 30, by short names, of a table with one odd cell."""
+    scores = {s: dict.fromkeys(TASKS, 2.0 + 0.1 * s) for s in STEPS}
+    scores[step][task] = value
+    summary = summarise(ScoreTable(metric, (A, B, C), scores), 30)
+    return {name.removeprefix(f"cl/{metric.name}/"): number for name, number in summary.items()}
+
+
+@given(
+    metric=st.sampled_from([PERPLEXITY, BLEU, TOKEN_ACCURACY]),
+    step=st.sampled_from(STEPS),
+    stretch=st.sampled_from([A, B]),
+)
+def test_no_number_in_a_cell_is_no_number_in_whatever_rests_on_it(metric: Metric, step: int, stretch: Stretch) -> None:
+    task = stretch.task
+    is_reference = step == stretch.end or (step == 0 and metric.min_gain is not None)
+    affected = set()
+    if is_reference or step == 30:
+        affected |= {"forgetting", f"forgetting/{task}"}
+    if is_reference or step > stretch.end:
+        affected |= {"aufc", f"aufc/{task}", "aufc_task", f"aufc_task/{task}"}
+    if step in (stretch.end, 30):
+        affected |= {"bwt"}
+    if step in (0, stretch.start):
+        affected |= {"fwt"}
+    found = spoilt(metric, step, task, math.nan)
+    assert {name for name, value in found.items() if math.isnan(value)} == affected
+
+
+@given(step=st.sampled_from(STEPS), task=st.sampled_from(TASKS), value=st.sampled_from([math.inf, 0.0, -1.0]))
+def test_no_score_breaks_the_summary(step: int, task: str, value: float) -> None:
+    found = spoilt(PERPLEXITY, step, task, value)
+    if value == math.inf and step == 30 and task != "c":
+        assert found["forgetting"] == found["aufc"] == math.inf
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    metric=st.sampled_from([PERPLEXITY, BLEU]),
+    cells=st.lists(st.floats(0.5, 9.0) | st.just(math.nan), min_size=21, max_size=21),
+    missing=st.sets(st.tuples(st.sampled_from((5, 15, 25)), st.sampled_from(TASKS))),
+)
+def test_the_curve_is_the_area_at_every_step(metric: Metric, cells: list[float], missing: set[tuple[int, str]]) -> None:
+    values = iter(cells)
+    scores = {s: {t: next(values) for t in TASKS} for s in STEPS}
+    scores = {s: {t: v for t, v in row.items() if (s, t) not in missing} for s, row in scores.items()}
+    table = ScoreTable(metric, (A, B, C), scores)
+    curve = aufc_curve(table)
+    assert [step for step, _ in curve] == list(STEPS)
+    for step, areas in curve:
+        assert areas == {task: pytest.approx(value, nan_ok=True) for task, value in aufc(table, step).items()}
+
+
+def test_a_long_curve_costs_no_more_than_its_points() -> None:
+    looked: list[int] = []
+
+    class Counting(dict[str, float]):
+        def __getitem__(self, task: str) -> float:
+            looked.append(1)
+            return super().__getitem__(task)
+
+    costs = []
+    for length in (200, 400):
+        looked.clear()
+        scores = {step: Counting(a=2.0, b=3.0) for step in range(length + 1)}
+        aufc_curve(ScoreTable(PERPLEXITY, (Stretch("a", 0, 10), Stretch("b", 10, length)), scores))
+        costs.append(len(looked))
+    assert costs[1] < 2.2 * costs[0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,8 +23,22 @@ def test_tallies_of_parts_add_up() -> None:
     assert parts[0] + parts[1] == Tally(4.0, 6, 3, 2, 1)
 
 
-def test_an_enormous_loss_is_a_finite_perplexity() -> None:
-    assert math.isfinite(Tally(nll=1e6, tokens=1).metrics(1.0)["perplexity"])
+def test_a_field_that_is_added_to_the_tally_adds_up_too() -> None:
+    @dataclass(frozen=True)
+    class Longer(Tally):
+        digits: int = 0
+
+    assert Longer(1.0, 2, digits=3) + Longer(1.0, 2, digits=4) == Longer(2.0, 4, digits=7)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(1e6, math.inf), (math.inf, math.inf), (709.0, math.exp(709.0))])
+def test_a_loss_beyond_all_numbers_is_an_infinite_perplexity(loss: float, expected: float) -> None:
+    assert Tally(nll=loss, tokens=1).metrics(1.0)["perplexity"] == expected
+
+
+def test_a_loss_that_is_no_number_gives_no_perplexity() -> None:
+    metrics = Tally(nll=math.nan, tokens=1).metrics(1.0)
+    assert all(math.isnan(metrics[name]) for name in ("loss", "perplexity", "bits_per_byte"))
 
 
 def test_equal_texts_score_full_marks_and_unrelated_ones_none() -> None:

@@ -54,6 +54,28 @@ def test_more_forgetting_never_means_less_replay() -> None:
     assert coefficients == sorted(coefficients)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("where", ["current", "post"])
+def test_what_cannot_be_measured_is_never_read_as_nothing_forgotten(odd: float, where: str) -> None:
+    perplexities = {"current": {"a": 20.0, "b": 30.0}, "post": {"a": 20.0, "b": 30.0}}
+    perplexities[where]["b"] = odd
+    state, trace = control(PAPER, ControllerState(0.1, 0.2), **perplexities)
+    measured = (trace.forgetting, trace.gap, trace.gap_average, trace.error, trace.integral)
+    assert all(math.isnan(value) for value in (*measured, trace.settings.coefficient))
+    assert (trace.settings.batch_size, trace.settings.long_fraction) == (PAPER.batch_size, PAPER.long_fraction)
+    assert math.isnan(state.gap_average)
+    # and the next call, though its perplexities are sound, does not forget that
+    _, later = control(PAPER, state, {"a": 20.0}, {"a": 20.0})
+    assert math.isnan(later.settings.coefficient)
+
+
+def test_enormous_gains_are_clipped() -> None:
+    config = ReplayControlConfig(proportional_gain=1e308, batch_gain=1e308, long_gain=1e308)
+    _, trace = control(config, ControllerState(), {"a": 1e300}, {"a": 1.0})
+    settings = trace.settings
+    assert (settings.coefficient, settings.batch_size, settings.long_fraction) == (0.15, 6, 1.0)
+
+
 def test_off_means_no_replay_and_a_call_without_a_past_is_a_mistake() -> None:
     assert initial_settings(ReplayControlConfig(mode="off")).coefficient == 0.0
     with pytest.raises(ValueError, match="before any task was past"):

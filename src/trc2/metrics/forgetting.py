@@ -8,6 +8,9 @@ Worked example. Tasks A (steps 0–10) and B (10–20), log-perplexities measure
 
 F_A(20) = 0.5, BWT(20) = −0.5, FWT = (0 + 0.4) / 2 = 0.2, and AUFC_A(20) = ½ · 0.5 = 0.25, the mean height of the
 forgetting curve from the first boundary on.
+
+A score that is not a number makes everything that rests on it NaN: a broken model must not look like one that forgot
+nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 
@@ -29,7 +33,12 @@ class Metric:
     min_gain: float | None = None  # divide gaps by the task's gain where it is at least this
 
     def transform(self, value: float) -> float:
-        return math.log(value) if self.is_log else value
+        """The value in the space where differences are taken; the logarithm of 0 is −∞, below there is none."""
+        if not self.is_log:
+            return value
+        if value > 0:
+            return math.log(value)
+        return -math.inf if value == 0 else math.nan
 
     def gap(self, better: float, worse: float) -> float:
         """How much worse the second is, in transformed space."""
@@ -59,7 +68,7 @@ class ScoreTable:
     stretches: tuple[Stretch, ...]
     scores: Mapping[int, Mapping[str, float]]
 
-    @property
+    @cached_property
     def steps(self) -> list[int]:
         return sorted(self.scores)
 
@@ -89,7 +98,14 @@ def gain(table: ScoreTable, stretch: Stretch) -> float:
     if least is None or not table.has(first, stretch.task):
         return 1.0
     gained = table.metric.gap(better=table.post(stretch), worse=table.value(first, stretch.task))
+    if not math.isfinite(gained):
+        return math.nan
     return gained if gained >= least else 1.0
+
+
+def rise(gap: float) -> float:
+    """max(0, gap), but NaN where the gap is: Python's max(0, NaN) is 0."""
+    return gap if math.isnan(gap) else max(0.0, gap)
 
 
 def forgetting(table: ScoreTable, stretch: Stretch, step: int) -> float:
@@ -97,7 +113,7 @@ def forgetting(table: ScoreTable, stretch: Stretch, step: int) -> float:
     if step <= stretch.end:
         return 0.0
     gap = table.metric.gap(better=table.post(stretch), worse=table.value(step, stretch.task))
-    return max(0.0, gap) / gain(table, stretch)
+    return rise(gap) / gain(table, stretch)
 
 
 def backward_transfer(table: ScoreTable, step: int) -> float | None:
@@ -136,6 +152,22 @@ def aufc(table: ScoreTable, step: int) -> dict[str, float]:
     """The paper's area: one t₀ for all tasks, the first task boundary of the stream. Past tasks only."""
     origin = min(stretch.end for stretch in table.stretches)
     return {s.task: area(table, s, step, origin) for s in table.past(step) if table.has(step, s.task)}
+
+
+def aufc_curve(table: ScoreTable) -> list[tuple[int, dict[str, float]]]:
+    """`aufc` at every step of the table; its sums grow along the curve, so that each score is looked at once."""
+    origin = min(stretch.end for stretch in table.stretches)
+    latest: dict[str, tuple[int, float, float]] = {}  # step, forgetting and area so far, before it is divided
+    curve = []
+    for step in table.steps:
+        for stretch in table.stretches:
+            if stretch.end <= step and table.has(step, stretch.task):
+                height = forgetting(table, stretch, step)
+                before, low, total = latest.get(stretch.task, (step, 0.0, 0.0))
+                latest[stretch.task] = (step, height, total + (step - before) * (low + height) / 2)
+        past = [stretch.task for stretch in table.past(step) if table.has(step, stretch.task)]
+        curve.append((step, {task: latest[task][2] / (step - origin) for task in past}))
+    return curve
 
 
 def aufc_task(table: ScoreTable, step: int) -> dict[str, float]:

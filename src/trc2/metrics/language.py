@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -17,21 +17,23 @@ class Tally:
     exact: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.nll + other.nll,
-            self.tokens + other.tokens,
-            self.correct + other.correct,
-            self.sequences + other.sequences,
-            self.exact + other.exact,
-        )
+        return type(self)(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def metrics(self, bytes_per_token: float) -> dict[str, float]:
         """loss and perplexity per token, bits per byte, teacher-forced accuracy and sequence exact match."""
         loss = self.nll / max(1, self.tokens)
         return {
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
+            "perplexity": perplexity(loss),
             "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token > 0 else math.nan,
             "token_accuracy": self.correct / max(1, self.tokens),
             "exact_match": self.exact / max(1, self.sequences),
         }
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is no longer a number, and NaN where the loss is."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -61,21 +61,27 @@ def control(
     f̄ = mean max(0, log P − log P_post)          g = f̄ / max(1, |log P_sel|), P_sel their geometric mean
     g̃ ← (1 − β) g̃ + β g                          e = max(0, g̃ − g_tar),  I ← min(I_max, I + e)
     λ = clip(λ₀ + k_p e + k_i I)                  B_R = clip(round(B₀ (1 + k_B e))),  ρ = clip(ρ₀ + k_ρ e)
+
+    A perplexity that is not finite makes all measured quantities and λ NaN, from then on: who asked must look. B_R and
+    ρ are then the base values.
     """
     if not current:
         raise ValueError("the controller was called before any task was past")
-    logs = {task: math.log(perplexity) for task, perplexity in current.items()}
-    forgotten = sum(max(0.0, value - math.log(post[task])) for task, value in logs.items()) / len(logs)
+    logs = {task: _log(perplexity) for task, perplexity in current.items()}
+    forgotten = sum(_rise(value - _log(post[task])) for task, value in logs.items()) / len(logs)
     gap = forgotten / max(1.0, abs(sum(logs.values()) / len(logs)))
     average = (1.0 - config.smoothing) * state.gap_average + config.smoothing * gap
-    error = max(0.0, average - config.target_gap)
+    error = _rise(average - config.target_gap)
+    if math.isnan(error):  # nothing was measured
+        settings = ReplaySettings(math.nan, config.batch_size, config.long_fraction)
+        return ControllerState(math.nan, math.nan), ControlTrace(forgotten, gap, average, error, math.nan, settings)
     integral = min(config.integral_limit, state.integral + error)
     settings = ReplaySettings(
         coefficient=_clip(
             config.coefficient + config.proportional_gain * error + config.integral_gain * integral,
             *config.coefficient_range,
         ),
-        batch_size=int(_clip(round(config.batch_size * (1.0 + config.batch_gain * error)), *config.batch_range)),
+        batch_size=round(_clip(config.batch_size * (1.0 + config.batch_gain * error), *config.batch_range)),
         long_fraction=_clip(config.long_fraction + config.long_gain * error, 0.0, 1.0),
     )
     return ControllerState(average, integral), ControlTrace(forgotten, gap, average, error, integral, settings)
@@ -89,3 +95,13 @@ def initial_settings(config: ReplayControlConfig) -> ReplaySettings:
 
 def _clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
+
+
+def _log(perplexity: float) -> float:
+    """NaN unless the perplexity is one: log ∞ would pass for a large gap, or for none where it is the reference."""
+    return math.log(perplexity) if 0.0 < perplexity < math.inf else math.nan
+
+
+def _rise(gap: float) -> float:
+    """max(0, gap), but NaN where the gap is: Python's max(0, NaN) is 0."""
+    return gap if math.isnan(gap) else max(0.0, gap)
