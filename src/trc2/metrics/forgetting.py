@@ -84,8 +84,8 @@ class ScoreTable:
         return [stretch for stretch in self.stretches if stretch.end < step]
 
     def post(self, stretch: Stretch) -> float:
-        """u_k^post, the reference for later forgetting."""
-        return self.value(stretch.end, stretch.task)
+        """u_k^post, the reference for later forgetting; NaN if it was not measured."""
+        return self.value(stretch.end, stretch.task) if self.has(stretch.end, stretch.task) else math.nan
 
     def truncated_at(self, step: int) -> ScoreTable:
         return ScoreTable(self.metric, self.stretches, {s: row for s, row in self.scores.items() if s <= step})
@@ -140,6 +140,8 @@ def area(table: ScoreTable, stretch: Stretch, step: int, origin: int) -> float:
     """(1 / (t − t₀)) ∫ F_k over [t₀, t] by trapezoids over the steps at which the task was measured."""
     if step <= origin:
         return 0.0
+    if math.isnan(table.post(stretch)):
+        return math.nan
     begin = max(origin, stretch.end)
     points = [
         (s, forgetting(table, stretch, s)) for s in table.steps if begin <= s <= step and table.has(s, stretch.task)
