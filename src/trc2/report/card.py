@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from trc2.report.markdown import code, markdown
 from trc2.report.runs import FinishedRun
-from trc2.report.summary import boundary_table, forgetting_table
+from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table
 
 
 def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
     """README.md of an exported model, in the form the Hugging Face hub reads."""
-    title = f"{run.config.model.name} · {run.name}"
+    title = f"{run.config.model.name} · {markdown(run.name)}"
     parts = [
         _front_matter(run),
         f"# {title}",
@@ -18,7 +19,7 @@ def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int
         "## What it kept",
         "Validation perplexity per token at task boundaries (bold: just after its own training):",
         boundary_table(run),
-        "Forgetting at the end (log-perplexity; for BLEU and accuracy divided by the task's gain):",
+        forgetting_caption(run),
         forgetting_table(run),
         "## How to use it",
         USAGE,
@@ -58,7 +59,7 @@ def _origin(run: FinishedRun, num_parameters: int, num_events: int, step: int, v
         f"- Backbone `{model.name}`: {num_parameters:,} parameters, width {model.d_model}, depth {model.depth}, "
         f"{model.max_positions} positions, {model.vocab_size:,} tokens.",
         f"- Training {state}; {train.tokens_per_step:,} tokens a step, seed {train.seed}; trc2 {version}.",
-        f"- Data fingerprint `{run.data['fingerprint'][:16]}`.",
+        f"- Data fingerprint {code(run.data['fingerprint'][:16])}.",
     ]
     if num_events:
         lines.append(f"- Its episodic memory holds {num_events:,} events and their provenance, saved with the weights.")
@@ -74,8 +75,8 @@ def _tasks(run: FinishedRun) -> str:
         source = task.builtin or task.dataset or "local files"
         licence = task.license or BUILTIN_LICENCES.get(task.builtin or "", "not stated in the recipe")
         lines.append(
-            f"| {number} | {task.name} | {task.steps} | {split['tokens']:,} | {split['documents']:,} | "
-            f"{source} | {licence} |"
+            f"| {number} | {markdown(task.name)} | {task.steps} | {split['tokens']:,} | {split['documents']:,} | "
+            f"{markdown(source)} | {markdown(licence)} |"
         )
     return "\n".join(lines)
 
@@ -90,13 +91,13 @@ def _limits(run: FinishedRun) -> str:
     ]
     leaks = {
         f"{part} in {other}": share
-        for part, shared in run.data.get("overlap", {}).items()
+        for part, shared in (run.data.get("overlap") or {}).items()
         for other, share in shared.items()
         if share >= 0.01
     }
     if leaks:
         told = ", ".join(
-            f"{where} {share:.0%}" for where, share in sorted(leaks.items(), key=lambda leak: -leak[1])[:6]
+            f"{markdown(where)} {share:.0%}" for where, share in sorted(leaks.items(), key=lambda leak: -leak[1])[:6]
         )
         lines.append(f"- Evaluation text whose 13-grams also occur in training text: {told}.")
     return "\n".join(lines)
