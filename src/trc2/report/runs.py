@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
+from trc2.files import reading
 from trc2.metrics.forgetting import ScoreTable, Stretch, summarise
+from trc2.train.binding import read_data_description
 from trc2.train.plan import Plan
 from trc2.train.records import Record, read_records, score_tables
 from trc2.train.start import read_run_config
@@ -28,6 +30,12 @@ class FinishedRun:
     tables: dict[str, ScoreTable]
 
     @property
+    def tasks(self) -> list[str]:
+        """Every task of the stream, trained or only measured."""
+        assert self.config.stream is not None
+        return [task.name for task in self.config.stream.tasks]
+
+    @property
     def is_finished(self) -> bool:
         return any(record.kind == "end" for record in self.records)
 
@@ -43,7 +51,8 @@ class FinishedRun:
         return summarise(table, table.steps[-1] if step is None else step)
 
     def score(self, metric: str, task: str, step: int) -> float:
-        return self.tables[metric].scores[step][task]
+        """NaN if it was not measured then."""
+        return self.tables[metric].scores.get(step, {}).get(task, math.nan)
 
     def series(self, kind: str, name: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one metric path over the records of a kind."""
@@ -61,15 +70,35 @@ def read_run(folder: Path) -> FinishedRun:
     config = read_run_config(folder)
     if config.stream is None:
         raise UserError(f"{folder} is the folder of a recipe without a stream: there is nothing to report.")
-    try:
+    for name in ("metrics.jsonl", "data.json"):
+        if not (folder / name).exists():
+            raise UserError(f"{folder} is not a whole run folder: {name} is missing.")
+    with reading(folder / "metrics.jsonl"):
         records = read_records(folder / "metrics.jsonl")
-        data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{folder} is not a whole run folder: {Path(str(error.filename)).name} is missing.") from None
-    except json.JSONDecodeError:
-        raise UserError(f"{folder / 'data.json'} is not valid JSON: restore it from a copy.") from None
+    data = read_data_description(folder)
     stretches = Plan.of_run(config).stretches
-    return FinishedRun(folder.name, folder, config, data, records, stretches, score_tables(records, stretches))
+    name = folder.resolve().name or "run"
+    run = FinishedRun(name, folder, config, data, records, stretches, score_tables(records, stretches))
+    _check_data(run)
+    if "perplexity" not in run.tables:
+        raise UserError(
+            f"{folder} has not been evaluated yet, so there is nothing to report: let it reach its first evaluation, "
+            f"or go on with `trc2 resume {folder}`."
+        )
+    return run
+
+
+def _check_data(run: FinishedRun) -> None:
+    """data.json must describe the tasks of config.yaml."""
+    path = run.folder / "data.json"
+    with reading(path):
+        for task in run.tasks:
+            split = run.data["tasks"][task]["splits"]["train"]
+            if not all(isinstance(split[name], int) for name in ("tokens", "documents")):
+                raise TypeError(f"it does not say how much text {task} has")
+        for shared in dict(run.data.get("overlap") or {}).values():
+            if not all(isinstance(share, float | int) for share in dict(shared).values()):
+                raise TypeError("its overlaps are no numbers")
 
 
 def _declares_length(run: FinishedRun) -> bool:

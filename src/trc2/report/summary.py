@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trc2.files import write_atomically
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
+from trc2.report.markdown import markdown
 from trc2.report.runs import FinishedRun, check_comparable, read_run
 
 
@@ -17,34 +20,43 @@ def write_summary(folder: Path) -> list[Path]:
     if run.series("train", "hippocampus/threshold")[0]:
         written.append(folder / "hippocampus.png")
         draw_hippocampus(run, written[2])
-    written[0].write_text(summary_text(run, [path.name for path in written[1:]]), encoding="utf-8")
+    write_atomically(written[0], summary_text(run, [path.name for path in written[1:]]).encode())
     return written
 
 
 def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     """The run in Markdown."""
-    lines = [f"# {run.name}", "", _state_line(run), ""]
+    lines = [f"# {markdown(run.name)}", "", _state_line(run), ""]
     lines += ["Validation perplexity per token at task boundaries (bold: just after its own training):", ""]
     lines += [boundary_table(run), ""]
-    lines += ["Forgetting at the end (log-perplexity; for BLEU and accuracy divided by the task's gain):", ""]
+    lines += [forgetting_caption(run), ""]
     lines += [forgetting_table(run), "", *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
+
+
+def _when(run: FinishedRun) -> str:
+    """Which step the newest numbers are of."""
+    return "at the end" if run.is_finished else f"at step {run.tables['perplexity'].steps[-1]}"
+
+
+def forgetting_caption(run: FinishedRun) -> str:
+    return f"Forgetting {_when(run)} (log-perplexity; for BLEU and accuracy divided by the task's gain):"
 
 
 def boundary_table(run: FinishedRun) -> str:
     """The score matrix: every task's perplexity at every boundary, as Markdown."""
     table = run.tables["perplexity"]
     ends = [0, *[stretch.end for stretch in run.stretches]]
-    lines = ["| task | " + " | ".join(f"step {end}" for end in ends) + " | bits/byte at the end |"]
+    lines = ["| task | " + " | ".join(f"step {end}" for end in ends) + f" | bits/byte {_when(run)} |"]
     lines += ["|---|" + "---:|" * (len(ends) + 1)]
     for stretch in run.stretches:
         cells = []
         for end in ends:
             text = f"{table.scores[end][stretch.task]:.4g}" if table.has(end, stretch.task) else "–"
-            cells.append(f"**{text}**" if end == stretch.end else text)
+            cells.append(f"**{text}**" if end == stretch.end and text != "–" else text)
         bits = run.final("eval").get(f"eval/{stretch.task}/bits_per_byte")
         cells.append("–" if bits is None else f"{bits:.3f}")
-        lines.append(f"| {stretch.task} | " + " | ".join(cells) + " |")
+        lines.append(f"| {markdown(stretch.task)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -60,14 +72,19 @@ def forgetting_table(run: FinishedRun) -> str:
 
 
 def _state_line(run: FinishedRun) -> str:
-    order = " → ".join(f"{stretch.task} ({stretch.end - stretch.start} steps)" for stretch in run.stretches)
+    order = " → ".join(f"{markdown(stretch.task)} ({stretch.end - stretch.start} steps)" for stretch in run.stretches)
     state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.stretches[-1].end}"
     return f"{order}; seed {run.config.train.seed}; {run.config.train.tokens_per_step} tokens a step; {state}."
 
 
+COSTS = (
+    "tokens_per_second", "peak_memory_gb", "gb_hours", "training_flops_per_token", "utilisation", "evaluation_share",
+)  # fmt: skip
+
+
 def _cost_lines(run: FinishedRun) -> list[str]:
     cost = run.final("end")
-    if not cost:
+    if not cost.keys() >= {f"efficiency/{name}" for name in COSTS}:
         return []
     return [
         f"{cost['efficiency/tokens_per_second']:,.0f} tokens/s in training, "
@@ -89,8 +106,8 @@ CAPTION = (
 
 
 def short(value: float) -> str:
-    """Three digits, or the whole number."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    """Three digits, or the whole number; nan and inf as they are."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -113,8 +130,7 @@ class Comparison:
     @property
     def tasks(self) -> list[str]:
         """Every task of the stream, trained or only measured."""
-        assert self.runs[0].config.stream is not None
-        return [task.name for task in self.runs[0].config.stream.tasks]
+        return self.runs[0].tasks
 
     def rows(self) -> list[list[str]]:
         """Perplexity of each task just after its training and at the end, and what was forgotten."""
@@ -125,18 +141,22 @@ class Comparison:
             for name in ("forgetting", "aufc"):
                 value = values.get(f"cl/perplexity/{name}")
                 cells.append("–" if value is None else f"{value:.3f}")
-            rows.append([run.name, *cells, f"{run.final('end')['efficiency/tokens_per_second']:,.0f}"])
+            speed = run.final("end").get("efficiency/tokens_per_second")
+            rows.append([run.name, *cells, "–" if speed is None else f"{speed:,.0f}"])
         return rows
 
     @staticmethod
     def _learnt_and_kept(run: FinishedRun, task: str) -> str:
         """Perplexity just after the task's training → at the end; in brackets where the run never trained it."""
+
+        def score(step: int) -> str:
+            return short(run.score("perplexity", task, step)) if run.tables["perplexity"].has(step, task) else "–"
+
         last = run.stretches[-1].end
-        at_end = short(run.score("perplexity", task, last))
         trained = next((stretch for stretch in run.stretches if stretch.task == task), None)
         if trained is None:
-            return f"({at_end})"
-        return at_end if trained.end == last else f"{short(run.score('perplexity', task, trained.end))}→{at_end}"
+            return f"({score(last)})"
+        return score(last) if trained.end == last else f"{score(trained.end)}→{score(last)}"
 
     def reading(self) -> list[str]:
         """Sentences that the numbers, and nothing else, decide."""
@@ -150,12 +170,12 @@ class Comparison:
             for run in self.runs
             if task in [stretch.task for stretch in run.stretches]
         }
-        least, most = min(areas, key=lambda name: areas[name]), max(areas, key=lambda name: areas[name])
-        best = min(ends, key=lambda name: ends[name])
-        sentences = [f"{least} forgot least: its forgetting area is {areas[least]:.3f}."]
-        if areas[least] > 0 and least != most:
-            sentences.append(f"{most} forgot most, {areas[most] / areas[least]:.1f} times as much ({areas[most]:.3f}).")
-        sentences.append(f"{best} learnt the last task ({task}) best: perplexity {ends[best]:.3g}.")
+        sentences = [
+            *_not_finite(areas, "forgetting area"),
+            *_who_forgot(_finite(areas)),
+            *_not_finite(ends, f"perplexity on the last task ({task})"),
+            *_who_learnt(_finite(ends), task),
+        ]
         seeds = {run.config.train.seed for run in self.runs}
         if len(seeds) == 1:
             sentences.append("One seed each: differences of a few percent mean nothing.")
@@ -167,7 +187,7 @@ class Comparison:
         written = [folder / "comparison.md", folder / "comparison.png"]
         header = self.header()
         lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows()]
+        lines += ["| " + " | ".join([markdown(name), *cells]) + " |" for name, *cells in self.rows()]
         text = [
             "# Side by side",
             "",
@@ -175,11 +195,56 @@ class Comparison:
             "",
             *lines,
             "",
-            *self.reading(),
+            *[markdown(sentence) for sentence in self.reading()],
             "",
             "![comparison.png](comparison.png)",
             "",
         ]
-        written[0].write_text("\n".join(text), encoding="utf-8")
         draw_comparison(self.runs, written[1])
+        write_atomically(written[0], "\n".join(text).encode())
         return written
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _not_finite(values: dict[str, float], what: str) -> list[str]:
+    odd = [name for name, value in values.items() if not math.isfinite(value)]
+    return [f"The {what} of {_joined(odd)} is not finite: nothing can be said of it."] if odd else []
+
+
+def _who_forgot(areas: dict[str, float]) -> list[str]:
+    """Who forgot least and who most; areas that are printed alike are a tie."""
+    if not areas:
+        return []
+    shown = {name: f"{area:.3f}" for name, area in areas.items()}
+    least, most = min(areas, key=lambda name: areas[name]), max(areas, key=lambda name: areas[name])
+    if len(areas) == 1:
+        return [f"{least} has a forgetting area of {shown[least]}."]
+    tied = [name for name in areas if shown[name] == shown[least]]
+    if len(tied) == len(areas):
+        return [f"{_joined(tied)} tie: the forgetting area of each is {shown[least]}."]
+    if len(tied) > 1:
+        sentences = [f"{_joined(tied)} forgot least, and tie: the forgetting area of each is {shown[least]}."]
+    else:
+        sentences = [f"{least} forgot least: its forgetting area is {shown[least]}."]
+    if float(shown[least]) > 0:
+        sentences.append(f"{most} forgot most, {areas[most] / areas[least]:.1f} times as much ({shown[most]}).")
+    else:
+        sentences.append(f"{most} forgot most: {shown[most]}.")
+    return sentences
+
+
+def _who_learnt(ends: dict[str, float], task: str) -> list[str]:
+    if not ends:
+        return []
+    best = min(ends, key=lambda name: ends[name])
+    tied = [name for name in ends if short(ends[name]) == short(ends[best])]
+    if len(tied) > 1:
+        return [f"{_joined(tied)} tie on the last task ({task}): perplexity {short(ends[best])}."]
+    return [f"{best} learnt the last task ({task}) best: perplexity {short(ends[best])}."]
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
