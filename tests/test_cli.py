@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.command import trc2 as in_process
 from tests.conftest import tiny_config, write_task
 from trc2 import CortexNet, __version__
 from trc2.artifact import save_model
@@ -164,3 +165,39 @@ def test_continue_is_gated_by_what_it_forgot(
         assert done.exit_code == expected, done.output
         assert f"rose by {risen:.1%}" in done.output
         assert (tmp_path / f"child {number}" / "summary.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "[/red]"], "There is no recipe or file '[/red]'"),
+        (["train", "demo", "output.report_to=[trackio]x"], "output.report_to"),
+        (["train", "demo", "train.seed=4294967296"], "train.seed=4294967296 is not valid"),
+        (["train", "demo", "train.seed=2024-13-45"], "train.seed='2024-13-45' is not valid"),
+        (["train", "demo", "model.name=[1]"], "There is no backbone [1]"),
+        (["train", "demo", "stream.tasks={1: 2}"], "quote it"),
+        (["resume", "."], "is not a run folder"),
+        (["continue", ".", "--task", "a", "--builtin", "code"], "is not a run folder"),
+        (
+            ["continue", "x", "--task", "a", "--builtin", "code", "--max-forgetting", "inf"],
+            "--max-forgetting inf is no",
+        ),
+        (["generate", ".", "--temperature", "nan"], "config.json"),
+        (["report", "/dev/null"], "is not a run folder"),
+        (["export", "nowhere", "x" * 300], "File name too long"),
+        (["verify", "paper_compact", "--out", "/dev/null/x"], "Not a directory"),
+    ],
+)
+def test_what_used_to_be_a_traceback_is_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = in_process(*arguments, *(TINY if arguments[0] == "verify" else []))
+    assert done.code == 2, done
+    assert done.err.startswith("error: "), done.err
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_no_escape_sequence_of_ours_or_theirs_reaches_the_terminal() -> None:
+    for arguments in (["train", "\x1b[31mred\x07"], ["eval", "\x1b]0;title\x07"], ["budget", "demo", "\x1b[2J=1"]):
+        done = in_process(*arguments)
+        assert done.code == 2
+        assert not any(sign in done.err + done.out for sign in "\x1b\x07")

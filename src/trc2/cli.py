@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
+
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
@@ -50,9 +53,9 @@ def verify(
     target: Target = "paper_compact",
     overrides: Overrides = None,
     folder: Annotated[Path, typer.Option("--out", help="Where verify.json and verify.png go.")] = Path("runs/verify"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.", min=0, max=MAX_SEED)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Prove exact resume instead, by killing a run.")] = False,
-    kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1)] = 20,
+    kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1, max=1_000_000)] = 20,
 ) -> None:
     """Prove causality and state semantics of a model: a table, JSON and a picture. Or, with --resume, exact resume.
 
@@ -103,7 +106,9 @@ def budget(
     overrides: Overrides = None,
     paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
     family: Annotated[str | None, typer.Option(help="One table of all backbones: lab or paper.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0)] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0, max=MAX_COUNT)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
@@ -140,8 +145,10 @@ def bench(
     scaling: Annotated[
         str | None, typer.Option(help="How cost grows with tokens, batch, slots, experts or columns, instead.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds in which all alternatives take turns.", min=1)] = 5,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch; its own choice by default.", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds in which all alternatives take turns.", min=1, max=10_000)] = 5,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of torch; its own choice by default.", min=1, max=1024)
+    ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where bench.json and bench.png go.")] = Path("runs/bench"),
 ) -> None:
     """Speed, memory and utilisation of a recipe: ratios of one interleaved run, as table, JSON and picture."""
@@ -199,7 +206,7 @@ def continue_(
     parent: Annotated[Path, typer.Argument(help="The finished run.")],
     task: Annotated[str, typer.Option(help="Name of the new task.")],
     folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps for the new task.", min=1)] = 100,
+    steps: Annotated[int, typer.Option(help="Optimizer steps for the new task.", min=1, max=MAX_COUNT)] = 100,
     builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
     source: Annotated[str | None, typer.Option("--folder", help="A folder with train.jsonl and so on.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
@@ -216,6 +223,8 @@ def continue_(
     from trc2.config import TaskConfig
     from trc2.train.resume import continue_run, relative_forgetting
 
+    if max_forgetting is not None and not math.isfinite(max_forgetting):
+        raise UserError(f"--max-forgetting {max_forgetting} is no limit: give a number such as 0.05.")
     known = {"name": task, "steps": steps, "builtin": builtin, "dataset": dataset, "subset": subset, "format": format_}
     config = TaskConfig(**known, folder=None if source is None else str(Path(source).resolve()))
     target = folder or (parent if parent.name else parent.resolve()).with_name(f"{parent.resolve().name}+{task}")
@@ -308,10 +317,10 @@ def export(
 def generate(
     target: Annotated[Path, typer.Argument(help="An exported model, or a run folder.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1)] = 100,
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0, max=MAX_SEED)] = 0,
     memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
 ) -> None:
     """Continue a prompt, token by token."""
