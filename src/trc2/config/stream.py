@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from trc2.config.section import Count, Fraction, Section
+from trc2.config.section import Count, Section
 from trc2.errors import did_you_mean
 
 Builtin = Literal["prose", "code", "arithmetic"]
 
 
+MAX_DOCUMENT_BYTES = 2**30  # a document is read and encoded whole
+MAX_VOCAB_SIZE = 2**20  # the trainer makes room for all of it before it looks at any text
+
+
+def _stays_below(pattern: str) -> str:
+    """Refuse a pattern that would read from elsewhere than the task's folder."""
+    path = PurePath(pattern)
+    if not pattern.strip():
+        raise ValueError("<path> is empty: give a file name, a pattern such as '*.jsonl', or a stem such as train.")
+    if path.anchor or ".." in path.parts:
+        raise ValueError(
+            f"<path>={pattern!r} leaves the task's folder: give a file name, a pattern such as '*.jsonl', or a stem "
+            "such as train, below it."
+        )
+    return pattern
+
+
+SplitPattern = Annotated[str, Field(max_length=1000), AfterValidator(_stays_below)]
+
+
 class SplitNames(Section):
     """How the source calls its splits; for files, patterns below the task's folder."""
 
-    train: str = "train"
-    validation: str | None = "validation"
-    test: str | None = "test"
+    train: SplitPattern = "train"
+    validation: SplitPattern | None = "validation"
+    test: SplitPattern | None = "test"
 
 
 class TaskConfig(Section):
@@ -28,7 +48,7 @@ class TaskConfig(Section):
     that one recipe serves machines with and without a network.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)]
     steps: Count = Field(100, description="optimizer steps spent on this task")
     builtin: Builtin | None = None
     folder: str | None = Field(
@@ -39,8 +59,10 @@ class TaskConfig(Section):
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = SplitNames()
     format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
-    holdout: Fraction = Field(0.05, description="share of train documents that become validation where there is none")
-    max_document_bytes: Count = 1_000_000
+    holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.05, description="share of train documents that become validation where there is none, at least one document"
+    )
+    max_document_bytes: Annotated[int, Field(ge=1, le=MAX_DOCUMENT_BYTES)] = 1_000_000
     max_train_bytes: Count | None = Field(None, description="read no more train text than this")
     max_eval_bytes: Count | None = Field(None, description="read no more validation or test text than this")
     license: str | None = None
@@ -60,8 +82,14 @@ class TokenizerConfig(Section):
     path: str | None = Field(
         None, description="a Hugging Face name, or a folder (below the data root if not found here)"
     )
-    vocab_size: Annotated[int, Field(ge=257)] = Field(4096, description="size of the trained BPE, 256 bytes included")
+    vocab_size: Annotated[int, Field(ge=257, le=MAX_VOCAB_SIZE)] = Field(
+        4096, description="size of the trained BPE, 256 bytes included"
+    )
     max_train_bytes: Count = Field(20_000_000, description="text per task the BPE is trained on")
+    special_in_text: bool = Field(
+        False,
+        description="read special tokens such as <|endoftext|> inside documents as control tokens; off, they are text",
+    )
 
 
 class StreamConfig(Section):
