@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 
 from trc2.errors import UserError
 from trc2.stream.document import BadRows
-from trc2.stream.files import find_files, read_file
-from trc2.stream.formats import text_format
+from trc2.stream.files import find_files, read_file, text_files
+from trc2.stream.formats import BadRow, text_format
 
 TEXT = text_format("text")
 
@@ -91,6 +92,151 @@ def test_splits_are_found_by_stem_glob_or_folder(tmp_path: Path) -> None:
     assert [path.name for path in find_files(tmp_path, "val")] == ["x.parquet"]
     assert [path.name for path in find_files(tmp_path, "*.jsonl")] == ["train.jsonl"]
     assert find_files(tmp_path, "test") == []
+
+
+def test_a_stem_is_not_followed_by_a_letter(tmp_path: Path) -> None:
+    taken = ["train-00001.jsonl.gz", "train.part1.jsonl", "train.txt", "train2.txt", "train_2.txt"]
+    for name in [*taken, "training.txt", "trainer.jsonl", "trainé.txt", "mytrain.txt", "train.md", "train"]:
+        (tmp_path / name).mkdir() if name == "train" else (tmp_path / name).touch()
+    (tmp_path / "train" / "deep").mkdir()
+    (tmp_path / "train" / "deep" / "any.txt").touch()
+    found = {path.relative_to(tmp_path).as_posix() for path in find_files(tmp_path, "train")}
+    assert found == {*taken, "train/deep/any.txt"}
+    assert [path.name for path in find_files(tmp_path, "train/deep/any")] == ["any.txt"]
+    assert find_files(tmp_path, "nowhere/train") == []
+
+
+def test_a_file_with_glob_signs_in_its_name_is_found_by_its_exact_name(tmp_path: Path) -> None:
+    for name in ("a[1].jsonl", "a1.jsonl", "*.txt", "x**y.txt"):
+        (tmp_path / name).touch()
+    for name in ("a[1].jsonl", "*.txt", "x**y.txt"):
+        assert find_files(tmp_path, name) == [tmp_path / name]
+    assert [path.name for path in find_files(tmp_path, "a[1]*")] == ["a1.jsonl"]
+
+
+def test_a_pattern_that_is_none_is_told_in_a_sentence_or_finds_nothing(tmp_path: Path) -> None:
+    for pattern in ("**.txt", "a**b", "[", "[!", "***"):
+        found: object = None
+        try:
+            found = find_files(tmp_path, pattern)
+        except UserError as error:  # what is a pattern depends on the Python version
+            found = str(error)
+        assert found == [] or "is no pattern for file names" in str(found)
+
+
+def test_the_walk_for_text_files_sees_folders_and_skips_what_is_hidden_or_no_text(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/deep/c.jsonl.zst", ".git/x.txt", ".hidden.txt", "notes.md", "a/z.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in text_files(tmp_path)]
+    assert found == ["b.txt", "a/z.parquet", "a/deep/c.jsonl.zst"]
+
+
+ROWS = "".join(json.dumps({"text": f"row {number} " + "word " * number}) + "\n" for number in range(500)).encode()
+
+
+def compressed(kind: str) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    if kind == "gz":
+        return gzip.compress(ROWS)
+    if kind == "zst":
+        return zstandard.ZstdCompressor().compress(ROWS)
+    buffer = io.BytesIO()
+    table = pyarrow.Table.from_pylist([json.loads(line) for line in ROWS.splitlines()])
+    pyarrow.parquet.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "parquet"])
+def test_cut_and_corrupt_files_are_told_in_a_sentence_with_their_path(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("train.parquet" if kind == "parquet" else f"train.jsonl.{kind}")
+    whole = compressed(kind)
+    path.write_bytes(whole)
+    assert len(read(path, 10_000)[0]) == 500
+    for share in (0.0, 0.001, 0.3, 0.6, 0.9, 0.999):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(UserError, match=r"train.* (cannot be read|is damaged) .*: use a whole copy of it\.$"):
+            read(path, 10_000)
+    for content in (b"plain text, not compressed", whole[:40] + b"\xff" * 40 + whole[80:]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="use a whole copy of it"):
+            read(path, 10_000)
+
+
+def test_zstd_files_of_several_frames_are_read_to_the_end_of_the_last(tmp_path: Path) -> None:
+    import zstandard
+
+    path = tmp_path / "train.jsonl.zst"
+    lines = ROWS.splitlines(keepends=True)
+    skippable = b"\x50\x2a\x4d\x18\x05\x00\x00\x00" + b"hello"
+    frames = [zstandard.ZstdCompressor().compress(b"".join(lines[i : i + 50])) for i in range(0, 500, 50)]
+    path.write_bytes(skippable + b"".join(frames) + skippable)
+    assert len(read(path, 10_000)[0]) == 500
+    path.write_bytes(b"".join(frames)[:-3])
+    with pytest.raises(UserError, match="cut off"):
+        read(path, 10_000)
+    path.write_bytes(b"".join(frames) + b"garbage")
+    with pytest.raises(UserError, match="use a whole copy of it"):
+        read(path, 10_000)
+
+
+def test_a_zstd_file_that_swells_does_not_fill_the_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    import zstandard
+
+    path = tmp_path / "train.jsonl.zst"
+    compressor = zstandard.ZstdCompressor(level=3).compressobj()
+    zeros = bytes(2**20)
+    path.write_bytes(b"".join(compressor.compress(zeros) for _ in range(300)) + compressor.flush())
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    texts, bad = read(path, 1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert texts == []
+    assert bad.counts == {"over-long": 1}
+    assert peak < 100 * 2**20
+
+
+def test_a_file_that_may_not_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text("text")
+    generator = read_file(path, TEXT, 1000, BadRows())
+    path.unlink()
+    with pytest.raises(UserError, match=r"train.txt: No such file"):
+        next(generator)
+
+
+def test_control_characters_are_text_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"text": "a\0b\x1b[31m\u202e\x7f"}) + "\n")
+    assert read(path)[0] == ["a\0b\x1b[31m\u202e\x7f"]
+
+
+WITHOUT_FIELD = ["", "{", "}}{{", "{}", "{0}", "{text!r}", "{text:>9999999}", "\0", "{" * 5000]
+WITH_FIELD = ["{text}" * 5000, "\ud800{text}", "{text}\x1b", "%s {text} %(text)s", "{text}{missing}", "{{text}}"]
+
+
+@pytest.mark.parametrize("template", WITHOUT_FIELD + WITH_FIELD, ids=lambda template: repr(template)[:20])
+def test_absurd_templates_give_documents_bad_rows_or_a_sentence(tmp_path: Path, template: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"text": "word " * 100}) + "\n")
+    if template in WITHOUT_FIELD:
+        with pytest.raises(UserError, match="names no field"):
+            text_format(template)
+        return
+    bad = BadRows()
+    documents = list(read_file(path, text_format(template), 10_000, bad))
+    assert len(documents) + bad.total() == 1
+
+
+def test_a_template_that_names_a_field_a_thousand_times_does_not_fill_the_memory() -> None:
+    with pytest.raises(BadRow, match="over-long"):
+        text_format("{text}" * 100_000)({"text": "x" * 1_000_000}, 1_000_000)
 
 
 def test_templates_fill_in_fields_and_interpret_nothing_else() -> None:

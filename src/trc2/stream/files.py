@@ -5,28 +5,63 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trc2.errors import UserError
+from trc2.errors import UserError, brief
+from trc2.files import reading
 from trc2.stream.document import BadRows, Document
 from trc2.stream.formats import BadRow, Format
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 SUFFIXES = (".jsonl", ".txt", ".parquet")
 COMPRESSED = (".gz", ".zst")
 TEXT_DOCUMENT_BYTES = 16_384
+MAX_WALK = 10_000
+# A byte of zstd can stand for 40 kB of text, and what comes out of one piece is held at once.
+ZSTD_PIECE = 1024
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
-    """Files of one split: an exact name, a glob, or a stem such as `train` with any known ending."""
+    """Files of one split: an exact name, a glob, or a stem such as `train` with any known ending.
+
+    After a stem comes no letter: `train` finds train.txt, train-2.jsonl.gz and train/*, but not training.txt.
+    """
     if (root / pattern).is_file():
         return [root / pattern]
     if any(sign in pattern for sign in "*?["):
-        return sorted(path for path in root.glob(pattern) if path.is_file())
-    found = [path for path in root.glob(f"{pattern}*") if path.is_file() and kind_of(path) is not None]
-    inside = [path for path in (root / pattern).rglob("*") if path.is_file() and kind_of(path) is not None]
-    return sorted(found + inside)
+        try:
+            return sorted(path for path in root.glob(pattern) if path.is_file())
+        except ValueError as error:
+            raise UserError(
+                f"'{pattern}' is no pattern for file names ({brief(error)}): use one like '*.txt'."
+            ) from None
+    found = [path for path in (root / pattern).rglob("*") if path.is_file() and kind_of(path) is not None]
+    stem = Path(pattern).name
+    beside = (root / pattern).parent
+    if stem and beside.is_dir():
+        for path in beside.iterdir():
+            rest = path.name.removeprefix(stem)
+            if rest not in ("", path.name) and not rest[0].isalpha() and kind_of(path) is not None and path.is_file():
+                found.append(path)
+    return sorted(found)
+
+
+def text_files(root: Path) -> Iterator[Path]:
+    """Files of a known kind below a folder, hidden ones left out; only the first names of a very large one are seen."""
+    seen = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and kind_of(Path(name)) is not None:
+                yield Path(folder) / name
+        seen += len(folders) + len(names)
+        if seen > MAX_WALK:
+            return
 
 
 def kind_of(path: Path) -> str | None:
@@ -38,16 +73,17 @@ def kind_of(path: Path) -> str | None:
 def read_file(path: Path, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
     """Documents of one file in order; rows that are none go to `bad` with their line."""
     kind = kind_of(path)
-    if kind == ".parquet":
-        yield from _read_parquet(path, render, max_bytes, bad)
-        return
-    with _open(path) as file:
-        if kind == ".jsonl":
-            yield from _read_json_lines(file, path.name, render, max_bytes, bad)
-        elif kind == ".txt":
-            yield from _read_text(file, path.name, max_bytes, bad)
-        else:
-            raise UserError(f"{path} is of no known kind: use {', '.join(SUFFIXES)}, also with .gz or .zst.")
+    if kind is None:
+        raise UserError(f"{path} is of no known kind: use {', '.join(SUFFIXES)}, also with .gz or .zst.")
+    with reading(path, "use a whole copy of it"):
+        if kind == ".parquet":
+            yield from _read_parquet(path, render, max_bytes, bad)
+            return
+        with _open(path) as file:
+            if kind == ".jsonl":
+                yield from _read_json_lines(file, path.name, render, max_bytes, bad)
+            else:
+                yield from _read_text(file, path.name, max_bytes, bad)
 
 
 def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
@@ -55,7 +91,7 @@ def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRow
     try:
         if not isinstance(row, dict):
             raise BadRow("not an object")
-        text = render(row)
+        text = render(row, max_bytes)
         if len(text.encode(errors="surrogatepass")) > max_bytes:
             raise BadRow("over-long")
         text.encode()  # lone surrogates, which JSON can smuggle in, are not text
@@ -134,14 +170,50 @@ def _read_parquet(path: Path, render: Format, max_bytes: int, bad: BadRows) -> I
 
 
 def _open(path: Path) -> BinaryIO:
+    if path.suffix not in COMPRESSED:
+        return path.open("rb")
+    if path.stat().st_size == 0:
+        raise EOFError("the file is empty, which no compressed file is")
     if path.suffix == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(
-                f"{path.name} is zstd-compressed, which needs zstandard: pip install 'trc2[data]'."
-            ) from None
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb")))
-    return path.open("rb")
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(f"{path.name} is zstd-compressed, which needs zstandard: pip install 'trc2[data]'.") from None
+    return io.BufferedReader(_ZstdFile(path.open("rb"), zstandard.ZstdDecompressor()))
+
+
+class _ZstdFile(io.RawIOBase):
+    """The text of all frames of a .zst file; unlike zstandard's own reader it tells when the last one is cut off."""
+
+    def __init__(self, file: BinaryIO, decompressor: Any) -> None:
+        self._file = file
+        self._decompressor = decompressor
+        self._frame = decompressor.decompressobj()
+        self._ready = memoryview(b"")
+        self._has_begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        target = memoryview(buffer).cast("B")
+        while not self._ready:
+            compressed = self._frame.unused_data if self._frame.eof else b""
+            compressed = compressed or self._file.read(ZSTD_PIECE)
+            if not compressed:
+                if self._has_begun and not self._frame.eof:
+                    raise EOFError("the compressed text is cut off")
+                return 0
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._has_begun = True
+            self._ready = memoryview(self._frame.decompress(compressed))
+        count = min(len(target), len(self._ready))
+        target[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
