@@ -36,7 +36,7 @@ def test_splits_a_dataset_does_not_have_are_carved_or_empty(tmp_path: Path) -> N
 
 
 def test_datasets_that_cannot_be_had_are_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="cannot be loaded"):
         texts(DatasetSource(TaskConfig(name="x", dataset="nobody/nothing-at-all")), "train")
     write_task(tmp_path, "one", ["a"])
@@ -53,3 +53,88 @@ def test_the_data_root_decides_between_folder_and_dataset(tmp_path: Path) -> Non
         TaskConfig(name="x")
     with pytest.raises(UserError, match="appears twice"):
         StreamConfig(tasks=[task.model_dump(), task.model_dump()])
+
+
+def test_files_that_no_split_takes_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "news"
+    for name in ("train.txt", "training.txt", "a.txt", "more/b.jsonl.gz", "README.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    source = FileSource(TaskConfig(name="news", folder="news"), folder)
+    assert source.remarks() == [
+        "news: 3 files are in no split and were ignored (first: a.txt): name them by splits.train, "
+        "e.g. splits.train='*.txt'."
+    ]
+    by_pattern = TaskConfig(name="news", folder="news", splits={"train": "*.txt", "validation": None})
+    assert FileSource(by_pattern, folder).remarks() == [
+        "news: more/b.jsonl.gz is in no split and was ignored: name it by splits.train, "
+        "e.g. splits.train='**/*.jsonl.gz'."
+    ]
+    one_file = TaskConfig(name="news", folder="news", splits={"train": "a.txt", "validation": None})
+    assert FileSource(one_file, folder).remarks() == []
+
+
+def test_a_folder_without_train_files_names_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "training.txt").write_text("text")
+    source = FileSource(TaskConfig(name="news", folder="news"), tmp_path)
+    with pytest.raises(UserError, match=r"but 1 of other names \(first: training.txt\).*splits.train, e.g. '\*.txt'\."):
+        texts(source, "train")
+
+
+@pytest.mark.parametrize("documents", range(2, 12))
+@pytest.mark.parametrize("kind", ["files", "dataset"])
+def test_validation_is_carved_out_of_however_few_documents(tmp_path: Path, documents: int, kind: str) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=documents)
+    (tmp_path / "one" / "validation.jsonl").unlink()
+    if kind == "files":
+        source: FileSource | DatasetSource = FileSource(TaskConfig(name="one", folder="one"), tmp_path / "one")
+    else:
+        source = DatasetSource(TaskConfig(name="one", dataset=str(tmp_path / "one")))
+    train, held = texts(source, "train"), texts(source, "validation")
+    assert train
+    assert held
+    assert len(train) + len(held) == documents
+
+
+def test_one_train_document_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("Only one document.")
+    source = FileSource(TaskConfig(name="one", folder="one"), tmp_path)
+    for split in ("train", "validation"):
+        with pytest.raises(UserError, match=r"'one' has only one train document .*: put a validation.txt or"):
+            texts(source, split)
+    assert texts(FileSource(TaskConfig(name="one", folder="one", holdout=0.0), tmp_path), "train")
+
+
+def test_bad_rows_of_a_carved_split_are_counted_once(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=60)
+    (tmp_path / "one" / "validation.jsonl").unlink()
+    with (tmp_path / "one" / "train.jsonl").open("a") as file:
+        file.write("no json\n" * 3)
+    source = FileSource(TaskConfig(name="one", folder="one"), tmp_path / "one")
+    counts = []
+    for split in ("train", "validation"):
+        bad = BadRows()
+        assert list(source.documents(split, bad))
+        counts.append(bad.total())
+    assert counts == [3, 0]
+
+
+def test_a_dataset_that_breaks_while_it_is_read_is_told_in_a_sentence(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=20)
+    (tmp_path / "one" / "train.jsonl").write_text('{"text": "one"}\n{"text": [[[\n')
+    source = DatasetSource(TaskConfig(name="one", dataset=str(tmp_path / "one"), streaming=True))
+    with pytest.raises(UserError, match="cannot be loaded"):
+        texts(source, "train")
+
+
+def test_home_folders_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_task(tmp_path / "data", "one", ["a"])
+    for root, folder in (("~/data", "one"), (None, "~/data/one")):
+        stream = StreamConfig(tasks=[{"name": "x", "folder": folder}], data_root=root)
+        source = source_of(stream.tasks[0], stream)
+        assert isinstance(source, FileSource)
+        assert len(texts(source, "train")) == 60
+    nobody = StreamConfig(tasks=[{"name": "x", "folder": "one"}], data_root="~nobody-of-this-name/data")
+    with pytest.raises(UserError, match="home folder of nobody here"):
+        source_of(nobody.tasks[0], nobody)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from trc2.config import StreamConfig, TaskConfig
-from trc2.errors import UserError, did_you_mean
+from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
+from trc2.stream.cache import expanded
 from trc2.stream.document import BadRows, Document
-from trc2.stream.files import find_files, read_file, render_row
+from trc2.stream.files import COMPRESSED, TEXT_DOCUMENT_BYTES, find_files, kind_of, read_file, render_row, text_files
 from trc2.stream.formats import text_format
+from trc2.stream.holdout import Holdout, OnlyOneDocument
 
 SPLITS = ("train", "validation", "test")
 
@@ -29,13 +32,17 @@ class Source(Protocol):
         """Changes whenever the documents might; cheap to compute."""
         ...
 
+    def remarks(self) -> list[str]:
+        """What a user should know about the source before training on it."""
+        ...
+
 
 def source_of(task: TaskConfig, stream: StreamConfig) -> Source:
     """The source a task names, with held-out validation where it brings none."""
     if task.builtin is not None:
         return BuiltinSource(task.builtin)
     if task.folder is not None and (stream.data_root is not None or task.dataset is None):
-        return FileSource(task, (stream.data_root or Path()).expanduser() / task.folder)
+        return FileSource(task, expanded(stream.data_root or Path()) / expanded(task.folder))
     return DatasetSource(task)
 
 
@@ -49,6 +56,9 @@ class BuiltinSource:
     def identity(self) -> dict[str, Any]:
         version = importlib.metadata.version("trc2")
         return {"kind": "builtin", "corpus": self.corpus, "python": platform.python_version(), "trc2": version}
+
+    def remarks(self) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True)
@@ -68,19 +78,31 @@ class FileSource:
         return [] if pattern is None else find_files(self.root, pattern)
 
     def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
+        if split == "test" or self.files("validation"):
+            return self._read(split, bad)
+        if split == "train":
+            return self._holdout.kept(self._read("train", bad))
+        return self._holdout.held_out(self._read("train", BadRows()))  # train has counted the bad rows already
+
+    @cached_property
+    def _holdout(self) -> Holdout:
+        try:
+            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
+        except OnlyOneDocument:
+            raise UserError(
+                f"Task '{self.task.name}' has only one train document in {self.root}, so none can be held out for "
+                "validation: put a validation.txt or validation.jsonl there, or more train text (a .txt file is one "
+                f"document up to {TEXT_DOCUMENT_BYTES // 1024} KB)."
+            ) from None
+
+    def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
+        """All documents in the files of a split."""
         render = text_format(self.task.format)
         files = self.files(split)
-        carved = not files and split == "validation"
-        if not files and split == "train":
-            raise UserError(
-                f"Task '{self.task.name}' has no train files in {self.root}: put train.jsonl, train.txt or "
-                "train.parquet there, or set its splits.train."
-            )
-        held_out = carved or (split == "train" and not self.files("validation"))
-        for path in self.files("train") if carved else files:
-            for document in read_file(path, render, self.task.max_document_bytes, bad):
-                if not held_out or is_held_out(document.where, self.task.holdout) == carved:
-                    yield document
+        if split == "train" and not files:
+            raise UserError(self._no_train_files())
+        for path in files:
+            yield from read_file(path, render, self.task.max_document_bytes, bad)
 
     def identity(self) -> dict[str, Any]:
         listing = [
@@ -89,6 +111,39 @@ class FileSource:
             for path in self.files(split)
         ]
         return {"kind": "files", "files": listing}
+
+    def remarks(self) -> list[str]:
+        """Text that lies there and is not read; where train is one file by its exact name, that is what was wanted."""
+        if (self.root / self.task.splits.train).is_file():
+            return []
+        ignored = self._ignored()
+        if not ignored:
+            return []
+        if len(ignored) == 1:
+            what = f"{ignored[0]} is in no split and was ignored: name it"
+        else:
+            what = f"{len(ignored)} files are in no split and were ignored (first: {ignored[0]}): name them"
+        return [f"{self.task.name}: {what} by splits.train, e.g. splits.train='{_pattern_for(ignored[0])}'."]
+
+    def _ignored(self) -> list[Path]:
+        """Files of a known kind below the folder that no split takes."""
+        taken = {path for split in SPLITS for path in self.files(split)}
+        return [path.relative_to(self.root) for path in text_files(self.root) if path not in taken]
+
+    def _no_train_files(self) -> str:
+        sentence = f"Task '{self.task.name}' has no train files in {self.root}"
+        if not (ignored := self._ignored()):
+            return f"{sentence}: put train.jsonl, train.txt or train.parquet there, or set its splits.train."
+        return (
+            f"{sentence}, but {len(ignored)} of other names (first: {ignored[0]}): call them train.jsonl, train-1.txt "
+            f"and so on, or set its splits.train, e.g. '{_pattern_for(ignored[0])}'."
+        )
+
+
+def _pattern_for(path: Path) -> str:
+    """A pattern that finds a file and others like it."""
+    ending = f"{kind_of(path)}{path.suffix if path.suffix in COMPRESSED else ''}"
+    return f"{'' if path.parent == Path() else '**/'}*{ending}"
 
 
 @dataclass(frozen=True)
@@ -99,37 +154,46 @@ class DatasetSource:
 
     def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
         """A split the dataset does not have is carved out of train (validation) or left empty (test)."""
-        known = self._known_splits()
+        if split == "test" or self.task.splits.validation in self._known_splits:
+            return self._read(split, bad)
+        if split == "train":
+            return self._holdout.kept(self._read("train", bad))
+        return self._holdout.held_out(self._read("train", BadRows()))
+
+    @cached_property
+    def _holdout(self) -> Holdout:
+        try:
+            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
+        except OnlyOneDocument:
+            raise UserError(
+                f"The dataset '{self.task.dataset}' has one train document and no split "
+                f"'{self.task.splits.validation}', so none can be held out for validation: choose a larger one."
+            ) from None
+
+    def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
         name = getattr(self.task.splits, split)
-        has_validation = self.task.splits.validation in known
-        carved = split == "validation" and not has_validation
-        if name not in known and not carved:
+        if name not in self._known_splits:
             if split == "train":
                 raise UserError(
-                    f"The dataset '{self.task.dataset}' has no split '{name}': {did_you_mean(str(name), known)}"
+                    f"The dataset '{self.task.dataset}' has no split '{name}': "
+                    f"{did_you_mean(str(name), self._known_splits)}"
                 )
             return
-        source = self.task.splits.train if carved else name
-        held_out = carved or (split == "train" and not has_validation)
         render = text_format(self.task.format)
-        for number, row in enumerate(self._load(source)):
-            where = f"{self.task.dataset}/{source}:{number}"
-            if held_out and is_held_out(where, self.task.holdout) != carved:
-                continue
-            yield from render_row(row, where, render, self.task.max_document_bytes, bad)
+        with self._asking() as datasets:
+            rows = datasets.load_dataset(self.task.dataset, self.task.subset, split=name, streaming=self.task.streaming)
+            for number, row in enumerate(rows):
+                where = f"{self.task.dataset}/{name}:{number}"
+                yield from render_row(row, where, render, self.task.max_document_bytes, bad)
 
+    @cached_property
     def _known_splits(self) -> list[str]:
-        return self._ask(lambda datasets: list(datasets.get_dataset_split_names(self.task.dataset, self.task.subset)))
+        with self._asking() as datasets:
+            return list(datasets.get_dataset_split_names(self.task.dataset, self.task.subset))
 
-    def _load(self, split: str) -> Any:
-        return self._ask(
-            lambda datasets: datasets.load_dataset(
-                self.task.dataset, self.task.subset, split=split, streaming=self.task.streaming
-            )
-        )
-
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Ask the datasets library; whatever goes wrong there is one sentence here."""
+    @contextmanager
+    def _asking(self) -> Iterator[Any]:
+        """The datasets library; whatever goes wrong there is one sentence here."""
         try:
             import datasets
         except ImportError:
@@ -138,22 +202,20 @@ class DatasetSource:
                 "pip install 'trc2[data]', or set stream.data_root to local files."
             ) from None
         try:
-            return question(datasets)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            reason = " ".join(str(error).split())[:200]
+            yield datasets
+        except UserError:
+            raise
+        except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
             raise UserError(
-                f"The dataset '{self.task.dataset}' ({self.task.subset}) cannot be loaded: {reason}; check its name "
-                "and the network, or set stream.data_root to local files."
+                f"The dataset '{self.task.dataset}' ({self.task.subset}) cannot be loaded: {brief(error, 200)}; check "
+                "its name and the network, or set stream.data_root to local files."
             ) from None
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "dataset", "id": self.task.dataset, "subset": self.task.subset}
 
-
-def is_held_out(where: str, share: float) -> bool:
-    """A fixed share of documents, chosen by where they stand."""
-    place = int.from_bytes(hashlib.blake2b(where.encode(), digest_size=8).digest(), "big") / 2**64
-    return place < share
+    def remarks(self) -> list[str]:
+        return []
 
 
 def check_task_names(wanted: list[str], known: list[str]) -> None:

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from trc2.stream.document import Document
+from trc2.stream.holdout import Holdout, OnlyOneDocument, place_of
+
+
+def corpus(count: int, name: str = "train.jsonl") -> list[Document]:
+    return [Document(f"text {number}", f"{name}:{number}") for number in range(1, count + 1)]
+
+
+def parts(documents: list[Document], share: float) -> tuple[list[Document], list[Document]]:
+    rule = Holdout.of(documents, share)
+    return list(rule.kept(documents)), list(rule.held_out(documents))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["train.jsonl", "a.txt", "b.parquet"])
+def test_both_sides_have_a_document_whatever_their_number(share: float, name: str) -> None:
+    for count in range(2, 40):
+        kept, held = parts(corpus(count, name), share)
+        assert kept
+        assert held
+        assert sorted(d.where for d in kept + held) == sorted(d.where for d in corpus(count, name))
+
+
+def test_where_chance_gives_both_sides_something_it_alone_decides() -> None:
+    documents = corpus(400)
+    kept, held = parts(documents, 0.05)
+    assert held == [document for document in documents if place_of(document.where) < 0.05]
+    assert [document.text for document in held][:3] == ["text 7", "text 60", "text 64"]  # as runs of old had it
+    assert len(kept) + len(held) == 400
+
+
+def test_documents_added_later_move_no_earlier_one() -> None:
+    before, after = parts(corpus(300), 0.05)[1], parts(corpus(500), 0.05)[1]
+    assert after[: len(before)] == before
+
+
+def test_documents_of_one_place_are_told_apart_by_their_order() -> None:
+    documents = [Document(f"text {number}", "page.txt:1") for number in range(5)]
+    kept, held = parts(documents, 0.05)
+    assert (len(kept), len(held)) == (4, 1)
+
+
+def test_a_large_corpus_is_not_read_to_its_end() -> None:
+    read = 0
+
+    def endless() -> Iterator[Document]:
+        nonlocal read
+        while True:
+            read += 1
+            yield Document("text", f"train.jsonl:{read}")
+
+    Holdout.of(endless(), 0.05)
+    assert read < 200
+    before = read
+    assert list(Holdout.of(endless(), 0.0).held_out(endless())) == []
+    assert read == before
+
+
+def test_nothing_is_held_out_of_nothing_or_if_nothing_is_asked_for() -> None:
+    assert parts([], 0.05) == ([], [])
+    assert parts(corpus(1), 0.0) == (corpus(1), [])
+    with pytest.raises(OnlyOneDocument):
+        Holdout.of(corpus(1), 0.05)
+
+
+def test_places_are_spread_evenly_also_for_names_that_are_not_utf_8() -> None:
+    chance = random.Random(0)
+    places = [place_of(f"\udcff{chance.random()}") for _ in range(4000)]
+    assert all(0 <= place < 1 for place in places)
+    assert abs(sum(place < 0.25 for place in places) / 4000 - 0.25) < 0.03
