@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trc2.config import TokenizerConfig
-from trc2.errors import UserError
+from trc2.errors import UserError, brief
+from trc2.files import reading
+from trc2.stream.cache import expanded
 
 END_OF_TEXT = "<|endoftext|>"
+PIECE = 64  # characters
+# What the pre-tokenizer may take for one word: letters and digits, or other signs, or spaces.
+KINDS = (r"[^\W_]", r"(?:[^\w\s]|[_\x1c-\x1f])", r"\s")
+# Looking only at the start of a run keeps the search linear; nearly all texts are not even suspect.
+OVERLONG = re.compile("|".join(f"(?<!{kind}){kind}{{1000,}}" for kind in KINDS))
+SUSPECT = re.compile(r"(?<![^ \n])[^ \n]{1000,}|(?<!\s)\s{1000,}")
 
 
 class Tokenizer:
-    """Text to ids and back, with one token that ends a document."""
+    """Text to ids and back, all of it, with one token that ends a document.
 
-    def __init__(self, backend: tokenizers.Tokenizer, end_of_text: int) -> None:
+    A saved tokenizer may ask for its text to be cut off or filled up to some length: neither is done. Special tokens
+    inside a text are text like any other, unless `special_in_text`.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, special_in_text: bool = False) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = not special_in_text
         self.backend = backend
-        self.end_of_text = end_of_text
+        self.end_of_text = _end_of_text(backend)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        return int(self.backend.get_vocab_size(with_added_tokens=True))
+        """One more than the largest id; a saved tokenizer may leave ids out."""
+        return max(int(self.backend.get_vocab_size()), 1 + max(self.backend.get_vocab().values()))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text; the library uses all cores."""
-        return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+        try:
+            return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+        except Exception as error:  # the library has no error of its own
+            raise UserError(f"The tokenizer cannot encode this text ({brief(error)}): choose another one.") from error
 
     def decode(self, ids: list[int]) -> str:
         return str(self.backend.decode(ids, skip_special_tokens=False))
@@ -39,10 +60,23 @@ class Tokenizer:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
+    @property
+    def special_in_text(self) -> bool:
+        return not self.backend.encode_special_tokens
+
+    def reading_special(self, special_in_text: bool) -> Tokenizer:
+        """The same tokenizer with special tokens in a text read as such, or as text; it is not kept in the JSON."""
+        return self if special_in_text == self.special_in_text else self.from_json(self.to_json(), special_in_text)
+
     @classmethod
-    def from_json(cls, text: str) -> Tokenizer:
-        backend = tokenizers.Tokenizer.from_str(text)
-        return cls(backend, _end_of_text(backend))
+    def from_json(cls, text: str, special_in_text: bool = False) -> Tokenizer:
+        return cls(tokenizers.Tokenizer.from_str(text), special_in_text=special_in_text)
+
+    @classmethod
+    def read(cls, path: Path) -> Tokenizer:
+        """From a tokenizer.json; a damaged one is told in a sentence."""
+        with reading(path, "restore it from a copy, or choose another tokenizer"):
+            return cls.from_json(path.read_text(encoding="utf-8"))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -56,25 +90,38 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, _end_of_text(backend))
+    backend.train_from_iterator((piece for text in texts for piece in without_overlong_words(text)), trainer)
+    return Tokenizer(backend)
+
+
+def without_overlong_words(text: str) -> Iterator[str]:
+    """A text, cut where it has a word of a thousand characters or more: BPE is trained in the square of a word's size.
+
+    Only for training; what such a word is cut into is no worse a sample of it.
+    """
+    start = 0
+    for run in OVERLONG.finditer(text) if SUSPECT.search(text) else ():
+        yield text[start : run.start()]
+        for begin in range(run.start(), run.end(), PIECE):
+            yield text[begin : min(begin + PIECE, run.end())]
+        start = run.end()
+    yield text[start:]
 
 
 def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer:
     """A tokenizer.json from a folder, here or below the data root, or a Hugging Face name."""
     assert config.path is not None
-    for folder in (Path(config.path).expanduser(), (data_root or Path()).expanduser() / config.path):
+    for folder in (expanded(config.path), expanded(data_root or Path()) / config.path):
         if (folder / "tokenizer.json").is_file():
-            return Tokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            return Tokenizer.read(folder / "tokenizer.json")
     try:
         backend = tokenizers.Tokenizer.from_pretrained(config.path)
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
         raise UserError(
             f"There is no tokenizer '{config.path}': no folder with a tokenizer.json has this name, and the hub says: "
-            f"{reason}"
+            f"{brief(error)}."
         ) from None
-    return Tokenizer(backend, _end_of_text(backend))
+    return Tokenizer(backend)
 
 
 def _end_of_text(backend: tokenizers.Tokenizer) -> int:
