@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +12,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_task
-from trc2.config import RunConfig, StreamConfig
+from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.stream.overlap import NGRAM, ngram_hashes
-from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.stream.prepare import PreparedStream, prepare_stream, prepare_task
+from trc2.stream.sources import FileSource
+from trc2.stream.tokenizer import END_OF_TEXT, train_bpe
 
 
 def stream(root: Path, **changes: object) -> StreamConfig:
@@ -117,7 +122,142 @@ def test_missing_text_is_told_in_a_sentence(tmp_path: Path, prepare: Callable[[P
 
 
 def test_a_tokenizer_that_does_not_exist_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     write_task(tmp_path, "one", ["a"])
     with pytest.raises(UserError, match="There is no tokenizer 'nowhere/nothing'"):
         prepare_stream(stream(tmp_path, tokenizer={"path": "nowhere/nothing"}))
+
+
+def test_packed_tokens_that_are_not_what_was_written_are_packed_again(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"])
+    first = prepare_stream(stream(tmp_path))
+    folder = first.tasks["one"].folder
+    for name in ("train.tokens", "validation.documents", "test.tokens"):
+        path = folder / name
+        whole, times = path.read_bytes(), path.stat()
+        path.write_bytes(whole[::-1])
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        again = prepare_stream(stream(tmp_path))
+        assert path.read_bytes() == whole
+        assert again.fingerprint() == first.fingerprint()
+        assert again.tasks["one"].messages == (
+            "The packed tokens of one in the cache were damaged and are packed again.",
+        )
+        assert prepare_stream(stream(tmp_path)).tasks["one"].messages == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"key": 1}', b'{"checksum": "x"}', None])
+@pytest.mark.parametrize(
+    "name", ["tasks/*/manifest.json", "tasks/*/verified.json", "tokenizers/*.json", "overlap/*.json"]
+)
+def test_damaged_files_of_the_cache_are_made_again(tmp_path: Path, name: str, content: bytes | None) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=5)
+    first = prepare_stream(stream(tmp_path))
+    (path,) = (tmp_path / "cache").glob(name)
+    whole = path.read_bytes()
+    if content is None:  # still what it was in kind, but not in content
+        content = whole.replace(b"1", b"2")
+    path.write_bytes(content)
+    again = prepare_stream(stream(tmp_path))
+    assert again.fingerprint() == first.fingerprint()
+    assert again.overlap == first.overlap
+    assert json.loads(path.read_bytes()).keys() == json.loads(whole).keys()
+
+
+def test_the_fingerprint_is_what_it_always_was(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=20)
+    (tmp_path / "one" / "validation.jsonl").unlink()
+    prepared = prepare_stream(stream(tmp_path))
+    content = {
+        "tokenizer": prepared.tokenizer.fingerprint(),
+        "tasks": {"one": {split: info.sha256 for split, info in prepared.tasks["one"].splits.items()}},
+    }
+    assert prepared.fingerprint() == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    for split, info in prepared.tasks["one"].splits.items():
+        tokens = (prepared.tasks["one"].folder / f"{split}.tokens").read_bytes()
+        assert info.sha256 == hashlib.sha256(tokens).hexdigest()
+    assert prepared.describe()["schema"] == 1
+
+
+def test_the_cache_follows_the_umask(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=5)
+    earlier = os.umask(0o027)
+    try:
+        folder = prepare_stream(stream(tmp_path)).tasks["one"].folder
+    finally:
+        os.umask(earlier)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert stat.S_IMODE((folder / "train.tokens").stat().st_mode) == 0o640
+
+
+def test_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=5)
+    first = prepare_stream(stream(tmp_path))
+    (first.tasks["one"].folder / "verified.json").unlink()
+    before = sorted((tmp_path / "cache").rglob("*"))
+
+    def refuse(path: Path, content: bytes) -> None:  # root may write anywhere, so permissions cannot be tried out
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("trc2.stream.cache.write_atomically", refuse)
+    again = prepare_stream(stream(tmp_path))
+    assert again.fingerprint() == first.fingerprint()
+    assert sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def test_what_was_skipped_and_ignored_is_in_the_messages_also_the_second_time(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=5)
+    with (tmp_path / "one" / "train.jsonl").open("a") as file:
+        file.write("no json\n")
+    for name in ("a.txt", "training.txt"):
+        (tmp_path / "one" / name).touch()
+    for _ in range(2):
+        messages = prepare_stream(stream(tmp_path)).tasks["one"].messages
+        assert messages == (
+            "one/train: 1 rows were skipped: 1 not JSON (first at train.jsonl:6).",
+            "one: 2 files are in no split and were ignored (first: a.txt): name them by splits.train, "
+            "e.g. splits.train='*.txt'.",
+        )
+    (tmp_path / "one" / "b.txt").touch()  # packs nothing anew, but is told
+    assert "one: 3 files" in prepare_stream(stream(tmp_path)).tasks["one"].messages[1]
+
+
+def test_one_file_by_its_exact_name_tells_its_bad_rows_and_nothing_of_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("a neighbour")
+    path = tmp_path / "a[1].jsonl"
+    path.write_text('{"text": "one"}\nno json\n')
+    splits = {"train": path.name, "validation": None, "test": None}
+    task = TaskConfig(name="file", folder=".", splits=splits, holdout=0.0)
+    tokenizer = train_bpe(["one two three"], 300)
+    for _ in range(2):
+        prepared = prepare_task(task, FileSource(task, tmp_path), tokenizer, tmp_path / "cache")
+        assert prepared.splits["train"].documents == 1
+        assert prepared.messages == ("file/train: 1 rows were skipped: 1 not JSON (first at a[1].jsonl:2).",)
+
+
+def test_a_damaged_source_file_is_told_in_a_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=5)
+    content = gzip.compress((tmp_path / "one" / "train.jsonl").read_bytes())
+    (tmp_path / "one" / "train.jsonl").unlink()
+    (tmp_path / "one" / "train.jsonl.gz").write_bytes(content[:-9])
+    tokenizer = train_bpe(["one two three"], 300)
+    with pytest.raises(UserError, match=r"train.jsonl.gz cannot be read"):
+        prepare_stream(stream(tmp_path), tokenizer=tokenizer)
+    assert [path.suffix for path in (tmp_path / "cache" / "tasks").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("brings_tokenizer", [False, True])
+def test_the_stream_says_how_special_tokens_are_read_and_the_cache_knows(
+    tmp_path: Path, brings_tokenizer: bool
+) -> None:
+    write_task(tmp_path, "one", ["a", "b"], documents=4)
+    with (tmp_path / "one" / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"text": f"one {END_OF_TEXT} two"}) + "\n")
+    mine = train_bpe(["one two three"], 300) if brings_tokenizer else None
+    ends = {}
+    for special in (False, True, False):
+        config = stream(tmp_path, tokenizer={"vocab_size": 300, "special_in_text": special})
+        prepared = prepare_stream(config, tokenizer=mine)
+        ends[special] = int((prepared.tasks["one"].tokens("train") == prepared.tokenizer.end_of_text).sum())
+        assert prepared.tokenizer.special_in_text == special
+    assert ends == {False: 5, True: 6}

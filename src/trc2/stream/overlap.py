@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trc2.files import write_atomically
+from trc2.stream.cache import CACHE_SCHEMA, Waiting, digest, remembered
 
 if TYPE_CHECKING:
     from trc2.stream.prepare import PreparedTask
@@ -32,15 +32,16 @@ def ngram_hashes(tokens: NDArray[Any]) -> NDArray[np.uint64]:
     return hashes
 
 
-def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path) -> dict[str, dict[str, float]]:
+def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path, waiting: Waiting) -> dict[str, dict[str, float]]:
     """Share of each evaluation split's n-grams found in each train split: {"task/validation": {"task": share}}."""
-    from trc2.stream.prepare import digest
+    checksums = [[name, {s: i.sha256 for s, i in task.splits.items()}] for name, task in sorted(tasks.items())]
+    key = digest([CACHE_SCHEMA, checksums])
+    return remembered(
+        cache / f"{key[:16]}.json", make=lambda: json.dumps(_measure(tasks)), read=json.loads, waiting=waiting
+    )
 
-    key = digest([[name, {s: i.sha256 for s, i in task.splits.items()}] for name, task in sorted(tasks.items())])
-    path = cache / f"{key[:16]}.json"
-    if path.is_file():
-        found: dict[str, dict[str, float]] = json.loads(path.read_text())
-        return found
+
+def _measure(tasks: dict[str, PreparedTask]) -> dict[str, dict[str, float]]:
     wanted = {
         f"{name}/{split}": np.unique(ngram_hashes(task.read_tokens(split, 0, MAX_EVAL_NGRAMS)))
         for name, task in tasks.items()
@@ -57,6 +58,4 @@ def overlap_matrix(tasks: dict[str, PreparedTask], cache: Path) -> dict[str, dic
                 seen[key] |= np.isin(eval_hashes, hashes, assume_unique=True)
         for key in wanted:
             matrix[key][name] = float(seen[key].mean())
-    cache.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(matrix).encode())
     return matrix

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,15 @@ from numpy.typing import NDArray
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.files import about, replace_folder, sync_folder, write_durably
+from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
 from trc2.stream.sources import SPLITS, Source, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
 
-SCHEMA = 1
+SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
+WAITING = "waiting for another process"  # told in place of a split
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once; this, not the corpus, decides peak memory
 
 Watch = Callable[[str, str, int, int], None]
@@ -39,6 +40,7 @@ class SplitInfo:
     bytes: int
     sha256: str
     bad_rows: dict[str, Any]
+    documents_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,67 +111,80 @@ def prepare_stream(
     stream: StreamConfig, watch: Watch = lambda *_: None, tokenizer: Tokenizer | None = None
 ) -> PreparedStream:
     """Make, or find again, the packed tokens of every task; a run that goes on brings its own tokenizer."""
-    cache = stream.cache.expanduser()
+    cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
     tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
+    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text)
     tasks = {}
     for task in stream.tasks:
         tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
-    return PreparedStream(tasks, tokenizer, overlap_matrix(tasks, cache / "overlap"))
+    overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
+    return PreparedStream(tasks, tokenizer, overlap)
 
 
 def prepare_task(
     task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda *_: None
 ) -> PreparedTask:
-    """Pack one task unless the cache holds it already."""
+    """Pack one task unless the cache holds it already, whole."""
     key = digest(
         {
-            "schema": SCHEMA,
+            "schema": CACHE_SCHEMA,
             "source": source.identity(),
             "settings": task.model_dump(mode="json", exclude={"steps", "license"}),
             "tokenizer": tokenizer.fingerprint(),
+            "special_in_text": tokenizer.special_in_text,
         }
     )
     folder = cache / "tasks" / f"{task.name}-{key[:16]}"
-    if (found := _read_manifest(folder, key)) is not None:
-        return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{task.name}-", dir=folder.parent))
+    remarks = source.remarks()
+    prepared = _open_task(folder, key)
+    if prepared is None:
+        with sole_maker(folder, lambda: watch(task.name, WAITING, 0, 0)):
+            prepared = _open_task(folder, key)
+            if prepared is None:
+                if folder.exists():
+                    remarks.append(f"The packed tokens of {task.name} in the cache were damaged and are packed again.")
+                _pack_task(task, source, tokenizer, key, folder, watch)
+                prepared = _open_task(folder, key)
+    if prepared is None:
+        raise UserError(f"{folder} does not hold what was written to it: check the disk.")
+    return replace(prepared, messages=(*prepared.messages, *remarks))
+
+
+def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, folder: Path, watch: Watch) -> None:
+    """Pack all splits into a folder, which appears whole or not at all."""
+    partial = partial_of(folder)
+    partial.mkdir()
     try:
-        return _pack_task(task, source, tokenizer, key, partial, folder, watch)
+        manifest = _pack_splits(task, source, tokenizer, partial, watch)
+        manifest = {"schema": CACHE_SCHEMA, "key": key, **manifest}
+        content = {**manifest, "checksum": digest(manifest)}
+        write_durably(partial / "manifest.json", json.dumps(content, indent=2).encode())
+        sync_folder(partial)
+        replace_folder(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _pack_task(
-    task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, partial: Path, folder: Path, watch: Watch
-) -> PreparedTask:
+def _pack_splits(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder: Path, watch: Watch) -> dict[str, Any]:
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     splits, messages = {}, []
     for split in SPLITS:
         limit = task.max_train_bytes if split == "train" else task.max_eval_bytes
         bad = BadRows()
         documents = _limited_documents(source.documents(split, bad), limit)
-        splits[split] = _pack_split(documents, bad, partial / split, tokenizer, dtype, task.name, split, watch)
+        splits[split] = _pack_split(documents, bad, folder / split, tokenizer, dtype, task.name, split, watch)
         if bad.total():
             messages.append(f"{task.name}/{split}: {bad.sentence()}")
     if splits["train"].tokens == 0:
         raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
-    manifest = {
-        "schema": SCHEMA,
-        "key": key,
+    return {
         "name": task.name,
         "dtype": dtype,
         "splits": {split: asdict(info) for split, info in splits.items()},
         "source": {**source.identity(), "format": task.format, "license": task.license},
         "messages": messages,
     }
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    shutil.rmtree(folder, ignore_errors=True)  # a damaged earlier attempt
-    os.replace(partial, folder)
-    prepared = _read_manifest(folder, key)
-    assert prepared is not None
-    return prepared
 
 
 def _pack_split(
@@ -184,20 +199,26 @@ def _pack_split(
 ) -> SplitInfo:
     """Append ids document by document; exact duplicates are packed once."""
     count = tokens = size = 0
-    checksum = hashlib.sha256()
+    checksum, starts_checksum = hashlib.sha256(), hashlib.sha256()
     seen: set[bytes] = set()
-    with stem.with_suffix(".tokens").open("wb") as ids, stem.with_suffix(".documents").open("wb") as starts:
+    tokens_path, starts_path = stem.with_suffix(".tokens"), stem.with_suffix(".documents")
+    with about(tokens_path), tokens_path.open("wb") as ids, starts_path.open("wb") as starts:
         for texts in _batches(documents, seen, bad):
             size += sum(len(text.encode()) for text in texts)
             for encoded in tokenizer.encode_batch(texts):
                 content = np.asarray([*encoded, tokenizer.end_of_text], dtype=dtype).tobytes()
                 ids.write(content)
                 checksum.update(content)
-                starts.write(np.int64(tokens).tobytes())
+                start = np.int64(tokens).tobytes()
+                starts.write(start)
+                starts_checksum.update(start)
                 tokens += len(encoded) + 1
                 count += 1
             watch(task, split, count, tokens)
-    return SplitInfo(count, tokens, size, checksum.hexdigest(), bad.to_json())
+        for file in (ids, starts):
+            file.flush()
+            os.fsync(file.fileno())
+    return SplitInfo(count, tokens, size, checksum.hexdigest(), bad.to_json(), starts_checksum.hexdigest())
 
 
 def _batches(documents: Iterator[Document], seen: set[bytes], bad: BadRows) -> Iterator[list[str]]:
@@ -229,20 +250,20 @@ def _limited_documents(documents: Iterator[Document], max_bytes: int | None) -> 
         yield document
 
 
-def _read_manifest(folder: Path, key: str) -> PreparedTask | None:
-    """What a folder holds, or None if it is not whole."""
+def _open_task(folder: Path, key: str) -> PreparedTask | None:
+    """What a folder of the cache holds, or None if it is not there, or not as it was written."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return None
-    if manifest.get("key") != key:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        checksum = manifest.pop("checksum")
+        if manifest["key"] != key or checksum != digest(manifest):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     splits = {split: SplitInfo(**info) for split, info in manifest["splits"].items()}
-    width = np.dtype(manifest["dtype"]).itemsize
-    for split, info in splits.items():
-        path = folder / f"{split}.tokens"
-        if not path.is_file() or path.stat().st_size != info.tokens * width:
-            return None
+    checksums = {f"{split}.tokens": info.sha256 for split, info in splits.items()}
+    checksums |= {f"{split}.documents": info.documents_sha256 for split, info in splits.items()}
+    if not is_whole(folder, checksums):
+        return None
     return PreparedTask(
         manifest["name"], folder, manifest["dtype"], splits, manifest["source"], tuple(manifest["messages"])
     )
@@ -256,28 +277,26 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     tasks = sorted(stream.tasks, key=lambda task: task.name)
     key = digest(
         {
-            "schema": SCHEMA,
-            "config": config.model_dump(),
+            "schema": CACHE_SCHEMA,
+            "config": config.model_dump(exclude={"special_in_text"}),
             "tasks": [
                 [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
             ],
         }
     )
-    path = cache / "tokenizers" / f"{key[:16]}.json"
-    if path.is_file():
-        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
 
     def texts() -> Iterator[str]:
         for task in tasks:
             watch(task.name, "tokenizer", 0, 0)
             documents = sources[task.name].documents("train", BadRows())
-            yield from limited((document.text for document in documents), config.max_train_bytes)
+            for number, text in enumerate(limited((document.text for document in documents), config.max_train_bytes)):
+                yield text
+                if number % 100 == 99:
+                    watch(task.name, "tokenizer", number + 1, 0)
 
-    tokenizer = train_bpe(texts(), config.vocab_size)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, tokenizer.to_json().encode())
-    return tokenizer
-
-
-def digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return remembered(
+        cache / "tokenizers" / f"{key[:16]}.json",
+        make=lambda: train_bpe(texts(), config.vocab_size).to_json(),
+        read=Tokenizer.from_json,
+        waiting=lambda: watch("tokenizer", WAITING, 0, 0),
+    )
