@@ -135,6 +135,8 @@ def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], n
         (['output.folder="a\\0b"'], "output.folder='a\\x00b' holds a NUL character"),
         (["output.folder=~nobody-of-this-name/x"], "output.folder: ~nobody-of-this-name/x begins with the home of"),
         (["model.num_columns=2000000000"], "model: The depth of 2000000000 gives a network of 8000000000 blocks"),
+        (["model={name: lora_drs, num_adapters: 1000000}"], "model: The depth of 20 gives a network of 20000020"),
+        (["model={name: deepseek_moe, num_experts: 1000000}"], "model: The depth of 20 gives a network of 20000000"),
     ],
 )
 def test_an_odd_override_is_one_sentence(overrides: list[str], sentence: str) -> None:

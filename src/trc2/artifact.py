@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 
 from trc2.baselines import build_model
 from trc2.config import BackboneConfig, model_config
-from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.errors import UserError, brief
+from trc2.files import reading, write_atomically
 from trc2.model.backbone import Backbone
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 MODEL_TYPE, ARCHITECTURE = "trc2", "TRC2ForCausalLM"
 PREFIX = "net."  # the network inside its Hugging Face face
+MAX_CONFIG_BYTES = 1_000_000
+MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no file, such as rotary angles
 
 
 def save_model(net: Backbone, folder: Path) -> None:
@@ -44,20 +46,15 @@ def save_model(net: Backbone, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> Backbone:
-    """Rebuild a saved model; a folder that does not hold one is told in a sentence."""
+    """Rebuild a saved model; a folder that does not hold one is told in a sentence.
+
+    What config.json asks for is compared with the file, by shapes alone, before any of it is built.
+    """
     settings = _read_settings(folder / CONFIG_FILE)
-    net = build_model(model_config(settings["backbone"]))
-    try:
-        weights = (folder / WEIGHTS_FILE).read_bytes()
-        tensors = safetensors.torch.load(weights)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(
-            f"{folder / WEIGHTS_FILE} cannot be read ({error}): give a folder with a saved model."
-        ) from None
-    if settings.get("sha256", hashlib.sha256(weights).hexdigest()) != hashlib.sha256(weights).hexdigest():
-        raise UserError(f"{folder / WEIGHTS_FILE} is not the file its config.json was saved with: use another copy.")
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-    _check_tensors(net, tensors, folder)
+    config = _backbone_config(settings, folder)
+    tensors = _read_tensors(folder / WEIGHTS_FILE, settings.get("sha256"))
+    _check_fit(config, tensors, folder)
+    net = build_model(config)
     embedding = next(name for name in tensors if name.endswith(".embedding.weight"))
     net.to(tensors[embedding].dtype)
     net.load_state_dict(tensors)
@@ -66,32 +63,114 @@ def load_model(folder: Path) -> Backbone:
 
 def load_config(folder: Path) -> BackboneConfig:
     """What a saved model is made of, without its weights."""
-    return model_config(_read_settings(folder / CONFIG_FILE)["backbone"])
+    return _backbone_config(_read_settings(folder / CONFIG_FILE), folder)
+
+
+def check_memory(config: BackboneConfig) -> None:
+    """Refuse a network that this machine could not even hold, before any of it is built."""
+    if not hasattr(os, "sysconf"):
+        return
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        net = _outline(config.replace(replay=False))
+        wanted = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())) + _replay_bytes(config)
+    except RuntimeError:  # not even the number of bytes can be counted
+        wanted = 2**63
+    if wanted > available:
+        raise UserError(
+            f"The model takes {wanted / 1e9:,.1f} GB, but this machine has {available / 1e9:,.1f} GB: choose smaller "
+            "sizes, such as model.d_model, model.vocab_size or the depth."
+        )
+
+
+def _outline(config: BackboneConfig) -> Backbone:
+    """The network without its numbers; only replay stores, which stay on the host, take room."""
+    with torch.device("meta"):
+        return build_model(config)
+
+
+def _replay_bytes(config: BackboneConfig) -> int:
+    chunks = config.replay_recent_chunks + config.replay_long_chunks
+    return 4 * chunks * config.replay_chunk_length if config.replay else 0
+
+
+# ------------------------------------------------------------------------------------------------------ the two files
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"There is no {path}: give a folder with a saved model.")
+    with path.open("rb") as file:
+        content = file.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise UserError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes: the folder is damaged, use another copy.")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"There is no {path}: give a folder with a saved model.") from None
-    except ValueError:
+        settings = json.loads(content.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is not valid JSON: the folder is damaged, use another copy.") from None
     if not isinstance(settings, dict):
         raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     if settings.get("schema") != SCHEMA:
-        raise UserError(f"{path} has schema {settings.get('schema')!r}, this version reads {SCHEMA}: save it again.")
+        found = brief(repr(settings.get("schema")), 40)
+        raise UserError(f"{path} has schema {found}, this version reads {SCHEMA}: save it again.")
     if not isinstance(settings.get("backbone"), dict):
         raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     return settings
 
 
-def _check_tensors(net: Backbone, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _backbone_config(settings: dict[str, Any], folder: Path) -> BackboneConfig:
+    try:
+        return model_config(settings["backbone"])
+    except UserError as problem:
+        raise UserError(f"{folder / CONFIG_FILE} does not describe a model: {problem}") from None
+
+
+def _read_tensors(path: Path, sha256: object) -> dict[str, torch.Tensor]:
+    """Every tensor by the name it has in the network."""
+    if not path.is_file():
+        raise UserError(f"There is no {path}: give a folder with a saved model.")
+    with reading(path, "give a folder with a saved model"):
+        weights = path.read_bytes()
+        tensors = safetensors.torch.load(weights)
+    if sha256 is not None and sha256 != hashlib.sha256(weights).hexdigest():
+        raise UserError(f"{path} is not the file its config.json was saved with: use another copy.")
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Raise unless the file holds just the tensors of the network; nothing large is built to find out."""
+    path = folder / WEIGHTS_FILE
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    if config.num_parts > len(tensors) or _replay_bytes(config) > size:
+        raise UserError(
+            f"{path} does not fit its config: its {len(tensors)} tensors of {size:,} bytes are fewer than the config "
+            "asks for; use the config saved with it."
+        )
+    try:
+        net = _outline(config)
+    except RuntimeError as error:
+        raise UserError(f"{path} does not fit its config ({brief(error)}): use the config saved with it.") from None
+    expected = {name: _kind(tensor) for name, tensor in net.state_dict().items()}
+    found = {name: _kind(tensor) for name, tensor in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
-        name = wrong[0]
+        name = brief(wrong[0], 80)
         raise UserError(
-            f"{folder / WEIGHTS_FILE} does not fit its config: {name} is {found.get(name, 'missing')} where "
-            f"{expected.get(name, 'nothing')} belongs ({len(wrong)} such tensors); use the config saved with it."
+            f"{path} does not fit its config: {name} is {found.get(wrong[0], 'missing')} where "
+            f"{expected.get(wrong[0], 'nothing')} belongs ({len(wrong)} such tensors); use the config saved with it."
         )
+    derived = sum(buffer.nbytes for name, buffer in net.named_buffers() if name not in expected)
+    if derived > MAX_DERIVED_BYTES:
+        raise UserError(
+            f"{folder / CONFIG_FILE} asks for tables of {derived / 1e9:,.1f} GB, which no file backs: use the config "
+            f"saved with the model, or lower its max_positions of {config.max_positions}."
+        )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Shape, and what the numbers are: networks of every precision have the same kinds."""
+    return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else str(tensor.dtype)[6:]}"

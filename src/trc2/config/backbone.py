@@ -41,8 +41,8 @@ class BackboneConfig(Section):
     def _can_be_built(self) -> BackboneConfig:
         if self.num_parts > MAX_PARTS:
             raise ValueError(
-                f"The depth of {self.depth} gives a network of {self.num_parts} blocks and experts: choose a depth and "
-                f"a number of experts whose product is at most {MAX_PARTS}."
+                f"The depth of {self.depth} gives a network of {self.num_parts} blocks, experts or adapters: choose "
+                f"fewer, at most {MAX_PARTS} in all."
             )
         return self
 
@@ -53,7 +53,7 @@ class BackboneConfig(Section):
 
     @property
     def num_parts(self) -> int:
-        """How many modules are built one by one: blocks, or the experts in all of them."""
+        """How many modules are built one by one: blocks, or the experts or adapters in all of them."""
         return self.depth
 
     @property

@@ -98,7 +98,7 @@ class DeepSeekMoEConfig(BaselineConfig):
 
     @property
     def num_parts(self) -> int:
-        return self.num_layers * (self.num_experts + self.num_shared_experts)
+        return self.num_layers * self.num_experts
 
     @property
     def expert_dim(self) -> int:
@@ -140,6 +140,10 @@ class LoraDRSConfig(BaselineConfig):
     normalize_projector: bool = Field(True, description="true: divide by the Frobenius norm, as the method's code does")
     drs_threshold: Fraction = Field(0.99, description="share of singular values the space keeps")
     drs_batches: Size = Field(64, description="batches of a new task that define its space")
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * (1 + self.num_adapters)
 
 
 BASELINES: tuple[type[BaselineConfig], ...] = (
