@@ -101,6 +101,7 @@ def is_whole(folder: Path, checksums: dict[str, str]) -> bool:
             return False
     if stamps != known:
         with suppress(OSError):
+            _remove_leftovers(folder / STAMPS)  # of a process that was killed; one that lives tries again next time
             write_atomically(folder / STAMPS, json.dumps(stamps).encode())
     return True
 

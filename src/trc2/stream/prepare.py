@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
+from trc2.failpoint import failpoint
 from trc2.files import about, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
@@ -161,6 +162,7 @@ def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str,
         content = {**manifest, "checksum": digest(manifest)}
         write_durably(partial / "manifest.json", json.dumps(content, indent=2).encode())
         sync_folder(partial)
+        failpoint("pack rename")
         replace_folder(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -174,6 +176,7 @@ def _pack_splits(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder:
         bad = BadRows()
         documents = _limited_documents(source.documents(split, bad), limit)
         splits[split] = _pack_split(documents, bad, folder / split, tokenizer, dtype, task.name, split, watch)
+        failpoint("pack")
         if bad.total():
             messages.append(f"{task.name}/{split}: {bad.sentence()}")
     if splits["train"].tokens == 0:

@@ -78,8 +78,8 @@ class Trainer:
         for name, data in self.tasks.items():
             if data.task.splits["validation"].tokens < 2:
                 raise UserError(
-                    f"Task '{name}' has no validation text, so nothing could be measured: give it a validation split, "
-                    "or leave its splits.validation empty and set holdout."
+                    f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
+                    "validation.txt into its folder, or set its holdout above 0."
                 )
         trained = [self.tasks[stretch.task] for stretch in self.plan.stretches]
         self.mixture = Mixture(trained, self.plan.steps) if config.stream.mode == "joint" else None

@@ -12,6 +12,7 @@ from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError, plain
 from trc2.model.backbone import Backbone
 from trc2.stream.batches import TaskData
+from trc2.stream.cache import expanded
 from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
 from trc2.stream.sources import SPLITS, FileSource, check_task_names
 from trc2.stream.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def score_folder(
     cache = (
         run.stream.cache if run is not None and run.stream is not None else StreamConfig.model_fields["cache"].default
     )
-    of_files = {str(path): _prepare_file(path, text_format, tokenizer, cache.expanduser()) for path in files}
+    of_files = {str(path): _prepare_file(path, text_format, tokenizer, expanded(cache)) for path in files}
     for message in (message for task in of_files.values() for message in task.messages):
         console.print(plain(message), style="yellow", markup=False, highlight=False)
     prepared |= of_files

@@ -14,7 +14,7 @@ from trc2.config import RunConfig, read_settings, settings_text
 from trc2.console import shown
 from trc2.errors import UserError, plain
 from trc2.files import reading, write_atomically
-from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.stream.prepare import WAITING, PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.allocator import keep_freed_memory
 from trc2.train.budget import budget_of
@@ -96,7 +96,12 @@ def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokeni
     with console.status("preparing data") as status:
 
         def show(task: str, split: str, documents: int, tokens: int) -> None:
-            status.update(shown(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens"))
+            if split == WAITING:
+                status.update(shown(f"{task}: waiting for another process that prepares it"))
+            elif tokens:
+                status.update(shown(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens"))
+            else:
+                status.update(shown(f"preparing {task}/{split}: {documents:,} documents"))
 
         prepared = prepare_stream(config.stream, show, tokenizer)
     for task in prepared.tasks.values():

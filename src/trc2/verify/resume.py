@@ -18,6 +18,7 @@ from rich.console import Console
 from trc2.config import RunConfig, TaskConfig
 from trc2.failpoint import CONTINUING, EXPORTING, PREPARING, TRAINING
 from trc2.hf.export import export_run
+from trc2.stream.cache import STAMPS
 from trc2.stream.prepare import prepare_stream
 from trc2.train.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.records import Record, read_records
@@ -189,17 +190,16 @@ def _different_runs(whole: Path, parted: Path) -> list[str]:
 
 
 def _different_files(whole: Path, parted: Path) -> list[str]:
-    """Names of files that are not the same, byte for byte; hidden ones (locks, stamps) only must not be folders."""
+    """Names of files that are not the same, byte for byte, but for the stamps of when they were; and what was left."""
     first, second = (
         {
             path.relative_to(root).as_posix(): path.read_bytes()
             for path in root.rglob("*")
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+            if path.is_file() and path.name != STAMPS
         }
         for root in (whole, parted)
     )
-    hidden = [path for path in [*parted.parent.iterdir(), *parted.rglob("*")] if path.name.startswith(".")]
-    left = [f"{path.name} was left behind" for path in hidden if path.is_dir()]
+    left = [f"{path.name} was left behind" for path in parted.parent.iterdir() if path.name.startswith(".")]
     return [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)] + left
 
 
