@@ -104,6 +104,16 @@ def test_overflowed_float16_gradients_leave_nothing_behind() -> None:
     assert (net.num_events, len(net.pending)) == (0, 0)
 
 
+def test_the_trainer_evaluates(tmp_path: Path) -> None:
+    net = build()
+    rows = Rows(tokens(net.config, 6, 12, seed=2))
+    found = trainer(tmp_path, net, eval_dataset=rows, arguments={"per_device_eval_batch_size": 6}).evaluate()
+    net.eval()
+    _, aux = net(rows.rows, torch.nn.functional.pad(rows.rows[:, 1:], (0, 1), value=-100))
+    assert found["eval_loss"] == pytest.approx(aux["loss"].item(), rel=1e-5)
+    assert net.num_events == 0
+
+
 def test_a_trainer_checkpoint_holds_the_memory(tmp_path: Path) -> None:
     net = build()
     trainer(tmp_path, net, callbacks=[MemoryCallback()], arguments={"save_strategy": "steps", "save_steps": 4}).train()

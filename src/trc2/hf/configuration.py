@@ -15,8 +15,9 @@ class TRC2PretrainedConfig(PreTrainedConfig):
     """`backbone` holds the settings of the network, of TRC² or of any other backbone by its `name`."""
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ("past_key_values",)
-    attribute_map = {"num_attention_heads": "num_heads"}  # noqa: RUF012 - transformers' own convention
+    # Transformers' own conventions: its Trainer adds a list to the first.
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {"num_attention_heads": "num_heads"}  # noqa: RUF012
 
     def __init__(self, backbone: dict[str, Any] | BackboneConfig | None = None, **kwargs: Any) -> None:
         if kwargs.pop("schema", SCHEMA) != SCHEMA:
