@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from trc2 import RunConfig, UserError
-from trc2.artifact import load_config
+from trc2.artifact import load_config, load_model
 from trc2.cli import app
 from trc2.generate import stream_text
 from trc2.hf.export import export_run
@@ -70,6 +74,60 @@ def test_a_folder_with_something_in_it_is_left_alone(run: Path, tmp_path: Path) 
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     with pytest.raises(UserError, match="is not empty"):
         export_run(run, tmp_path / "mine", "0")
+
+
+def test_an_export_appears_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "deep" / "model"
+    partial = target.with_name(".model.partial")
+    partial.mkdir(parents=True)  # as a killed export leaves it
+    (partial / "model.safetensors").write_text("half")
+    whole = export_run(run, target, "0")
+    assert len(whole) == 6
+    assert list(target.parent.iterdir()) == [target]
+    load_model(target)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert [path.parent for path in export_run(run, tmp_path / "link", "0")] == [tmp_path / "link"] * 6
+
+    tokenizer = (run / "tokenizer.json").read_bytes()
+    (run / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        export_run(run, tmp_path / "never" / "model", "0")
+    assert not (tmp_path / "never").exists()
+    (run / "tokenizer.json").write_bytes(tokenizer)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="is a file: choose a new folder"):
+        export_run(run, tmp_path / "file", "0")
+
+
+@pytest.mark.slow
+def test_a_killed_export_leaves_nothing_or_everything(run: Path, tmp_path: Path) -> None:
+    program = """
+import itertools, sys
+from pathlib import Path
+from trc2.hf.export import export_run
+for number in itertools.count():
+    export_run(Path(sys.argv[1]), Path(sys.argv[2]) / f"model{number}", "0")
+    print(number, flush=True)
+"""
+    chance = random.Random(0)
+    for trial in range(4):
+        folder = tmp_path / f"trial{trial}"
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(run), str(folder)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # the first is done
+            time.sleep(chance.random())
+            process.kill()
+        models = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        assert models
+        for model in models:
+            assert len(list(model.iterdir())) == 6
+            load_model(model)
+        for left in folder.glob(".*.partial"):
+            export_run(run, folder / left.name.removeprefix(".").removesuffix(".partial"), "0")
+        assert not list(folder.glob(".*"))
 
 
 def test_the_commands_and_the_seed(run: Path, tmp_path: Path) -> None:

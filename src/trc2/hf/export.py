@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from trc2.artifact import save_model
 from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.files import replace_folder, sync_folder, write_atomically
 from trc2.report.card import model_card
 from trc2.report.runs import read_run
 from trc2.stream.tokenizer import Tokenizer
@@ -18,20 +19,39 @@ from trc2.train.start import read_run_config, read_tokenizer
 def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: bool = False) -> list[Path]:
     """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
 
-    Replay stores hold training text, so they stay behind unless they are asked for.
+    Replay stores hold training text, so they stay behind unless they are asked for. The folder appears whole or not at
+    all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
+    _check_is_free(folder)
+    config, run = read_run_config(run_folder), read_run(run_folder)
+    net, step = load_run_model(run_folder, config, with_replay=with_replay)
+    tokenizer = read_tokenizer(run_folder)
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    files = _tokenizer_files(tokenizer, net.config.max_positions)
+    files["README.md"] = model_card(run, parameters, net.num_events, step, version)
+
+    target = folder.resolve()
+    partial = target.with_name(f".{target.name[:200]}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        save_model(net, partial)
+        for name, content in files.items():
+            write_atomically(partial / name, content.encode())
+        sync_folder(partial)
+        if target.exists():
+            target.rmdir()  # it is empty, or this fails
+        replace_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(folder.iterdir())
+
+
+def _check_is_free(folder: Path) -> None:
+    """A new folder or an empty one; anything else belongs to somebody."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose a new folder.")
-    config = read_run_config(run_folder)
-    net, step = load_run_model(run_folder, config, with_replay=with_replay)
-    save_model(net, folder)
-    tokenizer = read_tokenizer(run_folder)
-    for name, content in _tokenizer_files(tokenizer, net.config.max_positions).items():
-        write_atomically(folder / name, content.encode())
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    card = model_card(read_run(run_folder), parameters, net.num_events, step, version)
-    write_atomically(folder / "README.md", card.encode())
-    return sorted(folder.iterdir())
 
 
 def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
