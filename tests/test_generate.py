@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,47 @@ def test_streamed_pieces_are_whole_characters_and_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"temperature": -1.0}, "temperature=-1.0"), ({"top_p": 0.0}, "top_p=0.0"), ({"top_p": 1.5}, "top_p=1.5")],
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": math.inf}, "temperature=inf"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_p": math.nan}, "top_p=nan"),
+    ],
 )
 def test_bad_options_are_told(options: dict[str, float], told: str) -> None:
     settings = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "seed": 0, **options}
     with pytest.raises(UserError, match=told):
         next(iter(generate_ids(net(), [1], **settings)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_broken_model_is_told(odd: float, temperature: float) -> None:
+    model = net()
+    with torch.no_grad():
+        model.cortex.embedding.weight[5] = odd
+    with pytest.raises(UserError, match="are not finite: it is broken"):
+        next(iter(generate_ids(model, [1], max_new_tokens=1, temperature=temperature, top_p=1.0, seed=0)))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-30, 1e-15, 1e300])
+def test_any_temperature_gives_a_token(temperature: float) -> None:
+    logits = torch.tensor([0.0, 20.0, 1.0])
+    token = sample(logits, temperature, 1.0, torch.Generator().manual_seed(0))
+    assert token == 1 if temperature < 1 else token in (0, 1, 2)
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_left_out() -> None:
+    tokenizer = train_bpe(["abc"], 257)
+    model = net()
+    with torch.no_grad():
+        model.cortex.embedding.weight[tokenizer.vocab_size :] *= 50
+    made = list(generate_ids(model, [1], max_new_tokens=20, temperature=1.0, top_p=1.0, seed=0))
+    assert max(made) >= tokenizer.vocab_size
+    pieces = list(stream_text(model, tokenizer, "a", max_new_tokens=10**12, seed=0))
+    assert isinstance("".join(pieces), str)
 
 
 def test_a_prompt_longer_than_the_model_is_told() -> None:

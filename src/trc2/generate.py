@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -73,8 +74,10 @@ def generate_ids(
     end: int | None = None,
 ) -> Iterator[int]:
     """Sample until the end token, the limit, or the model's last position; temperature 0 takes the likeliest."""
-    if temperature < 0:
-        raise UserError(f"temperature={temperature} is negative: use 0 for the likeliest token, 1 for the model's own.")
+    if not 0 <= temperature < math.inf:
+        raise UserError(
+            f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
+        )
     if not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
     room = net.config.max_positions - len(prompt)
@@ -89,6 +92,10 @@ def generate_ids(
     ahead = torch.tensor([prompt], device=device)
     for _ in range(min(max_new_tokens, room)):
         logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[0, -1]
+        if not logits.max().isfinite():  # the largest of some numbers and a NaN is NaN
+            raise UserError(
+                "The model's scores of the next token are not finite: it is broken, use another checkpoint."
+            )
         token = sample(logits.float().cpu(), temperature, top_p, chance)
         if token == end:
             return
@@ -98,7 +105,7 @@ def generate_ids(
 
 def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, chance: torch.Generator) -> int:
     """One token: the likeliest at temperature 0, else drawn from the smallest set of tokens that holds `top_p`."""
-    if temperature == 0:
+    if temperature < 1e-20:  # next to nothing is left of the others, and float32 cannot divide by much less
         return int(logits.argmax())
     probabilities, order = (logits / temperature).softmax(dim=-1).sort(descending=True, stable=True)
     kept: Int[Tensor, ""] = (probabilities.cumsum(0) - probabilities < top_p).sum()
