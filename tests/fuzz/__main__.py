@@ -1,0 +1,180 @@
+"""`python -m tests.fuzz`: run numbered cases, go on after failures, tell each finding once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# One thread, no network, no colours: a case must depend on its number only.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+    "NO_COLOR": "1", "COLUMNS": "80",
+}  # fmt: skip
+
+
+@dataclass
+class Tally:
+    """Cases, seconds and findings so far."""
+
+    count: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    slowest: list[tuple[float, int, str]] = field(default_factory=list)
+    failures: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, result: Any, seed: int) -> None:
+        case, outcome = result.case, result.outcome
+        self.count[case.kind] += 1
+        self.refused[case.kind] += outcome.code == 2
+        self.seconds[case.kind] += outcome.cpu_seconds
+        self.slowest = sorted([*self.slowest, (outcome.seconds, case.index, case.kind)], reverse=True)[:10]
+        for problem in outcome.problems:
+            key = f"{problem.rule}: {problem.place}"
+            if key not in self.failures:
+                self.failures[key] = {
+                    "count": 0,
+                    "cases": [],
+                    "reproduce": f"python -m tests.fuzz --seed {seed} --only {case.index}",
+                    "command": shlex.join(["trc2", *case.argv]),
+                    "case": asdict(case),
+                    "text": problem.text,
+                }
+            found = self.failures[key]
+            found["count"] += 1
+            found["cases"] = [*found["cases"], case.index][:10]
+
+    def to_json(self, seed: int, total: float) -> dict[str, Any]:
+        kinds = {
+            name: {
+                "cases": count,
+                "refused": self.refused[name],
+                "cpu_seconds": round(self.seconds[name], 2),
+                "ms_per_case": round(1000 * self.seconds[name] / count, 2),
+            }
+            for name, count in self.count.most_common()
+        }
+        return {
+            "schema": 1, "seed": seed, "cases": self.count.total(), "seconds": round(total, 1), "kinds": kinds,
+            "slowest": [{"seconds": round(s, 2), "case": n, "kind": kind} for s, n, kind in self.slowest],
+            "failures": self.failures,
+        }  # fmt: skip
+
+
+def main() -> int:
+    options = parse_options()
+    os.environ.update(ENVIRONMENT)  # before torch, tokenizers and the hub are imported
+    warnings.simplefilter("ignore")
+    with scratch_folder(options.keep) as root:
+        began = time.monotonic()
+        server = make_server(root, options)
+        print(f"world made in {time.monotonic() - began:.1f} s", file=sys.stderr)
+        numbers = options.only or [n for n in range(options.cases) if n % options.shard[1] == options.shard[0]]
+        tally, began, told = Tally(), time.monotonic(), 0.0
+        for done, result in enumerate(server.run(numbers), start=1):
+            tally.add(result, options.seed)
+            passed = time.monotonic() - began
+            if options.only:
+                show(result)
+            elif passed - told > 10:
+                told = passed
+                left = passed / done * (len(numbers) - done)
+                print(
+                    f"{done}/{len(numbers)} cases, {len(tally.failures)} findings, {passed:.0f} s, {left:.0f} s left",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                if options.out:
+                    options.out.write_text(json.dumps(tally.to_json(options.seed, passed), indent=1))
+    report = tally.to_json(options.seed, time.monotonic() - began)
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1))
+    conclude(report)
+    return 1 if tally.failures else 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=lambda text: Path(text).absolute(), help="a JSON report")
+    parser.add_argument("--shard", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1), metavar="I/N")
+    parser.add_argument("--only", type=lambda text: [int(n) for n in text.split(",")], help="case numbers, shown whole")
+    parser.add_argument("--kinds", type=lambda text: tuple(text.split(",")), default=(), help="draw from these alone")
+    parser.add_argument("--keep", type=Path, help="an existing empty folder to work in instead of a temporary one")
+    return parser.parse_args()
+
+
+@contextmanager
+def scratch_folder(keep: Path | None) -> Iterator[Path]:
+    """In memory where there is such a place: every case writes and removes some dozens of files."""
+    memory = Path("/dev/shm")
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    root = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="trc2-fuzz-", dir=place))
+    try:
+        yield root
+    finally:
+        if keep is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def make_server(root: Path, options: argparse.Namespace) -> Any:
+    """Everything a case may need is imported here, once, before any child is forked."""
+    import datasets  # noqa: F401
+    import torch
+    import zstandard  # noqa: F401
+
+    from tests.fuzz.border import Border
+    from tests.fuzz.cases import Cases
+    from tests.fuzz.kinds import all_kinds
+    from tests.fuzz.server import Server
+    from tests.fuzz.world import World
+
+    torch.set_num_threads(1)
+    world = World(root / "world")
+    log, nest = root / "log", root / "nest" / "nest"
+    nest.mkdir(parents=True)
+    border = Border(world, nest / "nest" / "case", log)
+    kinds = [kind for kind in all_kinds(world) if not options.kinds or kind.name in options.kinds]
+    return Server(Cases(kinds, options.seed), border, root / "nest", log)
+
+
+def show(result: Any) -> None:
+    case, outcome = result.case, result.outcome
+    print(f"case {case.index}: {case.kind}\n  {shlex.join(['trc2', *case.argv])}\n  {case.argv!r}")
+    print(f"  parts {', '.join(case.parts)}")
+    for damage in case.damage:
+        print(f"  {damage}")
+    for name, text in case.texts:
+        print(f"  {name}: {text[:2000]!r}")
+    print(f"  exit code {outcome.code}, {outcome.seconds:.3f} s, {outcome.growth_mb:.0f} MB")
+    print("  | " + outcome.output.strip()[-3000:].replace("\n", "\n  | "))
+    for problem in outcome.problems:
+        print(f"  FAILURE {problem.rule}: {problem.place}\n{problem.text}")
+
+
+def conclude(report: dict[str, Any]) -> None:
+    print(f"{report['cases']} cases in {report['seconds']} s, {len(report['failures'])} findings")
+    for name, kind in sorted(report["kinds"].items(), key=lambda item: -item[1]["cpu_seconds"]):
+        counts = f"{kind['cases']:6} cases {kind['refused']:6} refused"
+        print(f"  {name:16} {counts} {kind['ms_per_case']:8.1f} ms {kind['cpu_seconds']:8.1f} s")
+    for key, failure in report["failures"].items():
+        print(f"\n{failure['count']} × {key}\n  {failure['reproduce']}\n  {failure['command'][:300]!r}")
+        for damage in failure["case"]["damage"]:
+            print(f"  {damage['path']}: {damage['how']}")
+        print("  " + "\n  ".join(failure["text"].strip().splitlines()[-8:])[:1500])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""What can happen to a file or a folder, each drawn from one seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.values import LONG, LONG_BY_RIGHT, NUMBERS, TITLE, WORDS
+
+DEEP = "[" * 20_000
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TEXTS = (
+    "", "\n", " ", "\0", "null", "[]", "{}", "3", '""', "nan", "true", "\ufeff{}", "{", "[", '{"a": 1, "a": 2}', DEEP,
+    BOMB,
+    '{"a":' * 5000, "- " * 3000 + "x", "1" * 5000, '{"schema": ' + "9" * 5000 + "}", '"\\ud800"', "\x1b[31m", TITLE,
+    "model: !!python/object/apply:os.getcwd []", "model: !!binary x", "? [a]\n: b", "---\na: 1\n---\nb: 2",
+    "%YAML 9.9\n---\n",
+    "\t- a", "base: nothing.yaml", "base: recipe.yaml", "base: config.yaml", "base: [1]", "base: {}",
+    "base: '[/red]'",
+    "<<: *x", "a: &a [*a]", "model: &m {d_model: *m}", "model: {1: 2}", "model: 2024-13-45", "model: [1]", "1: 2",
+    "null: 2",
+    "model: {name: [1]}", "stream: {tasks: {}}", "stream: {tasks: [[1]]}", "model: {}\nmodel: {}", "model: {<<: {}}",
+    "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "<html><body>404</body></html>",
+)  # fmt: skip
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 0.5, -0.5, 1e308, float("nan"), float("inf"), 2**31, 2**63, -(2**63), 2**64,
+    10**30,
+    "", "x", "nan", "[/red]", TITLE, "\ud800", LONG, [], [1], [[]], {}, {"x": 1}, {"": None}, [None] * 3, "../x",
+    "/dev/null",
+)  # fmt: skip
+STRAYS = (
+    "step-3.bak", "step-", "step-x", "step-00000099", "step--0000001", "step-٣", "step-3", "step-000000000003",
+    "step-1e3",
+    ".step-00000006.partial", "step-00000002 (copy)", "step-99999999999999999999", "step-00000004.old", "🦊",
+    ".DS_Store",
+)  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------------- bytes
+
+
+def mutate(content: bytes, chance: random.Random) -> bytes:
+    """Flip, cut, insert, repeat or overwrite a few bytes."""
+    data = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(data) + 1)
+        match chance.randrange(5):
+            case 0 if data:
+                data[place % len(data)] ^= 1 << chance.randrange(8)
+            case 1:
+                del data[place : place + chance.randint(1, 64)]
+            case 2:
+                data[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 16)))
+            case 3:
+                data[place:place] = data[place : place + chance.randint(1, 64)]
+            case _:
+                data[place : place + 8] = b"\xff" * 8
+    return bytes(data)
+
+
+def cut(content: bytes, chance: random.Random) -> bytes:
+    """What a full disk or a broken copy leaves."""
+    return content[: chance.randrange(len(content))] if content else b""
+
+
+def reshape(content: bytes, chance: random.Random) -> bytes:
+    """The same file as somebody else's tools would leave it, or not at all the same."""
+    half = len(content) // 2
+    ways: tuple[Callable[[], bytes], ...] = (
+        lambda: b"",
+        lambda: b"\0" * len(content),
+        lambda: content + content,
+        lambda: content + b"\0\xff garbage",
+        lambda: content[half:] + content[:half],
+        lambda: content[::-1],
+        lambda: b"\xef\xbb\xbf" + content,
+        lambda: content.decode("utf-8", "replace").encode("utf-16"),
+        lambda: content.replace(b"\n", b"\r\n"),
+        lambda: content.replace(b"\n", b"\r"),
+        lambda: content.replace(b" ", b"\t"),
+        lambda: content.rstrip(b"\n"),
+        lambda: content + b"\n\n",
+        lambda: content.upper(),
+        lambda: chance.choice(TEXTS).encode("utf-8", "surrogatepass"),
+    )
+    return chance.choice(ways)()
+
+
+# -------------------------------------------------------------------------------------------------- what a file means
+
+
+def change_json(content: bytes, chance: random.Random) -> bytes:
+    """Valid JSON still, with one thing in it changed, lost, renamed or added."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return mutate(content, chance)
+    return json.dumps(_changed(value, chance), indent=chance.choice((None, 1))).encode("utf-8", "surrogatepass")
+
+
+def _changed(value: Any, chance: random.Random) -> Any:
+    """One place of a nested value, chosen by walking down, is another value."""
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(sorted(value))
+        roll = chance.random()
+        if roll < 0.1:
+            return {name: entry for name, entry in value.items() if name != key}
+        if roll < 0.17:
+            return {(f"{name}x" if name == key else name): entry for name, entry in value.items()}
+        if roll < 0.2:
+            return {**value, chance.choice(("x", "", "[/red]", TITLE)): chance.choice(ODD_VALUES)}
+        return {**value, key: _changed(value[key], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        place = chance.randrange(len(value))
+        roll = chance.random()
+        if roll < 0.1:
+            return value[:place] + value[place + 1 :]
+        if roll < 0.2:
+            return [*value[:place], value[place], *value[place:]]
+        return [*value[:place], _changed(value[place], chance), *value[place + 1 :]]
+    if isinstance(value, int | float) and chance.random() < 0.3:
+        return chance.choice((value + 1, -value, value * 10, value / 2, str(value), [value]))
+    return chance.choice(ODD_VALUES)
+
+
+def change_lines(content: bytes, chance: random.Random) -> bytes:
+    """JSON lines with one line changed, lost, doubled, moved, torn or added."""
+    lines = content.split(b"\n")
+    place = chance.randrange(max(1, len(lines) - 1))
+    match chance.randrange(7):
+        case 0:
+            del lines[place]
+        case 1:
+            lines.insert(place, lines[chance.randrange(len(lines))])
+        case 2:
+            lines[place] = cut(lines[place], chance)
+        case 3:  # torn by a kill, with or without a line end after it
+            lines = [*lines[:place], cut(lines[place], chance), *([b""] if chance.random() < 0.5 else [])]
+        case 4:
+            lines.insert(place, chance.choice(TEXTS).encode("utf-8", "surrogatepass"))
+        case 5:
+            lines = lines[:place] + [b""] * (chance.random() < 0.8)
+        case _:
+            lines[place] = change_json(lines[place], chance)
+    return b"\n".join(lines)
+
+
+def change_yaml(content: bytes, chance: random.Random) -> bytes:
+    """A recipe in which one line says something else; text, because parsing would cost more than the case."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    place = chance.randrange(max(1, len(lines) - 1))
+    key, colon, _ = lines[place].partition(":")
+    if not colon or key.strip("- ") in LONG_BY_RIGHT:
+        return mutate(content, chance)
+    match chance.randrange(6):
+        case 0:
+            del lines[place]
+        case 1:
+            lines.insert(place, lines[place])
+        case 2:
+            lines[place] = f"{key}x:{_}"
+        case 3:
+            lines[place] = f" {lines[place]}"
+        case 4:
+            lines[place] = f"{key}: {chance.choice(NUMBERS)}"
+        case _:
+            lines[place] = f"{key}: {json.dumps(chance.choice((*ODD_VALUES, *WORDS)))}"
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def change_safetensors(content: bytes, chance: random.Random) -> bytes:
+    """Tensors whose table of contents tells another story, or whose numbers are none."""
+    if len(content) < 8:
+        return mutate(content, chance)
+    (size,) = struct.unpack("<Q", content[:8])
+    header, body = content[8 : 8 + size], content[8 + size :]
+    match chance.randrange(4):
+        case 0:
+            header = change_json(header, chance)
+        case 1:
+            return struct.pack("<Q", chance.choice((0, 1, size - 1, size + 1, 2**32, 2**63, 2**64 - 1))) + content[8:]
+        case 2:
+            place = 4 * chance.randrange(max(1, len(body) // 4))
+            number = struct.pack("<f", chance.choice((float("nan"), float("inf"), 1e38, 0.0)))
+            body = body[:place] + number + body[place + 4 :]
+        case _:
+            body = mutate(body, chance)
+    return struct.pack("<Q", len(header)) + header + body
+
+
+MEANINGS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    ".json": change_json,
+    ".jsonl": change_lines,
+    ".yaml": change_yaml,
+    ".safetensors": change_safetensors,
+}
+
+
+def changed_content(name: str, content: bytes, chance: random.Random) -> bytes:
+    """A file's content after something happened to it; half of the time its form stays valid."""
+    roll = chance.random()
+    by_meaning = MEANINGS.get(Path(name).suffix)
+    if by_meaning is not None and roll < 0.5:
+        return by_meaning(content, chance)
+    if roll < 0.7:
+        return mutate(content, chance)
+    return cut(content, chance) if roll < 0.85 else reshape(content, chance)
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def damage_file(path: Path, how: str, chance: random.Random) -> None:
+    """Do one thing to one file or folder."""
+    if how == "content":
+        if os.path.isfile(path) and not path.is_symlink():
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(changed_content(path.name, content, chance))
+        return
+    if how == "stray":
+        _add_stray(path if os.path.isdir(path) else path.parent, chance)
+        return
+    others = sorted(other for other in path.parent.iterdir() if other != path) if os.path.isdir(path.parent) else []
+    _remove(path)
+    match how:
+        case "missing":
+            pass
+        case "folder":
+            path.mkdir()
+            if chance.random() < 0.3:
+                (path / "x").write_bytes(b"x")
+        case "loop":
+            path.symlink_to(path.name)
+        case "dangling":
+            path.symlink_to(chance.choice(("nowhere", LONG, "/dev/null/x", "../..", "/dev/null")))
+        case "other" if others:
+            other = chance.choice(others)
+            if chance.random() < 0.5:
+                path.symlink_to(other.name)
+            elif other.is_dir() and not other.is_symlink():
+                shutil.copytree(other, path, symlinks=True)
+            elif os.path.isfile(other):
+                shutil.copyfile(other, path)
+
+
+HOWS = ("content",) * 16 + ("missing",) * 4 + ("folder", "loop", "dangling", "other", "stray") * 2
+
+
+def _add_stray(folder: Path, chance: random.Random) -> None:
+    if not os.path.isdir(folder):
+        return
+    target = folder / (
+        chance.choice(STRAYS) if folder.name == "checkpoints" else chance.choice((*STRAYS, TITLE, "[bold]x"))
+    )
+    inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    match chance.randrange(4):
+        case 0:
+            if not os.path.lexists(target):
+                target.mkdir()
+        case 1 if inside and not os.path.lexists(target):
+            shutil.copytree(chance.choice(inside), target, symlinks=True)
+        case 2 if not os.path.lexists(target):
+            target.symlink_to(chance.choice(("nowhere", target.name, ".")))
+        case _ if not os.path.lexists(target):
+            target.write_bytes(chance.choice(TEXTS).encode("utf-8", "surrogatepass"))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

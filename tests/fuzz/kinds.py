@@ -1,0 +1,243 @@
+"""Which command or function gets what. Weights keep the average case quick: what trains or draws pictures is rare."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.fuzz.cases import Case, Kind, Pieces, Strategy, called, line, option, sometimes, typed
+from tests.fuzz.damage import TEXTS
+from tests.fuzz.values import FILES, as_json, numbers, paths_to_read, paths_to_write, rows, values, weighted, words
+from tests.fuzz.world import LAST, World
+
+DATA = ("data", "cache")
+RECIPES = ("recipes",)
+REFUSED = "x=1"  # no recipe has this name and no section this setting: what would be slow is refused in the end
+COMMANDS = (
+    "train", "resume", "continue", "eval", "report", "export", "generate", "verify", "budget", "bench", "data",
+    "prepare", "help", "trian", "[/red]", "\x1b[31m", "",
+)  # fmt: skip
+OPTIONS = (
+    "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
+    "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
+    "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
+    "--memory", "--[/red]", "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
+)  # fmt: skip
+
+
+def all_kinds(world: World) -> list[Kind]:
+    pieces = Pieces(world)
+    return [*_looking(pieces), *_using(pieces), *_training(pieces), *_functions(pieces)]
+
+
+def _looking(pieces: Pieces) -> list[Kind]:
+    """Commands about recipes and data."""
+    damage, overrides = pieces.damage, pieces.overrides
+    recipe = st.sampled_from(("recipe.yaml", "plain.yaml"))
+    core = pieces.damage_of(("model/config.json", "model/model.safetensors"), inside=6)
+    seed = option("--seed", ("0", "7"), numbers, 2)
+    slots = option("--slots", ("0", "4"), numbers)
+    out = option("--out", ("new",), paths_to_write, 2)
+    budget = weighted(
+        (2, typed("budget", paths_to_read, sometimes(overrides), on=(*RECIPES, "model"))),
+        (3, typed("budget", recipe, overrides, slots, on=RECIPES)),
+        (2, typed("budget", recipe, on=RECIPES, after=damage("recipes"))),
+        (2, typed("budget", "model", slots, on=("model",), after=core)),
+        (1, typed("budget", "--family", words)),
+    )
+    verify = weighted(
+        (3, typed("verify", paths_to_read, overrides, out, seed, REFUSED, on=(*RECIPES, "model"))),
+        (3, typed("verify", recipe, overrides, seed, out, REFUSED, on=RECIPES)),
+        (3, typed("verify", "model", "--out", "new", on=("model",), after=core)),
+        (2, typed("verify", "model", "--seed", numbers, REFUSED, on=("model",), after=damage("model"))),
+        (1, typed("verify", "x", "--resume", "--kills", st.sampled_from(("0", "-1", "nan", "", "x")))),
+    )
+    bench = weighted(
+        (2, typed("bench", paths_to_read, overrides, "--threads", numbers, REFUSED, on=RECIPES)),
+        (2, typed("bench", recipe, overrides, "--repeats", numbers, out, REFUSED, on=RECIPES)),
+        (1, typed("bench", "plain.yaml", "--against", words, on=RECIPES)),
+        (1, typed("bench", "plain.yaml", "--scaling", words, on=RECIPES)),
+        (1, typed("bench", "model", "--against", words, on=("model",), after=core)),
+    )
+    told = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
+    prepare = weighted(
+        (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("data", most=4))),
+        (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("cache", most=4))),
+        (3, typed("data", "prepare", recipe, overrides, on=(*RECIPES, *DATA))),
+        (2, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), texts=told)),
+        (1, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), after=damage("recipes"))),
+        (1, typed("data", "prepare", paths_to_read, sometimes(overrides), on=RECIPES)),
+    )
+    any_word = weighted((2, st.sampled_from(OPTIONS)), (1, words), (1, numbers), (1, paths_to_read))
+    free = line(st.sampled_from(COMMANDS), st.lists(any_word, max_size=5).map(tuple), "--steps=1", REFUSED)
+    first = weighted((1, st.sampled_from(COMMANDS[:11])), (1, words))
+    bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
+    anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
+    return [
+        Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
+        Kind("anything", 20, anything),
+    ]  # fmt: skip
+
+
+def _using(pieces: Pieces) -> list[Kind]:
+    """Commands that only read a run or a model."""
+    damage = pieces.damage
+    file = weighted((2, st.sampled_from(FILES)), (1, paths_to_read))
+    task = option("--task", ("fruit",), words)
+    split = option("--split", ("train", "test", "validation"), words)
+    form = option("--format", ("text", "gsm8k", "{text}!"), words)
+    either = st.sampled_from(("run", "model"))
+    eval_ = weighted(
+        (2, typed("eval", either, "--file", file, form, on=("run", "model", "files"))),
+        (3, typed("eval", "run", "--json", on=("run", *DATA), after=damage("run"))),
+        (2, typed("eval", "run", "--json", on=("run", *DATA), after=damage("cache"))),
+        (2, typed("eval", "run", split, task, form, on=("run", *DATA), after=damage("run", "data"))),
+        (2, typed("eval", "model", "--file", st.sampled_from(FILES[:-1]), on=("model", "files"),
+                  after=damage("model", "files"))),
+        (1, typed("eval", paths_to_read, task, split, on=("run", "model", *DATA))),
+        (1, typed("eval", "plain", "--split=test", sometimes(st.just("--again"), 2), on=("plain", *DATA),
+                  after=damage("plain"))),
+    )  # fmt: skip
+    out = option("--out", ("new",), paths_to_write, 2)
+    story = pieces.damage_of(("plain/config.yaml", "plain/data.json", "plain/metrics.jsonl"), inside=6)
+    many = st.integers(1, 4).map(lambda count: ("plain", "run", "other") * count)
+    report = weighted(
+        (3, typed("report", paths_to_read, on=("cut/config.yaml", "model"))),
+        (3, typed("report", "plain", on=("plain",), after=story)),
+        (2, typed("report", "run", paths_to_read, out, on=("cut", "model", "run"))),
+        (2, typed("report", "plain", "run", out, on=("run", "plain"), after=damage("run", "plain"))),
+        (1, typed("report", many, out, on=("run", "plain", "other"), after=damage("other"))),
+        (3, typed("report", st.lists(words, max_size=3).map(tuple), out)),
+    )
+    stores = sometimes(st.just("--with-replay"))
+    export = weighted(
+        (1, typed("export", "run", paths_to_write, stores, on=("run", "model"))),
+        (2, typed("export", "run", "new", stores, on=("run",), after=damage("run"))),
+        (1, typed("export", paths_to_read, "new", on=("run", "model"))),
+    )
+    how = line(
+        option("--max-new-tokens", ("1", "5"), numbers), option("--temperature", ("0", "0.7"), numbers),
+        option("--top-p", ("0.5", "1"), numbers), option("--seed", ("0", "3"), numbers),
+        option("--memory", ("read", "off"), words), option("--prompt", ("an apple",), words, 2),
+    )  # fmt: skip
+    generate = weighted(
+        (2, typed("generate", "model", how, on=("model",))),
+        (2, typed("generate", "model", sometimes(how), on=("model",), after=damage("model"))),
+        (2, typed("generate", "run", sometimes(how), on=("run",), after=damage("run"))),
+        (1, typed("generate", paths_to_read, how, on=("run", "model"))),
+    )
+    return [
+        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export), Kind("generate", 28, generate)
+    ]  # fmt: skip
+
+
+def _training(pieces: Pieces) -> list[Kind]:
+    """Commands that write a run. Whole trainings take half a second, so most cases are refused before."""
+    damage, overrides = pieces.damage, pieces.overrides
+    recipe = st.sampled_from(("recipe.yaml", "plain.yaml"))
+    folder = paths_to_write.map("output.folder={}".format)
+    train = weighted(
+        (3, typed("train", paths_to_read, overrides, REFUSED, on=RECIPES)),
+        (3, typed("train", recipe, overrides, REFUSED, on=RECIPES, after=damage("recipes"))),
+        (3, typed("train", recipe, overrides, REFUSED, on=RECIPES)),
+        (1, typed("train", "plain.yaml", folder, on=(*RECIPES, *DATA, "run", "model"))),
+        (2, typed("train", recipe, overrides, on=(*RECIPES, *DATA))),
+        (1, typed("train", "plain.yaml", on=(*RECIPES, *DATA), after=damage("data", "cache"))),
+    )
+    resume = weighted(
+        (1, typed("resume", "cut", on=("cut", *DATA), after=damage("cut"))),
+        (1, typed("resume", "plain", on=("plain", *DATA), after=damage("plain"))),
+        (2, typed("resume", "plain_cut", on=("plain_cut", *DATA), after=damage("plain_cut", "data", "cache"))),
+        (1, typed("resume", "child_cut", on=("child_cut", *DATA), after=damage("child_cut"))),
+        (8, typed("resume", "cut", overrides, REFUSED, on=("cut", *DATA))),
+        (8, typed("resume", paths_to_read, on=("model", "cut/config.yaml"))),
+    )
+    gate = option("--max-forgetting", ("0", "0.5"), numbers)
+    start = ("continue", "plain", "--task", "extra", "--steps=1")
+    extra = ("--task", "extra", "--folder", "data/extra", "--steps=1")
+    spoilt = _whole("plain", ("no numbers", "forged", "foreign"), LAST["plain"])
+    continue_ = weighted(
+        (5, typed("continue", "plain", "--task", words, "--steps=1", "--folder", paths_to_read, gate, "--out",
+                  paths_to_write, on=("plain", "model", *DATA))),
+        (5, typed(*start, "--folder", paths_to_read, gate, "--format", words, on=("plain", *DATA))),
+        (3, typed(*start, "--dataset", words, option("--subset", (), words), on=("plain", *DATA))),
+        (3, typed("continue", "plain", "--task=x", "--steps", numbers, "--builtin", words, on=("plain",))),
+        (5, typed("continue", paths_to_read, *extra, on=("cut", "model", "data/extra"))),
+        (1, typed("continue", "plain", *extra, "--out", paths_to_write, on=("plain", "model", *DATA))),
+        (2, typed("continue", "run", *extra, gate, on=("run", *DATA), after=damage("run", "data"))),
+        (1, typed("continue", "plain", *extra, "--max-forgetting=0.5", on=("plain", *DATA), after=spoilt)),
+    )  # fmt: skip
+    return [Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_)]
+
+
+def _whole(run: str, hows: tuple[str, ...], *steps: str) -> Strategy:
+    """Damage to checkpoints as a whole, see `forge`."""
+    return Pieces.damage_of([f"{run}/checkpoints/{step}" for step in steps], hows=hows)
+
+
+def _functions(pieces: Pieces) -> list[Kind]:
+    """The layer below the commands, where files are read: quick enough for most of the cases."""
+    damage, of, world = pieces.damage, pieces.damage_of, pieces.world
+    last = f"run/checkpoints/{LAST['run']}"
+    checkpoint = [name for name in world.names("run") if name.startswith(last)]
+    settings, tokenizer, diary = "plain/config.yaml", "model/tokenizer.json", "run/metrics.jsonl"
+    story = of(("plain/metrics.jsonl", "plain/metrics.jsonl", "plain/data.json", settings), inside=12)
+    forged = _whole("plain_cut", ("forged", "forged", "foreign", "no numbers"), "step-00000003", "step-00000004")
+    resume_run = weighted(
+        (2, called("resume_run", line("cut"), on=("cut", *DATA), after=damage("cut"))),
+        (1, called("resume_run", line("cut"), on=("cut", *DATA), after=damage("cache"))),
+        (2, called("resume_run", line("plain_cut"), on=("plain_cut", *DATA), after=damage("plain_cut"))),
+        (2, called("resume_run", line("child_cut"), on=("child_cut", *DATA), after=damage("child_cut"))),
+        (2, called("resume_run", line("plain_cut"), on=("plain_cut", *DATA), after=forged)),
+    )
+
+    def simple(name: str, weight: int, argument: str, on: str, after: Strategy) -> Kind:
+        return Kind(name, weight, called(name, line(argument), on=(on,), after=after))
+
+    return [
+        Kind("load_recipe", 220, _recipes(pieces)),
+        simple("read_run_config", 40, "plain", settings, of((settings,), inside=12)),
+        simple("load_checkpoint", 130, last, last, of(checkpoint, inside=12)),
+        simple("load_model", 45, "model", "model", damage("model")),
+        simple("read_records", 90, diary, diary, of((diary,), inside=12)),
+        simple("read_run", 60, "plain", "plain", story),
+        simple("read_tokenizer", 45, "model", tokenizer, of((tokenizer,), inside=12)),
+        Kind("read_file", 90, _data_files(pieces)),
+        Kind(
+            "prepare_stream",
+            30,
+            called("prepare_stream", line("run"), on=("run", *DATA), after=damage("cache", "data")),
+        ),
+        Kind("resume_run", 14, resume_run),
+    ]
+
+
+def _recipes(pieces: Pieces) -> st.SearchStrategy[Case]:
+    """Recipes drawn value by value, damaged ones, and whole ones with overrides."""
+    sections = st.sampled_from(("model", "stream", "train", "control", "strategy", "budget", "eval", "output", "x"))
+    drawn = st.dictionaries(sections, values, max_size=3)
+    tasks = st.dictionaries(st.sampled_from(("name", "folder", "steps", "splits", "format", "x")), values, max_size=4)
+    stream = st.lists(tasks, max_size=2).map(lambda given: {"stream": {"tasks": given}})
+    text = weighted((2, drawn.map(as_json)), (1, stream.map(as_json)), (1, st.sampled_from(TEXTS)))
+    written = text.map(lambda told: (("short.yaml", told),))
+    damage = pieces.damage_of(("plain.yaml",), inside=12)
+    return weighted(
+        (2, called("load_recipe", line("short.yaml"), texts=written)),
+        (1, called("load_recipe", line("demo", pieces.overrides))),
+        (1, called("load_recipe", line("plain.yaml", pieces.overrides), on=RECIPES)),
+        (1, called("load_recipe", line("plain.yaml"), on=RECIPES, after=damage)),
+    )
+
+
+def _data_files(pieces: Pieces) -> st.SearchStrategy[Case]:
+    """Damaged files of every kind, rows nobody should write, and small files that become large ones."""
+    names = pieces.world.names("files")
+    packed = [name for name in names if name.endswith((".gz", ".zst"))]
+
+    def one(name: str, after: Strategy) -> st.SearchStrategy[Case]:
+        return called("read_file", line(name), on=(name,), after=after)
+
+    return weighted(
+        (30, st.sampled_from(names).flatmap(lambda name: one(name, pieces.damage_of((name,), inside=24)))),
+        (20, called("read_file", line("rows.jsonl"), texts=rows.map(lambda told: (("rows.jsonl", told),)))),
+        (1, st.sampled_from(packed).flatmap(lambda name: one(name, pieces.damage_of((name,), hows=("bomb",))))),
+    )
