@@ -15,7 +15,7 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1, le=2**53 - 1)]  # bytes of a corpus, steps; the largest that every JSON reader keeps
-Size = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a dimension of a tensor; products of two still fit into 64 bits
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a dimension of a tensor, the length of a list
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what numpy takes
 
 
@@ -33,14 +33,14 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _values_mean_what_they_say(cls, values: Any) -> Any:
-        """Python counts with True and takes paths with a NUL until they are opened; we do neither."""
+        """Python counts with True, and takes paths that cannot be opened or written down; we do neither."""
         if isinstance(values, Mapping):
             check_names(values)
             for name, value in values.items():
                 parts = value if isinstance(value, list | tuple) else (value,)
                 _check_inner_names(name, parts)
-                if any(isinstance(part, str | Path) and "\0" in str(part) for part in parts):
-                    raise SettingError(f"<path>={shown(value)} holds a NUL character: remove it.", name)
+                if not all(_is_text(str(part)) for part in parts if isinstance(part, str | Path)):
+                    raise SettingError(f"<path>={shown(value)} holds a NUL or is not UTF-8: choose another.", name)
                 if any(isinstance(part, bool) for part in parts) and cls._is_number(name):
                     raise SettingError(f"<path>={shown(value)} is not valid: give a number, not true or false.", name)
         return values
@@ -61,6 +61,11 @@ def _kinds(annotation: Any) -> Iterable[type]:
     if not inner:
         return [annotation if isinstance(annotation, type) else type(annotation)]  # of a Literal, its values
     return [kind for part in inner for kind in _kinds(part)]
+
+
+def _is_text(text: str) -> bool:
+    """Whether a file can hold it; file names may come to Python with bytes that are no characters."""
+    return "\0" not in text and text == text.encode(errors="replace").decode()
 
 
 def check_names(values: Mapping[Any, Any]) -> None:
