@@ -132,7 +132,7 @@ def parse_settings(text: str, name: str, remedy: str = "correct it") -> dict[str
 
 def _read_text(path: Path, remedy: str) -> str:
     """Only regular files of modest size are read: a device or a disk image would never end."""
-    with reading(path, remedy):
+    with reading(str(path), remedy):
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise UserError(f"{path} is a folder: name a file.")
