@@ -7,7 +7,8 @@ import torch
 
 from trc2 import TRC2Config, load_recipe
 from trc2.baselines import build_model
-from trc2.bench.budget import active_parameters, build_on_meta
+from trc2.artifact import outline
+from trc2.bench.budget import active_parameters
 from trc2.config import family_names, recipe_names
 from trc2.train.optimizer import build_optimizer
 from trc2.train.plan import Plan
@@ -18,7 +19,7 @@ SMALL = [name for name in recipe_names() if not name.startswith("paper_") or nam
 @pytest.mark.parametrize("name", recipe_names())
 def test_it_builds_and_its_lengths_fit(name: str) -> None:
     run = load_recipe(name)
-    assert sum(parameter.numel() for parameter in build_on_meta(run.model).parameters()) > 10_000
+    assert sum(parameter.numel() for parameter in outline(run.model).parameters()) > 10_000
     if run.stream is not None:
         assert Plan.of_run(run).total_steps == sum(task.steps for task in run.stream.trained)
 
@@ -68,7 +69,7 @@ PRINTED = {
 @pytest.mark.parametrize("model", PRINTED)
 def test_every_row_of_the_papers_table_has_a_recipe_that_prints_its_count(model: str) -> None:
     runs = [run for name in family_names("paper") if (run := load_recipe(name)).model.name == model]
-    counts = sorted(round(sum(p.numel() for p in build_on_meta(run.model).parameters()) / 1e6) for run in runs)
+    counts = sorted(round(sum(p.numel() for p in outline(run.model).parameters()) / 1e6) for run in runs)
     assert counts == sorted(PRINTED[model])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from trc2.baselines import build_model
+from trc2.baselines import build_model, step_cost
 from trc2.config import BackboneConfig, model_config
 from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
@@ -28,8 +28,8 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no file, such as rotary angles
 
 
-def save_model(net: Backbone, folder: Path) -> None:
-    """Write weights, memory, replay stores and their settings."""
+def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = None) -> None:
+    """Write weights, memory, replay stores and their settings; `sequence_length` is what it was trained on."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in net.state_dict().items()}
     weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
@@ -42,6 +42,8 @@ def save_model(net: Backbone, folder: Path) -> None:
         "sha256": hashlib.sha256(weights).hexdigest(),  # weights of one save never go with the settings of another
         "backbone": net.config.model_dump(),
     }
+    if sequence_length is not None:
+        settings["sequence_length"] = sequence_length
     write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())
 
 
@@ -66,13 +68,22 @@ def load_config(folder: Path) -> BackboneConfig:
     return _backbone_config(_read_settings(folder / CONFIG_FILE), folder)
 
 
+def trained_length(folder: Path) -> int:
+    """The length of the sequences a saved model was trained on, or all its positions where nobody wrote it down."""
+    settings = _read_settings(folder / CONFIG_FILE)
+    limit, length = _backbone_config(settings, folder).max_positions, settings.get("sequence_length")
+    return length if isinstance(length, int) and 1 <= length <= limit else limit
+
+
 def check_memory(config: BackboneConfig) -> None:
     """Refuse a network that this machine could not even hold, before any of it is built."""
     if not hasattr(os, "sysconf"):
         return
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _at_most_bytes(config) < available:
+        return  # without an outline, for which torch imports its compiler, for seconds
     try:
-        net = _outline(config.replace(replay=False))
+        net = outline(config.replace(replay=False))
         wanted = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())) + _replay_bytes(config)
     except RuntimeError:  # not even the number of bytes can be counted
         wanted = 2**63
@@ -83,10 +94,22 @@ def check_memory(config: BackboneConfig) -> None:
         )
 
 
-def _outline(config: BackboneConfig) -> Backbone:
-    """The network without its numbers; only replay stores, which stay on the host, take room."""
+def outline(config: BackboneConfig) -> Backbone:
+    """The network without its numbers: shapes only, whatever its size.
+
+    Replay stores stay on the host and take room; leave them out with `config.replace(replay=False)`.
+    """
     with torch.device("meta"):
         return build_model(config)
+
+
+def _at_most_bytes(config: BackboneConfig) -> float:
+    """A bound from formulas: two FLOPs per active weight and token, all experts as large as those a token selects."""
+    flops = sum((cost.forward for cost in step_cost(config, 1, 1, with_replay=False).values()), 0.0)
+    sizes = config.model_dump()
+    slots = sizes.get("memory_slots", 0) * (config.d_model + sizes.get("memory_key_dim", 0))
+    weights = flops / 2 * max(1, sizes.get("num_experts", 1)) + config.max_positions * config.d_model + slots
+    return 4.0 * weights + _replay_bytes(config)
 
 
 def _replay_bytes(config: BackboneConfig) -> int:
@@ -151,7 +174,7 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
             "asks for; use the config saved with it."
         )
     try:
-        net = _outline(config)
+        net = outline(config)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its config ({brief(error)}): use the config saved with it.") from None
     expected = {name: _kind(tensor) for name, tensor in net.state_dict().items()}

@@ -408,7 +408,7 @@ def _load(target: str, overrides: list[str], seed: int) -> Any:
     """The network a recipe describes, freshly initialised, or the one saved in a folder."""
     import torch
 
-    from trc2.artifact import load_model
+    from trc2.artifact import check_memory, load_model
     from trc2.baselines import build_model
     from trc2.config import load_recipe
 
@@ -418,7 +418,9 @@ def _load(target: str, overrides: list[str], seed: int) -> Any:
                 f"{target} is a saved model, so '{overrides[0]}' cannot be changed: leave the overrides out."
             )
         return load_model(Path(target))
-    return build_model(load_recipe(target, overrides).model, torch.Generator().manual_seed(seed))
+    config = load_recipe(target, overrides).model
+    check_memory(config)
+    return build_model(config, torch.Generator().manual_seed(seed))
 
 
 def main() -> None:

@@ -76,6 +76,8 @@ def sentence_of(error: BaseException, path: object = None) -> str | None:
         what = brief(error.strerror or error)
         remedy = REMEDIES.get(error.errno or 0, "check the path and the disk, and try again")
         return f"{where}: {what}; {remedy}." if where is not None else f"{what}; {remedy}."
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # pathlib's word for it before Python 3.13
+        return f"{brief(error)}; {REMEDIES[errno.ELOOP]}."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "not enough memory" in str(error)):
         return "There is not enough memory for this: choose smaller sizes, or a machine with more."
     return None

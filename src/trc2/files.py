@@ -60,12 +60,20 @@ def replace_folder(partial: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def refuse_pipe(path: Path) -> None:
+    """Opening a pipe waits for whoever writes to it, perhaps for ever."""
+    if path.is_fifo():
+        raise UserError(f"{path} is a pipe, not a file: copy what it holds into one.")
+
+
 @contextmanager
 def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterator[None]:
     """Whatever a parser or the system says about a file becomes one sentence with the file's path.
 
     Only for blocks that read and parse: every library has errors of its own, down to plain `Exception`.
     """
+    if isinstance(path, Path):
+        refuse_pipe(path)
     try:
         yield
     except (UserError, MemoryError):

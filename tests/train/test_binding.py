@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.train.binding import learning_hash
-from trc2.train.checkpoint import list_checkpoints
+from trc2.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.train.resume import resume_run
 from trc2.train.scoring import load_run_model, score_folder
 from trc2.train.start import read_run_config, start_run
@@ -101,3 +103,21 @@ def test_a_manifest_of_another_step_is_damaged(run: Path) -> None:
     newest.rename(newest.with_name("step-00000099"))
     checkpoint_step = load_run_model(run, read_run_config(run), console=QUIET)[1]
     assert checkpoint_step < 8  # the renamed one was passed over
+
+
+def test_a_state_of_another_shape_is_a_sentence(run: Path) -> None:
+    newest = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+    save_checkpoint(run / "checkpoints", replace(newest, state={**newest.state, "control_post": 3}))
+    with pytest.raises(UserError, match="holds a state that this version cannot take"):
+        resume_run(run, [], QUIET)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(run: Path) -> None:
+    for path in (run / "data.json", run / "tokenizer.json", run / "config.yaml"):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(UserError, match=r"is a pipe|no config\.yaml|no .*tokenizer\.json"):
+            resume_run(run, [], QUIET)
+        path.unlink()
+        path.write_bytes(content)

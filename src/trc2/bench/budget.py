@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from trc2.baselines import build_model
+from trc2.artifact import outline
 from trc2.config import BackboneConfig, TRC2Config
-from trc2.model.backbone import Backbone
 from trc2.nn.experts import RoutedExperts
 
 GIB = 2**30
@@ -26,12 +24,6 @@ class Part:
     @property
     def total(self) -> int:
         return self.trainable + self.frozen
-
-
-def build_on_meta(config: BackboneConfig) -> Backbone:
-    """The network without its memory: shapes only, whatever its size."""
-    with torch.device("meta"):
-        return build_model(config)
 
 
 def subsystem(name: str) -> str:
@@ -51,7 +43,7 @@ def subsystem(name: str) -> str:
 
 def static_budget(config: BackboneConfig) -> dict[str, Part]:
     """Parameters and static bytes (parameters and buffers, frozen ones included) per subsystem."""
-    net = build_on_meta(config)
+    net = outline(config)
     names = ("columns", "thalamus", "hippocampus") if isinstance(config, TRC2Config) else ("blocks",)
     sums = {name: [0, 0, 0] for name in ("embedding and head", *names, "replay")}
     for name, parameter in net.named_parameters():
@@ -68,7 +60,7 @@ def active_parameters(config: BackboneConfig) -> tuple[int, int]:
 
     Of routed experts only the selected ones are met; everything else is, frozen or not.
     """
-    net = build_on_meta(config)
+    net = outline(config)
     idle = 0.0
     for module in net.modules():
         if isinstance(module, RoutedExperts):

@@ -54,7 +54,7 @@ class TaskConfig(Section):
     folder: str | None = Field(
         None, description="folder below the data root with <split>.jsonl, .txt or .parquet files"
     )
-    dataset: str | None = Field(None, description="a Hugging Face dataset id")
+    dataset: str | None = Field(None, description="a Hugging Face dataset id", min_length=1)
     subset: str | None = Field(None, description="the dataset's configuration name")
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = SplitNames()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trc2.artifact import save_model
 from trc2.errors import UserError
+from trc2.failpoint import failpoint
 from trc2.files import replace_folder, sync_folder, write_atomically
 from trc2.report.card import model_card
 from trc2.report.runs import read_run
@@ -23,8 +24,9 @@ def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: boo
     all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
     _check_is_free(folder)
-    config, run = read_run_config(run_folder), read_run(run_folder)
+    config = read_run_config(run_folder)
     net, step = load_run_model(run_folder, config, with_replay=with_replay)
+    run = read_run(run_folder)
     tokenizer = read_tokenizer(run_folder)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     files = _tokenizer_files(tokenizer, net.config.max_positions)
@@ -34,10 +36,12 @@ def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: boo
     partial = target.with_name(f".{target.name[:200]}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        save_model(net, partial)
+        save_model(net, partial, sequence_length=config.train.sequence_length)
+        failpoint("export")
         for name, content in files.items():
             write_atomically(partial / name, content.encode())
         sync_folder(partial)
+        failpoint("export rename")
         if target.exists():
             target.rmdir()  # it is empty, or this fails
         replace_folder(partial, target)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import replace_folder, write_durably
+from trc2.files import refuse_pipe, replace_folder, write_durably
 
 SCHEMA = 1
 PREFIX = "step-"
@@ -75,12 +75,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint, refusing anything that is not exactly what was saved."""
     try:
+        refuse_pipe(path / "manifest.json")
         manifest = json.loads((path / "manifest.json").read_bytes())
         if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
             found = manifest.get("schema") if isinstance(manifest, dict) else None
             raise DamagedCheckpoint(f"{path.name} has schema {found!r}, this version reads {SCHEMA}.")
         contents = {}
         for name in ("tensors.safetensors", "state.json"):
+            refuse_pipe(path / name)
             contents[name] = (path / name).read_bytes()
             if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"][name]:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")

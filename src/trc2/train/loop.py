@@ -289,14 +289,19 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint, history: list[Record]) -> None:
         """Go back to where a checkpoint was taken."""
         load_state(self.model, checkpoint)
-        unpack_optimizer(self.optimizer, checkpoint.tensors)
-        kept = checkpoint.part("strategy")
-        self.strategy.restore(kept)
-        restore_chance(checkpoint.tensors, checkpoint.state["chance"])
-        self.progress = Progress(**checkpoint.state["progress"])
-        self.control_post = dict(checkpoint.state["control_post"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(checkpoint.state["scaler"])
+        try:
+            unpack_optimizer(self.optimizer, checkpoint.tensors)
+            self.strategy.restore(checkpoint.part("strategy"))
+            restore_chance(checkpoint.tensors, checkpoint.state["chance"])
+            self.progress = Progress(**checkpoint.state["progress"])
+            self.control_post = dict(checkpoint.state["control_post"])
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(checkpoint.state["scaler"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{checkpoint.name} holds a state that this version cannot take ({type(error).__name__}: "
+                f"{brief(error)}): resume it with the version that saved it."
+            ) from error
         self.history = [record for record in history if record.step <= checkpoint.step]
         self._begun = time.monotonic() - self.progress.total_seconds
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trc2.artifact import load_model
+from trc2.artifact import load_model, trained_length
 from trc2.baselines import build_model
 from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError, plain
@@ -62,7 +62,7 @@ def score_folder(
         raise UserError("There is nothing to score: name a file with --file.")
     model.to(device).eval()
     config = run.eval if run is not None else EvalConfig()
-    length = run.train.sequence_length if run is not None else model.config.max_positions
+    length = run.train.sequence_length if run is not None else trained_length(folder)
     scores = {}
     for name, task in prepared.items():
         part, settings = (split, config) if name not in of_files else ("train", config.replace(max_batches=None))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from trc2.artifact import check_memory
 from trc2.config import RunConfig, read_settings, settings_text
 from trc2.console import shown
 from trc2.errors import UserError, plain
@@ -36,6 +37,7 @@ def start_run(config: RunConfig, console: Console) -> Path:
     try:
         with lock_folder(folder):
             check_is_no_run(folder, "choose another output.folder")
+            check_memory(config.model)
             set_up_process(config)
             prepared = prepare_with_progress(config, console)
             trainer = Trainer(config, prepared, folder, [])
