@@ -133,7 +133,8 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
 
     compared = trc2("report", "a", "b", "--out", "out", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
-    assert "forgot least" in compared.stdout
+    assert "forgot" in compared.stdout
+    assert "learnt the last task (tools) best" in compared.stdout
     assert (tmp_path / "out" / "comparison.png").is_file()
 
     for arguments, sentence in (

@@ -78,6 +78,11 @@ def sentence_of(error: BaseException, path: object = None) -> str | None:
         return f"{where}: {what}; {remedy}." if where is not None else f"{what}; {remedy}."
     if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # pathlib's word for it before Python 3.13
         return f"{brief(error)}; {REMEDIES[errno.ELOOP]}."
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "not enough memory" in str(error)):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_about_memory(str(error))):
         return "There is not enough memory for this: choose smaller sizes, or a machine with more."
     return None
+
+
+def _is_about_memory(reason: str) -> bool:
+    """Torch has no error type of its own for what a CPU cannot hold."""
+    return any(words in reason for words in ("not enough memory", "can't allocate memory", "Storage size calculation"))

@@ -72,9 +72,9 @@ def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterato
 
     Only for blocks that read and parse: every library has errors of its own, down to plain `Exception`.
     """
-    if isinstance(path, Path):
-        refuse_pipe(path)
     try:
+        if isinstance(path, Path):
+            refuse_pipe(path)
         yield
     except (UserError, MemoryError):
         raise

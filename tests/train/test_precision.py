@@ -35,3 +35,9 @@ def test_devices_that_are_not_there_are_told_in_a_sentence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="is not available on this machine"):
             choose_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["meta", "mps", "xla", "nonsense", "cpu:x", ""])
+def test_a_device_nobody_has_tried_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"output\.device="):
+        choose_device(name)

@@ -17,6 +17,8 @@ def choose_device(name: str) -> torch.device:
             device = torch.device(name)
         except RuntimeError:
             raise UserError(f"output.device='{name}' is no device: use auto, cpu, cuda or cuda:0.") from None
+        if device.type not in ("cpu", "cuda"):
+            raise UserError(f"output.device='{name}' is a device nobody has tried this on: use auto, cpu or cuda.")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"output.device='{name}' is not available on this machine: use auto or cpu.")
         return device
