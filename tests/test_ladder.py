@@ -15,7 +15,7 @@ LADDER = [
     {"nn"},
     {"replay.stores"},
     {"model", "reference"},
-    {"baselines"},
+    {"backbones"},
     {"replay.controller", "stream", "metrics", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"train"},

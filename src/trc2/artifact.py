@@ -14,11 +14,11 @@ import safetensors
 import safetensors.torch
 import torch
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
 from trc2.errors import UserError
 from trc2.files import write_atomically
-from trc2.model.backbone import Backbone
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief, plain

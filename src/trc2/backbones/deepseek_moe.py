@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, Counted, Trunk
-from trc2.baselines.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import DeepSeekMoEConfig
-from trc2.model.flops import Cost, learned
+from trc2.nn.cost import Cost, learned
 from trc2.nn.experts import RoutedExperts, Routing, SwiGLU
 from trc2.nn.init import init_weights
 
@@ -53,14 +54,16 @@ def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Flo
     return (frequency * scores.sum(dim=0) / max(1, num_tokens)).sum()
 
 
-def build(config: DeepSeekMoEConfig, generator: torch.Generator | None = None) -> BaselineNet:
+def build(config: DeepSeekMoEConfig, generator: torch.Generator | None = None) -> Backbone:
     """4d² of attention and 9 full widths of experts per block, by default, of which a token uses 3."""
-    trunk = Trunk(config, lambda: Block(config, AttentionMixer(config), FineGrainedExperts(config)))
+    trunk = BlockTrunk(config, lambda: Block(config, AttentionMixer(config), FineGrainedExperts(config)))
     init_weights(trunk, config.num_layers, generator)
-    return BaselineNet(config, trunk)
+    return Backbone(config, trunk)
 
 
-def cost(config: DeepSeekMoEConfig, rows: int, length: int) -> dict[str, Cost]:
+def cost(
+    config: DeepSeekMoEConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
     """FLOPs of one pass over rows × length tokens; only selected and shared experts cost anything."""
     tokens, d = rows * length, config.d_model
     num_visited = config.num_active_experts + config.num_shared_experts

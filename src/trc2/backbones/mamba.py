@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.baselines.blocks import BaselineNet, Block, DenseFeedForward, Trunk
-from trc2.baselines.costs import baseline_cost, swiglu_cost
+from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.costs import baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import MambaConfig
-from trc2.model.flops import Cost, learned
 from trc2.nn.convolution import depthwise, in_order, last_real, real_first
+from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.precision import at_least_float32
@@ -95,24 +96,27 @@ class MambaMixer(nn.Module):
         return State()
 
 
-def build(config: MambaConfig, generator: torch.Generator | None = None) -> BaselineNet:
+def build(config: MambaConfig, generator: torch.Generator | None = None) -> Backbone:
     """6d² + d(4R + 6N + 14) of mixer and 3·d·d_ff of SwiGLU per block, by default."""
-    trunk = Trunk(config, lambda: Block(config, MambaMixer(config), DenseFeedForward(config.d_model, config.ff_dim)))
+    trunk = BlockTrunk(
+        config, lambda: Block(config, MambaMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
+    )
     init_weights(trunk, config.num_layers, generator)
     for block in trunk.blocks:
         init_block(block, config.num_layers, generator)
-    return BaselineNet(config, trunk)
+    return Backbone(config, trunk)
 
 
 @torch.no_grad()
 def init_block(block: Block, num_layers: int, generator: torch.Generator | None) -> None:
     """Mamba's own start: uniform ±1/√fan_in, less in maps to the residual stream; small steps; decays of −1 … −N."""
-    mixer: MambaMixer = block.mixer  # type: ignore[assignment]
-    down: Tensor = block.feed_forward.down.weight  # type: ignore[union-attr, assignment]
+    mixer, feed_forward = block.mixer, block.feed_forward
+    assert isinstance(mixer, MambaMixer)
+    assert isinstance(feed_forward, DenseFeedForward)
     for tensor in (mixer.input.weight, mixer.conv_weight, mixer.selection.weight, mixer.step.weight):
         uniform_(tensor, tensor.shape[1] ** -0.5, generator)
     uniform_(mixer.conv_bias, mixer.conv_weight.shape[1] ** -0.5, generator)
-    for tensor in (mixer.output.weight, down):
+    for tensor in (mixer.output.weight, feed_forward.down.weight):
         uniform_(tensor, (2 * num_layers * tensor.shape[1]) ** -0.5, generator)
     step = mixer.step_bias.uniform_(math.log(LEAST_STEP), math.log(LARGEST_STEP), generator=generator)
     step.exp_().clamp_min_(STEP_FLOOR)
@@ -125,7 +129,7 @@ def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) ->
     tensor.uniform_(-bound, bound, generator=generator)
 
 
-def cost(config: MambaConfig, rows: int, length: int) -> dict[str, Cost]:
+def cost(config: MambaConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
     """The scan counts with its contractions: one per token forward, over states, and three backward.
 
     Its element-wise work (decays, recurrence) is not counted, as everywhere, but takes most of its time.

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.baselines.common import compare_segments_with_passes_of_their_own, counted_flops, excited, tiny_baseline
+from tests.backbones.common import compare_segments_with_passes_of_their_own, counted_flops, excited, tiny_baseline
 from tests.conftest import tokens
-from trc2.baselines import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
-from trc2.baselines.blocks import BaselineNet
+from trc2.backbones import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import (
     BlkAttnResConfig,
     DeepSeekMoEConfig,
@@ -25,7 +25,7 @@ from trc2.config.baselines import (
     MoEConfig,
     TransformerConfig,
 )
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     module: ModuleType
     config: Any
 
-    def build(self, **changes: object) -> BaselineNet:
+    def build(self, **changes: object) -> Backbone:
         return self.module.build(self.config.replace(**changes))
 
     @property
@@ -71,7 +71,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @cache
-def excited_net(case_name: str, dtype: torch.dtype) -> BaselineNet:
+def excited_net(case_name: str, dtype: torch.dtype) -> Backbone:
     case = next(case for case in CASES if case.name == case_name)
     return excited(case.build()).to(dtype).eval()
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.baselines.common import (
+from tests.backbones.common import (
     compare_gradients_of_pieces,
     compare_segments_with_passes_of_their_own,
     compare_with_reference,
@@ -15,10 +15,10 @@ from tests.baselines.common import (
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.baselines.blocks import BaselineNet
-from trc2.baselines.falcon import FalconMixer, build, cost
+from trc2.backbones.falcon import FalconMixer, build, cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import FalconConfig
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 from trc2.nn.segments import pack
 from trc2.reference import falcon as reference
 
@@ -30,11 +30,11 @@ def tiny(**changes: object) -> FalconConfig:
     return tiny_baseline(FalconConfig, **{**settings, **changes})
 
 
-def excited_net(dtype: torch.dtype = torch.float64, **changes: object) -> BaselineNet:
+def excited_net(dtype: torch.dtype = torch.float64, **changes: object) -> Backbone:
     return excited(build(tiny(**{"num_layers": 2, **changes}))).to(dtype).eval()
 
 
-def mixer_of(net: BaselineNet) -> FalconMixer:
+def mixer_of(net: Backbone) -> FalconMixer:
     mixer: Any = net.trunk.blocks[0].mixer
     return mixer
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.baselines.common import compare_with_reference, excited, tiny_baseline
+from tests.backbones.common import compare_with_reference, excited, tiny_baseline
 from tests.conftest import tokens
-from trc2.baselines.moe import build
+from trc2.backbones.moe import build
 from trc2.config.baselines import MoEConfig
 from trc2.reference import baselines as reference
 

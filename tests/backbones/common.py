@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tokens
-from trc2.baselines.blocks import BaselineNet
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import BaselineConfig
 from trc2.nn.segments import pack
 from trc2.reference.baselines import Forward, objective
@@ -32,7 +32,7 @@ def tiny_baseline(kind: type[BaselineConfig], **changes: object) -> Any:
     return kind(**{**settings, **changes})
 
 
-def excited(net: BaselineNet, seed: int = 0) -> BaselineNet:
+def excited(net: Backbone, seed: int = 0) -> Backbone:
     """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def excited(net: BaselineNet, seed: int = 0) -> BaselineNet:
     return net
 
 
-def compare_with_reference(net: BaselineNet, forward: Forward, rows: int = 2, length: int = 5) -> None:
+def compare_with_reference(net: Backbone, forward: Forward, rows: int = 2, length: int = 5) -> None:
     """Logits, balance, total loss and the gradient of every parameter in float64, with replay if the config has it."""
     config = net.config
     net = excited(net).double().train()
@@ -68,7 +68,7 @@ def compare_with_reference(net: BaselineNet, forward: Forward, rows: int = 2, le
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def compare_gradients_of_pieces(net: BaselineNet, close: float) -> None:
+def compare_gradients_of_pieces(net: Backbone, close: float) -> None:
     """A loss on decoded pieces with holes has the gradients of the loss on the real tokens alone."""
     x = tokens(net.config, 1, 9)
     valid = torch.tensor([[1, 0, 1, 1, 0, 0, 1, 1, 1]]).bool()
@@ -81,7 +81,7 @@ def compare_gradients_of_pieces(net: BaselineNet, close: float) -> None:
         torch.testing.assert_close(a, b, atol=close, rtol=10 * close)
 
 
-def compare_segments_with_passes_of_their_own(net: BaselineNet, *, is_padded: bool) -> None:
+def compare_segments_with_passes_of_their_own(net: Backbone, *, is_padded: bool) -> None:
     """Replayed chunks and the batch do not see each other."""
     x, replayed = tokens(net.config, 2, 11), tokens(net.config, 3, 5, seed=2)
     valid = torch.ones(2, 11, dtype=torch.bool)
@@ -90,10 +90,11 @@ def compare_segments_with_passes_of_their_own(net: BaselineNet, *, is_padded: bo
     alone, again = net.trunk(pack([x], mask)), net.trunk(pack([replayed]))
     joined = net.trunk(pack([x, replayed], mask))
     torch.testing.assert_close(joined.hidden, torch.cat((alone.hidden, again.hidden)), atol=1e-11, rtol=1e-10)
-    torch.testing.assert_close(joined.load_balance, alone.load_balance, atol=1e-12, rtol=1e-10)
+    for ours, expected in zip(joined.losses, alone.losses, strict=True):
+        torch.testing.assert_close(ours.value, expected.value, atol=1e-12, rtol=1e-10)
 
 
-def remembered_shapes(net: BaselineNet) -> list[list[dict[str, tuple[int, ...]]]]:
+def remembered_shapes(net: Backbone) -> list[list[dict[str, tuple[int, ...]]]]:
     """What every block keeps while decoding, after each of three pieces."""
     decoding = net.start_decoding()
     shapes = []
@@ -104,7 +105,7 @@ def remembered_shapes(net: BaselineNet) -> list[list[dict[str, tuple[int, ...]]]
     return shapes
 
 
-def check_silent_blocks_leave_the_embedding(net: BaselineNet) -> None:
+def check_silent_blocks_leave_the_embedding(net: Backbone) -> None:
     """Without their output maps the blocks add nothing: token and position reach the final norm."""
     net, trunk = excited(net).double(), net.trunk
     with torch.no_grad():
@@ -116,7 +117,7 @@ def check_silent_blocks_leave_the_embedding(net: BaselineNet) -> None:
     torch.testing.assert_close(net(x)[0], trunk.final_norm(hidden) @ trunk.embedding.weight.T)
 
 
-def counted_flops(net: BaselineNet, rows: int, length: int) -> tuple[int, int]:
+def counted_flops(net: Backbone, rows: int, length: int) -> tuple[int, int]:
     """Torch's own count of a forward pass, and of it with its backward pass."""
     x, y = tokens(net.config, rows, length), tokens(net.config, rows, length, seed=1)
     mapping = {torch.ops.aten.convolution_backward: _grouped_backward}

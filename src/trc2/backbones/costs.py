@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trc2.config.baselines import BaselineConfig
-from trc2.model.flops import Cost, learned
+from trc2.nn.cost import Cost, learned
 
 
 def attention_cost(config: BaselineConfig, rows: int, length: int) -> Cost:

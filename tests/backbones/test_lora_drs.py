@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trc2 import UserError
-from trc2.baselines import lora_drs, transformer
-from trc2.baselines.blocks import BaselineNet
-from trc2.baselines.lora_drs import LoraDRSNet, SecondMoment, drift_resistant_space
+from trc2.backbones import lora_drs, transformer
+from trc2.backbones.lora_drs import LoraDRSNet, SecondMoment, drift_resistant_space
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import LoraDRSConfig, TransformerConfig
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 from trc2.nn.segments import pack
 from trc2.reference import lora_drs as reference
 from trc2.reference.cortex import next_token_loss
@@ -54,7 +54,7 @@ def built(seed: int = 0, **changes: object) -> LoraDRSNet:
     return net
 
 
-def tokens(net: BaselineNet, rows: int, length: int, seed: int = 0) -> Tensor:
+def tokens(net: Backbone, rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(net.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
@@ -69,7 +69,7 @@ def at_task(task: int, seed: int = 0, **changes: object) -> LoraDRSNet:
     return net
 
 
-def adam(net: BaselineNet) -> torch.optim.AdamW:
+def adam(net: Backbone) -> torch.optim.AdamW:
     """Over everything, decay on all that does not refuse it: like the trainer's."""
     groups = [
         {"params": [p for p in net.parameters() if not hasattr(p, "no_decay")], "weight_decay": 0.1},
@@ -78,12 +78,12 @@ def adam(net: BaselineNet) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=RATE, betas=BETAS)
 
 
-def backward(net: BaselineNet, seed: int) -> None:
+def backward(net: Backbone, seed: int) -> None:
     _, aux = net(tokens(net, 2, 6, seed), targets=tokens(net, 2, 6, seed + 1))
     aux["loss"].backward()
 
 
-def train_step(net: BaselineNet, optimizer: torch.optim.Optimizer, seed: int) -> None:
+def train_step(net: Backbone, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.zero_grad()
     backward(net, seed)
     net.flush_pending_write()

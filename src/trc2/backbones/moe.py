@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, Counted, Trunk
-from trc2.baselines.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import MoEConfig
-from trc2.model.flops import Cost, learned
+from trc2.nn.cost import Cost, learned
 from trc2.nn.experts import RoutedExperts, load_balance
 from trc2.nn.init import init_weights
 
@@ -24,19 +25,19 @@ class ExpertFeedForward(RoutedExperts):
         return mixed, None if counted is None else load_balance(routing, counted)
 
 
-def build(config: MoEConfig, generator: torch.Generator | None = None) -> BaselineNet:
+def build(config: MoEConfig, generator: torch.Generator | None = None) -> Backbone:
     def block() -> Block:
         experts = ExpertFeedForward(
             config.d_model, config.ff_dim, config.num_experts, config.num_active_experts, has_shared=False
         )
         return Block(config, AttentionMixer(config), experts)
 
-    trunk = Trunk(config, block)
+    trunk = BlockTrunk(config, block)
     init_weights(trunk, config.num_layers, generator)
-    return BaselineNet(config, trunk)
+    return Backbone(config, trunk)
 
 
-def cost(config: MoEConfig, rows: int, length: int) -> dict[str, Cost]:
+def cost(config: MoEConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
     """Only the selected experts cost anything."""
     tokens, d = rows * length, config.d_model
     experts = swiglu_cost(d, config.ff_dim, tokens) * config.num_active_experts + learned(

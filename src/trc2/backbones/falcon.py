@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.baselines.blocks import BaselineNet, Block, DenseFeedForward, Trunk
-from trc2.baselines.costs import baseline_cost, swiglu_cost
+from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.costs import baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import FalconConfig
-from trc2.model.flops import Cost, learned
 from trc2.nn.convolution import depthwise, in_order, last_real, real_first
+from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import State
 from trc2.nn.fast_weights import fast_weights, recurrence, ridge_steps
 from trc2.nn.init import STD, init_weights, normal_
@@ -118,19 +119,22 @@ def writers(has_key: Bool[Tensor, "B 1"], length: int, valid: Bool[Tensor, "B T"
     return is_later if valid is None else is_later & (position < valid.sum(dim=1, keepdim=True))
 
 
-def build(config: FalconConfig, generator: torch.Generator | None = None) -> BaselineNet:
+def build(config: FalconConfig, generator: torch.Generator | None = None) -> Backbone:
     """5d² + 23d of mixer and norms (8 heads, FALCON-2) and 3·d·d_ff of SwiGLU per block, by default."""
-    trunk = Trunk(config, lambda: Block(config, FalconMixer(config), DenseFeedForward(config.d_model, config.ff_dim)))
+    trunk = BlockTrunk(
+        config, lambda: Block(config, FalconMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
+    )
     init_weights(trunk, config.num_layers, generator)
     for block in trunk.blocks:
-        mixer: FalconMixer = block.mixer  # type: ignore[assignment]
+        mixer = block.mixer
+        assert isinstance(mixer, FalconMixer)
         normal_(mixer.output.weight, STD / math.sqrt(2 * config.num_layers), generator)
         with torch.no_grad():
             mixer.conv_weight.uniform_(-(config.conv_width**-0.5), config.conv_width**-0.5, generator=generator)
-    return BaselineNet(config, trunk)
+    return Backbone(config, trunk)
 
 
-def cost(config: FalconConfig, rows: int, length: int) -> dict[str, Cost]:
+def cost(config: FalconConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
     """The maps, the convolution, and the products of the chunk form, whose last chunk is filled up.
 
     Per token and channel, with chunks of C and heads of width K: 6C + 6K forward, 18C + 12K backward.

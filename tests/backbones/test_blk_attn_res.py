@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.baselines.common import (
+from tests.backbones.common import (
     check_silent_blocks_leave_the_embedding,
     compare_with_reference,
     excited,
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.baselines.blk_attn_res import DepthTrunk, build, recall, residual_blocks
-from trc2.baselines.blocks import BaselineNet
+from trc2.backbones.blk_attn_res import DepthTrunk, build, recall, residual_blocks
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import BlkAttnResConfig
 from trc2.reference import baselines as reference
 
@@ -23,7 +23,7 @@ def tiny(num_layers: int = 3, num_residual_blocks: int = 2, **changes: object) -
     return tiny_baseline(BlkAttnResConfig, num_layers=num_layers, num_residual_blocks=num_residual_blocks, **changes)
 
 
-def trunk_of(net: BaselineNet) -> DepthTrunk:
+def trunk_of(net: Backbone) -> DepthTrunk:
     assert isinstance(net.trunk, DepthTrunk)
     return net.trunk
 

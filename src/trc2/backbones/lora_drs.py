@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, DenseFeedForward, Trunk
-from trc2.baselines.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.border import check_input
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import LoraDRSConfig
 from trc2.errors import UserError
-from trc2.model.flops import Cost, learned
-from trc2.model.hippocampus import WriteReport
+from trc2.nn.cost import Cost, learned
 from trc2.nn.host import HostState
 from trc2.nn.init import init_weights
 from trc2.nn.segments import pack
@@ -119,15 +120,15 @@ class SecondMoment:
         return self.total / self.count
 
 
-class LoraDRSNet(BaselineNet):
+class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
     """Task 0 trains the backbone; task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
 
     The space is what the new task's tokens span at the input of each attention when the older pairs are subtracted.
-    Adam's finished update is projected, not the gradient: `flush_pending_write` remembers the pair before
-    `optimizer.step()` and `update_slow_targets` projects what the step added to it.
+    Adam's finished update is projected, not the gradient: `before_step` remembers the pair as it is, `after_step`
+    projects what `optimizer.step()` added to it.
     """
 
-    def __init__(self, config: LoraDRSConfig, trunk: Trunk) -> None:
+    def __init__(self, config: LoraDRSConfig, trunk: BlockTrunk) -> None:
         super().__init__(config, trunk)
         self.stage = Stage()
         self._before_step: list[tuple[Tensor, Tensor]] | None = None
@@ -171,7 +172,7 @@ class LoraDRSNet(BaselineNet):
         moments = [SecondMoment(self.config.d_model, device) for _ in self.trunk.blocks]
         with self._subtracting(num_pairs):
             for batch in islice(batches, self.config.drs_batches):
-                self._check_input(batch, None, None)
+                check_input(self.config, batch)
                 packed = pack([batch.to(device)])
                 hidden = self.trunk.embedding(packed.tokens) + self.trunk.positions(packed.positions)
                 for block, moment in zip(self.trunk.blocks, moments, strict=True):
@@ -221,25 +222,24 @@ class LoraDRSNet(BaselineNet):
 
     # ------------------------------------------------------------------------------------------------------- step ends
 
-    def flush_pending_write(self) -> WriteReport:
-        """Remember the pair that learns as it is before `optimizer.step()`."""
+    def before_step(self) -> None:
+        """Remember the pair that learns as it is."""
         self._before_step = [layer.copy_trained() for layer in self.projections] if self.task > 0 else None
-        return super().flush_pending_write()
 
-    def discard_pending_write(self) -> None:
+    def discard(self) -> None:
         self._before_step = None
-        super().discard_pending_write()
+        super().discard()
 
-    def update_slow_targets(self) -> None:
+    def after_step(self) -> None:
         """Project what `optimizer.step()` added to the pair that learns."""
         if self._before_step is not None:
             for layer, before in zip(self.projections, self._before_step, strict=True):
                 layer.project_update(*before)
             self._before_step = None
-        super().update_slow_targets()
+        super().after_step()
 
 
-def projections(trunk: Trunk) -> list[AdaptedProjection]:
+def projections(trunk: BlockTrunk) -> list[AdaptedProjection]:
     """From the first layer to the last."""
     return [module for module in trunk.modules() if isinstance(module, AdaptedProjection)]
 
@@ -270,7 +270,7 @@ def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> Lo
 
     Pairs are drawn last, so that the backbone is the same however many there are.
     """
-    trunk = Trunk(
+    trunk = BlockTrunk(
         config, lambda: Block(config, AdaptedAttention(config), DenseFeedForward(config.d_model, config.ff_dim))
     )
     init_weights(trunk, config.num_layers, generator)
@@ -279,7 +279,9 @@ def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> Lo
     return LoraDRSNet(config, trunk)
 
 
-def cost(config: LoraDRSConfig, rows: int, length: int, task: int = 0) -> dict[str, Cost]:
+def cost(
+    config: LoraDRSConfig, rows: int, length: int, task: int = 0, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
     """FLOPs of one pass over rows × length tokens at a task; task 0 is a plain transformer.
 
     Frozen weights need no gradient, and neither does what the first block reads.

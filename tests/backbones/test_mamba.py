@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.baselines.common import (
+from tests.backbones.common import (
     compare_gradients_of_pieces,
     compare_with_reference,
     counted_flops,
@@ -12,9 +12,9 @@ from tests.baselines.common import (
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.baselines.mamba import MambaMixer, build, cost
+from trc2.backbones.mamba import MambaMixer, build, cost
 from trc2.config.baselines import MambaConfig
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 from trc2.reference import mamba as reference
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from trc2.config.baselines import BaselineConfig
-from trc2.model.backbone import Backbone, TrunkOutput
 from trc2.nn.attention import CausalAttention
 from trc2.nn.decoding import Decoding, KeyValues, State
 from trc2.nn.experts import SwiGLU
 from trc2.nn.norm import RMSNorm
 from trc2.nn.segments import Packed, Segment
+from trc2.nn.trunk import Loss, Trunk, TrunkOutput
 
 Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
 
@@ -59,12 +59,12 @@ class DenseFeedForward(SwiGLU):
 class Block(nn.Module):
     """h ← h + Mixer(RMSNorm(h));  h ← h + FFN(RMSNorm(h))"""
 
-    def __init__(self, config: BaselineConfig, mixer: nn.Module, feed_forward: nn.Module) -> None:
+    def __init__(self, config: BaselineConfig, mixer: Mixer, feed_forward: FeedForward) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.mixer = mixer
+        self.mixer: Mixer = mixer
         self.ff_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.feed_forward = feed_forward
+        self.feed_forward: FeedForward = feed_forward
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return hidden + self.dropout(mixed), balance
 
 
-class Trunk(nn.Module):
+class BlockTrunk(Trunk):
     """x_0 = E[token] + P[position] → L blocks → RMSNorm. Subclasses may wire the blocks differently."""
 
     def __init__(self, config: BaselineConfig, build_block: Callable[[], Block]) -> None:
@@ -90,11 +90,13 @@ class Trunk(nn.Module):
         self.blocks: Sequence[Block] = nn.ModuleList(build_block() for _ in range(config.num_layers))  # type: ignore[assignment]
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
 
-    def forward(self, packed: Packed, *, decoding: Decoding | None = None) -> TrunkOutput:
+    def forward(
+        self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
+    ) -> TrunkOutput:
         hidden = self.embedding(packed.tokens) + self.positions(packed.positions)
-        counted = packed.counted if decoding is None else None
-        hidden, balance = self.run_blocks(hidden, packed.segments, counted, decoding)
-        return TrunkOutput(self.final_norm(hidden), balance)
+        hidden, balance = self.run_blocks(hidden, packed.segments, packed.counted if with_losses else None, decoding)
+        losses = (Loss("load_balance", self.config.lambda_load_balance * balance, self.config.lambda_router),)
+        return TrunkOutput(self.final_norm(hidden), losses if with_losses else ())
 
     def run_blocks(
         self,
@@ -110,20 +112,11 @@ class Trunk(nn.Module):
             total = total if balance is None else total + balance
         return hidden, total
 
+    def subsystems(self) -> dict[str, list[nn.Module]]:
+        return {"embedding and head": [self.embedding, self.positions, self.final_norm], "blocks": list(self.blocks)}
+
     def new_states(self) -> list[State]:
-        return [block.mixer.new_state() for block in self.blocks]  # type: ignore[operator]
-
-
-class BaselineNet(Backbone):
-    """A baseline's trunk in the common shell."""
-
-    def __init__(self, config: BaselineConfig, trunk: Trunk) -> None:
-        super().__init__(config)
-        self.trunk = trunk
-
-    @property
-    def body(self) -> Trunk:
-        return self.trunk
+        return [block.mixer.new_state() for block in self.blocks]
 
 
 def zero_balance(hidden: Float[Tensor, "P D"]) -> Float[Tensor, ""]:

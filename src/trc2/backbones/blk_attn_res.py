@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.baselines.blocks import AttentionMixer, BaselineNet, Block, Counted, DenseFeedForward, Trunk, zero_balance
-from trc2.baselines.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted, DenseFeedForward, zero_balance
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
 from trc2.config.baselines import BlkAttnResConfig
-from trc2.model.flops import Cost, learned
+from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import Decoding
 from trc2.nn.init import init_weights
 from trc2.nn.precision import at_least_float32
@@ -57,7 +58,7 @@ class Recalled:
         return torch.lerp(self.mixture, source.value, torch.sigmoid(own - self.level).unsqueeze(-1))
 
 
-class DepthTrunk(Trunk):
+class DepthTrunk(BlockTrunk):
     """h_l = Σ_i softmax_i(s_l) v_i over the sources of sub-layer l; its output is Sub_l(RMSNorm(h_l)).
 
     Runs of S sub-layers (an attention or a feed-forward part each) form residual blocks; a block's value is the sum
@@ -143,14 +144,16 @@ def residual_blocks(config: BlkAttnResConfig) -> list[range]:
     return [range(first, min(first + size, total)) for first in range(0, total, size)]
 
 
-def build(config: BlkAttnResConfig, generator: torch.Generator | None = None) -> BaselineNet:
+def build(config: BlkAttnResConfig, generator: torch.Generator | None = None) -> Backbone:
     """The transformer's 16d² per block, and vectors. Depth queries stay 0 whatever the generator."""
     trunk = DepthTrunk(config)
     init_weights(trunk, config.num_layers, generator)
-    return BaselineNet(config, trunk)
+    return Backbone(config, trunk)
 
 
-def cost(config: BlkAttnResConfig, rows: int, length: int) -> dict[str, Cost]:
+def cost(
+    config: BlkAttnResConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
     """FLOPs of one pass over rows × length tokens.
 
     A completed block costs each of its readers a score and a share of the mixture, 2d each per token; a running sum
