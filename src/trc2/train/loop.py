@@ -18,7 +18,7 @@ from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
 from trc2.model.compiled import compile_parts
-from trc2.nn.chance import keyed_generator
+from trc2.nn.keyed import keyed_generator
 from trc2.nn.trunk import WriteReport
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
 from trc2.strategies import build_strategy
