@@ -17,8 +17,8 @@ from trc2.config.baselines import BlkAttnResConfig
 from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import Decoding
 from trc2.nn.init import init_weights
-from trc2.nn.precision import at_least_float32
 from trc2.nn.segments import Segment
+from trc2.ops.islands import at_least_float32
 
 
 class DepthQuery(nn.Module):

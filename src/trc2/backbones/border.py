@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trc2.config import BackboneConfig
 from trc2.errors import UserError
-from trc2.nn.losses import IGNORE_INDEX
+from trc2.ops.head_loss import IGNORE_INDEX
 
 
 def check_input(

@@ -16,10 +16,10 @@ from trc2.config.baselines import FalconConfig
 from trc2.nn.convolution import depthwise, in_order, last_real, real_first
 from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import State
-from trc2.nn.fast_weights import fast_weights, recurrence, ridge_steps
 from trc2.nn.init import STD, init_weights, normal_
-from trc2.nn.precision import at_least_float32
 from trc2.nn.segments import Segment, rejoin
+from trc2.ops.fast_weights import fast_weights, recurrence, ridge_steps
+from trc2.ops.islands import at_least_float32
 
 FIRST_RIDGE_LOGIT = -4.0  # λ̄ ≈ 0.018: a fresh mixer forgets little
 

@@ -17,9 +17,9 @@ from trc2.nn.convolution import depthwise, in_order, last_real, real_first
 from trc2.nn.cost import Cost, learned
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
-from trc2.nn.precision import at_least_float32
-from trc2.nn.scan import selective_scan
 from trc2.nn.segments import Segment, rejoin
+from trc2.ops.islands import at_least_float32
+from trc2.ops.scan import selective_scan
 
 LEAST_STEP, LARGEST_STEP, STEP_FLOOR = 1e-3, 0.1, 1e-4  # Δ of a fresh mixer is log-uniform
 

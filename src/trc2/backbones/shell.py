@@ -18,10 +18,10 @@ from trc2.backbones.clock import Clock
 from trc2.config import BackboneConfig
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
-from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import Pending, Trunk, TrunkOutput, WriteReport
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
 from trc2.replay.stores import ReplayStores
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)

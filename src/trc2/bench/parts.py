@@ -12,8 +12,8 @@ from trc2.backbones.blocks import BlockTrunk
 from trc2.backbones.shell import Backbone
 from trc2.bench.subjects import Run, tokens_of
 from trc2.model.cortex import Cortex
-from trc2.nn.losses import linear_cross_entropy
 from trc2.nn.trunk import Trunk
+from trc2.ops.head_loss import linear_cross_entropy
 
 
 def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:

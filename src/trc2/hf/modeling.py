@@ -16,8 +16,8 @@ from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.hf.configuration import TRC2PretrainedConfig
 from trc2.nn.decoding import Decoding
-from trc2.nn.losses import IGNORE_INDEX
 from trc2.nn.rope import RotaryTable
+from trc2.ops.head_loss import IGNORE_INDEX
 
 Memory = Literal["read", "off"]
 

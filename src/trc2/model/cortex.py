@@ -14,7 +14,6 @@ from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
 from trc2.model.hippocampus import Hippocampus
 from trc2.model.thalamus import ThalamicRouter
-from trc2.nn.anchor import anchor
 from trc2.nn.decoding import Decoding, KeyValues, RunningSum
 from trc2.nn.experts import load_balance
 from trc2.nn.init import init_weights, normal_
@@ -22,6 +21,7 @@ from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
 from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
+from trc2.ops.zero_gradient import anchor
 
 
 class Cortex(Trunk):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from trc2.config import TRC2Config
 from trc2.nn.linear import JoinedLinear, ScaledLinear
-from trc2.nn.selection import top_k_mask
+from trc2.ops.selection import top_k_mask
 
 
 class FeedbackGate(nn.Module):

@@ -14,10 +14,10 @@ from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
 from trc2.nn.host import HostState
 from trc2.nn.linear import ScaledLinear
-from trc2.nn.precision import at_least_float32
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
-from trc2.nn.selection import top_k
 from trc2.nn.trunk import Pending, Proposal, WriteReport
+from trc2.ops.islands import at_least_float32
+from trc2.ops.selection import top_k
 
 SCORE_BLOCK = {"cpu": 2**22}  # scores formed at a time
 LARGE_BLOCK = 2**26

@@ -14,8 +14,8 @@ from trc2.config import TRC2Config
 from trc2.nn.decoding import RunningSum
 from trc2.nn.linear import ScaledLinear
 from trc2.nn.norm import RMSNorm
-from trc2.nn.precision import at_least_float32
 from trc2.nn.segments import Segment, rejoin
+from trc2.ops.islands import at_least_float32
 
 
 class ThalamicRouter(nn.Module):

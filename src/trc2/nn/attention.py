@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.nn.anchor import anchor
 from trc2.nn.decoding import KeyValues
 from trc2.nn.rope import Rotation, rotate
 from trc2.nn.segments import Segment, rejoin
-from trc2.nn.staircase import staircase_attention, suits
+from trc2.ops.staircase import staircase_attention, suits
+from trc2.ops.zero_gradient import anchor
 
 
 class CausalAttention(nn.Module):

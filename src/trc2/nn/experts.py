@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32
-from trc2.nn.selection import top_k
+from trc2.ops.islands import at_least_float32
+from trc2.ops.selection import top_k
 
 FEW_TOKENS = 64  # while decoding, calls cost more than arithmetic
 

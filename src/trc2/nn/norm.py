@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32
+from trc2.ops.islands import at_least_float32
 
 
 class RMSNorm(nn.Module):

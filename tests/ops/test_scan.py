@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trc2.nn.scan import selective_scan
+from trc2.ops.scan import selective_scan
 from trc2.reference import mamba as reference
 
 NAMES = ("x", "delta", "A", "B", "C", "state")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from trc2.nn.anchor import anchor
+from trc2.ops.zero_gradient import anchor
 
 
 def test_an_anchored_parameter_gets_zeros_and_the_value_is_untouched() -> None:

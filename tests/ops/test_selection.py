@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trc2.nn import selection
-from trc2.nn.selection import top_k, top_k_mask
+from trc2.ops import selection
+from trc2.ops.selection import top_k, top_k_mask
 from trc2.reference.column import largest
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trc2.nn.precision import at_least_float32
+from trc2.ops.islands import at_least_float32
 
 
 class Scanned(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from trc2.nn.attention import attend
-from trc2.nn.staircase import LONGEST, SHORTEST, staircase_attention, suits
+from trc2.ops.staircase import LONGEST, SHORTEST, staircase_attention, suits
 
 
 @pytest.mark.parametrize("length", [1, 3, 5, 64, 67])

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from trc2.nn import losses
-from trc2.nn.losses import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
+from trc2.ops import head_loss
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -60,11 +60,11 @@ def test_half_precision_hidden_states_are_scored_in_float32() -> None:
 def test_predictions_equal_cross_entropy_and_argmax_whatever_the_chunk(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "chunk_rows", lambda _: rows)
+    monkeypatch.setattr(head_loss, "chunk_rows", lambda _: rows)
     hidden, weight = torch.randn(7, 5, dtype=torch.float64) * 30, torch.randn(11, 5, dtype=torch.float64)
     weight[4] = weight[2]  # a tie: the first of the likeliest is named
     targets = torch.tensor([0, 10, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 2])
-    nll, best = losses.linear_predict(hidden, weight, targets)
+    nll, best = head_loss.linear_predict(hidden, weight, targets)
     logits = hidden @ weight.T
     expected = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
     torch.testing.assert_close(nll, expected, atol=1e-12, rtol=1e-12)

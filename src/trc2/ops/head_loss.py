@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32, compute_dtype
-from trc2.nn.selection import top_k
+from trc2.ops.islands import at_least_float32, compute_dtype
+from trc2.ops.selection import top_k
 
 IGNORE_INDEX = -100
 # Logits alive at once. On a CPU: few enough for its cache, but enough rows per product where the vocabulary is large.

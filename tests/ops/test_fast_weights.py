@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trc2.nn.fast_weights import LEAST_KEPT, Reading, Steps, fast_weights, recurrence, ridge_steps
+from trc2.ops.fast_weights import LEAST_KEPT, Reading, Steps, fast_weights, recurrence, ridge_steps
 from trc2.reference import falcon as reference
 
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # q, x, v, η, γ, state
