@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import torch
 
-from trc2.ops.zero_gradient import anchor
+from tests.ops.compare import compare, leaf
+from trc2.ops.zero_gradient import anchor, plain_anchor
+
+
+def test_values_and_gradients_equal_the_plain_sum() -> None:
+    compare(anchor, plain_anchor, leaf(7, 3), leaf(2), leaf(4, 5))
 
 
 def test_an_anchored_parameter_gets_zeros_and_the_value_is_untouched() -> None:

@@ -12,7 +12,10 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The type a matrix product of this tensor is computed in: autocast's, where that is on."""
+    """The type a matrix product of this tensor is computed in: autocast's, where that is on.
+
+    float64 is never narrowed by autocast.
+    """
     device = tensor.device.type
     casts = torch.is_autocast_enabled(device) and tensor.dtype != torch.float64
     return torch.get_autocast_dtype(device) if casts else tensor.dtype

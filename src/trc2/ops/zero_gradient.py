@@ -7,16 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class _Anchor(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(*parameters)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return grad, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
+from trc2.ops.choose import with_gradient
 
 
 def anchor(x: Tensor, *parameters: Tensor) -> Tensor:
@@ -26,4 +17,24 @@ def anchor(x: Tensor, *parameters: Tensor) -> Tensor:
     costs matrix products; leaving it out gives None, on which optimizers and DDP behave differently.
     """
     live = [parameter for parameter in parameters if parameter.requires_grad]
-    return _Anchor.apply(x, *live) if live and torch.is_grad_enabled() else x
+    return with_gradient(_Anchor.apply, _unchanged, x, *live) if live else x
+
+
+def plain_anchor(x: Tensor, *parameters: Tensor) -> Tensor:
+    """The same in torch's own words: x + 0 · Σ parameters, which reads all of them."""
+    return x + 0.0 * sum((parameter.sum() for parameter in parameters), x.new_zeros(()))
+
+
+class _Anchor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)
+        return x.view_as(x)  # a tensor of its own for autograd, on the same memory
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
+
+
+def _unchanged(x: Tensor, *parameters: Tensor) -> Tensor:
+    return x
