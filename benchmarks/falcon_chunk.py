@@ -3,7 +3,7 @@
     python benchmarks/falcon_chunk.py --out benchmarks/falcon_chunk.json
 
 All forms run in one process, in turn, on the same tokens: sizes of the lab recipes, float32. The token-by-token form
-is `trc2.nn.fast_weights.recurrence`, batched over rows and heads, with torch's autograd. Wall-clock time is taken with
+is `trc2.ops.fast_weights.recurrence`, batched over rows and heads, with torch's autograd. Wall-clock time is taken with
 two threads; CPU time with one, which other processes on the machine disturb less.
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trc2.config.baselines import FalconConfig
-from trc2.nn.fast_weights import Reading, Steps, fast_weights, recurrence, ridge_steps
+from trc2.ops.fast_weights import Reading, Steps, fast_weights, recurrence, ridge_steps
 
 # variant, d_model, heads, rows, tokens
 CASES = [

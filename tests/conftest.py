@@ -15,7 +15,7 @@ import tests.typecheck  # noqa: F401 - the hook below finds it by name
 # Tensors here are tiny: a second thread only waits, and on a busy machine for long. Commands that tests run inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-CHECKED = ["trc2.nn", "trc2.model", "trc2.replay.stores"]
+CHECKED = ["trc2.ops", "trc2.nn", "trc2.model", "trc2.replay.stores"]
 install_import_hook(CHECKED, "tests.typecheck.checker")
 
 import pytest  # noqa: E402

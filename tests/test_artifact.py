@@ -13,7 +13,7 @@ from tests.baselines.common import tiny_baseline
 from tests.conftest import fill_memory, tiny_config, tokens
 from trc2 import CortexNet, UserError
 from trc2.artifact import check_memory, load_config, load_model, save_model
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
 from trc2.config import MODELS, BackboneConfig, load_recipe
 
 

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from trc2.backbones.trc2 import CortexNet
 from trc2.config import RunConfig, TRC2Config, load_recipe
 from trc2.errors import UserError
 from trc2.hf.registration import register_when_imported
-from trc2.model.hippocampus import Origin
-from trc2.model.net import CortexNet
+from trc2.nn.provenance import Origin
 
 if TYPE_CHECKING:
     from trc2.hf.callback import MemoryCallback

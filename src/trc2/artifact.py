@@ -14,11 +14,11 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from trc2.baselines import build_model, step_cost
+from trc2.backbones.registry import build_model, step_cost
+from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
 from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
-from trc2.model.backbone import Backbone
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

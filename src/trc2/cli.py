@@ -409,7 +409,7 @@ def _load(target: str, overrides: list[str], seed: int) -> Any:
     import torch
 
     from trc2.artifact import check_memory, load_model
-    from trc2.baselines import build_model
+    from trc2.backbones.registry import build_model
     from trc2.config import load_recipe
 
     if Path(target).is_dir():

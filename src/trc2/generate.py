@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.model.backbone import Backbone
-from trc2.nn.chance import keyed_generator
+from trc2.nn.keyed import keyed_generator
 from trc2.stream.tokenizer import Tokenizer
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trc2.artifact import load_model, save_model
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
 from trc2.config import MODELS, model_config
 
 SIZES = {"vocab_size": 31, "d_model": 16, "num_heads": 4, "max_positions": 40}

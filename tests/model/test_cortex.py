@@ -52,7 +52,7 @@ def compare_with_reference(config: TRC2Config, length: int, events: int, dtype: 
     torch.testing.assert_close(aux["loss_predictor"], expected.prediction, atol=close, rtol=close)
     torch.testing.assert_close(aux["loss"], total, atol=close, rtol=close)
     if net.pending:
-        torch.testing.assert_close(net.pending[-1].surprise, expected.surprise, atol=close, rtol=close)
+        torch.testing.assert_close(net.pending[-1].proposal.surprise, expected.surprise, atol=close, rtol=close)
 
     fast, slow = gradients(net, aux["loss"]), gradients(net, total)
     for name, gradient in fast.items():
@@ -137,8 +137,9 @@ def test_replayed_tokens_do_not_touch_the_auxiliary_losses_or_proposals() -> Non
     x, replayed = tokens(config, 2, 11), tokens(config, 3, 5, seed=2)
     alone, joined = net.cortex(pack([x])), net.cortex(pack([x, replayed]))
     torch.testing.assert_close(joined.hidden[:22], alone.hidden)
-    torch.testing.assert_close(joined.load_balance, alone.load_balance)
-    torch.testing.assert_close(joined.appraisal.loss_td, alone.appraisal.loss_td)
+    assert [loss.name for loss in joined.losses] == ["load_balance", "td", "predictor"]
+    for ours, expected in zip(joined.losses, alone.losses, strict=True):
+        torch.testing.assert_close(ours.value, expected.value)
     torch.testing.assert_close(joined.proposal.states, alone.proposal.states)
 
 
@@ -157,7 +158,7 @@ def test_padding_changes_nothing_for_real_tokens(side: str, events: int) -> None
     torch.testing.assert_close(padded_logits[:, real], logits)
     for name in ("loss", "loss_lm", "loss_td", "loss_predictor", "loss_load_balance"):
         torch.testing.assert_close(padded_aux[name], aux[name])
-    plain, with_padding = net.pending
+    plain, with_padding = (waiting.proposal for waiting in net.pending)
     torch.testing.assert_close(with_padding.states, plain.states)
     torch.testing.assert_close(with_padding.scores, plain.scores)
 

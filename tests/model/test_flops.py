@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import fill_memory, tiny_config, tokens
 from trc2 import CortexNet
-from trc2.model.flops import Cost, step_cost
+from trc2.backbones.registry import step_cost
+from trc2.nn.cost import Cost
 
 
 @pytest.mark.parametrize("events", [0, 4, 10])

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import tiny_config
-from trc2.model.hippocampus import Hippocampus, Origin, Proposal
+from trc2.model.hippocampus import Hippocampus
+from trc2.nn.provenance import Origin, stamp
+from trc2.nn.trunk import Pending
 from trc2.reference import hippocampus as reference
 from trc2.reference.hippocampus import Store
 
@@ -96,7 +98,7 @@ def test_appraisal_threshold_and_writes_equal_the_reference(length: int, micro_s
     critic = dict(hippocampus.critic.named_parameters())
     store, threshold = store_of(hippocampus), 0.0
     for _ in range(3):
-        proposals: list[Proposal] = []
+        proposals: list[Pending] = []
         pending = []
         for _ in range(micro_steps):
             states = torch.randn(2, length, 16, dtype=torch.float64)
@@ -105,7 +107,7 @@ def test_appraisal_threshold_and_writes_equal_the_reference(length: int, micro_s
             torch.testing.assert_close(appraisal.loss_td, td)
             torch.testing.assert_close(appraisal.loss_predictor, prediction)
             torch.testing.assert_close(appraisal.surprise, surprise)
-            proposals.append(proposal)
+            proposals.append(Pending(proposal, stamp(proposal.places, None, step=0)))
             pending.append((states, surprise))
         report = hippocampus.commit(proposals)
         threshold = reference.commit(
@@ -138,8 +140,8 @@ def test_slots_remember_where_their_event_came_from() -> None:
     hippocampus = build(writes_per_sequence=2, target_writes_per_sequence=2, threshold_decay=0.0)
     states = torch.randn(1, 6, 16, dtype=torch.float64)
     document = torch.tensor([[7, 7, 7, 8, 8, 8]])
-    _, proposal = hippocampus.propose(states, None, Origin(task=3, document=document), step=11)
-    hippocampus.commit([proposal])
+    _, proposal = hippocampus.propose(states, None)
+    hippocampus.commit([Pending(proposal, stamp(proposal.places, Origin(task=3, document=document), step=11))])
     written = hippocampus.origins[: hippocampus.count]
     assert written.shape[0] > 0
     assert written[:, 0].tolist() == [3] * len(written)
@@ -153,9 +155,9 @@ def test_events_are_committed_in_order_of_sequence_and_position() -> None:
     with torch.no_grad():
         hippocampus.threshold.fill_(-1.0)
     _, proposal = hippocampus.propose(torch.randn(4, 9, 16, dtype=torch.float64), None)
-    positions = proposal.origins[:, 3].reshape(4, 3)
+    positions = proposal.places[:, 1].reshape(4, 3)
     assert torch.equal(positions, positions.sort(dim=1).values)
-    hippocampus.commit([proposal])
+    hippocampus.commit([Pending(proposal, stamp(proposal.places, None, step=0))])
     torch.testing.assert_close(hippocampus.keys[0], hippocampus.write_key(proposal.states[0]))
 
 

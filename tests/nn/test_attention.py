@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trc2.nn.attention import CausalAttention, add_to_leading
-from trc2.nn.rope import RotaryTable, rotate
+from trc2.nn.attention import CausalAttention
+from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import pack
 from trc2.reference import column as reference
 
@@ -51,17 +51,6 @@ def test_segments_do_not_see_each_other() -> None:
     torch.testing.assert_close(joined[10:], layer(u[10:], None, table(alone.positions), alone.segments))
 
 
-def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
-    table = RotaryTable(32, 6, BASE).double()
-    q, k = torch.randn(1, 1, 6, dtype=torch.float64), torch.randn(1, 1, 6, dtype=torch.float64)
-
-    def score(a: int, b: int) -> torch.Tensor:
-        return (rotate(q, table(torch.tensor([a]))) * rotate(k, table(torch.tensor([b])))).sum()
-
-    torch.testing.assert_close(score(3, 1), score(30, 28))
-    torch.testing.assert_close(rotate(q, table(torch.tensor([17]))).norm(), q.norm())
-
-
 def test_a_widened_table_is_exact_not_rounded() -> None:
     widened, exact = RotaryTable(64, 8, BASE).double(), torch.arange(64, dtype=torch.float64)
     assert torch.equal(widened.cos[:, 0], exact.cos())
@@ -80,11 +69,3 @@ def test_the_query_shift_leaves_alone_what_a_hook_was_given(learns: bool) -> Non
         torch.testing.assert_close(seen[0], u @ layer.qkv.weight.T)
     if learns:
         (out.sum() + seen[0].square().sum()).backward()
-
-
-def test_a_shift_may_cover_the_leading_tokens_only() -> None:
-    x, y = torch.randn(5, 6, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64)
-    y.requires_grad_()
-    assert torch.autograd.gradcheck(add_to_leading, (x, y))
-    with torch.no_grad():
-        torch.testing.assert_close(add_to_leading(x, y), x + torch.nn.functional.pad(y, (0, 2, 0, 2)))

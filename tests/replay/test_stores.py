@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trc2.nn.chance import keyed_generator
+from trc2.nn.keyed import keyed_generator
 from trc2.reference import replay as reference
 from trc2.replay.stores import ReplayStores, cut_chunks
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from trc2 import RunConfig, UserError, load_recipe
-from trc2.baselines import step_cost
-from trc2.model.flops import Cost
+from trc2.backbones.registry import step_cost
+from trc2.nn.cost import Cost
 from trc2.report.runs import read_run
 from trc2.stream.batches import Mixture
 from trc2.train.budget import budget_of

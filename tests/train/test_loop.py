@@ -13,7 +13,7 @@ from rich.console import Console
 from trc2 import CortexNet
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.nn.losses import IGNORE_INDEX
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.stream.prepare import prepare_stream
 from trc2.train.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.train.evaluate import control_perplexity, score_task

@@ -174,7 +174,7 @@ class FlushLosesChunks(CortexNet):
 
 class FlushIgnoresThreshold(CortexNet):
     def flush_pending_write(self) -> Any:
-        extra = [proposal.states[:1] for proposal in self.pending]
+        extra = [waiting.proposal.states[:1] for waiting in self.pending]
         report = super().flush_pending_write()
         self.cortex.hippocampus.write(torch.cat(extra))
         return report

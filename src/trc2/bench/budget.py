@@ -26,33 +26,27 @@ class Part:
         return self.trainable + self.frozen
 
 
-def subsystem(name: str) -> str:
-    """Which subsystem a parameter or buffer belongs to."""
-    if name.startswith("trunk.blocks"):
-        return "blocks"
-    if name.startswith(("cortex.embedding", "cortex.final_norm", "trunk.")):
-        return "embedding and head"
-    if name.startswith("cortex.thalamus"):
-        return "thalamus"
-    if name.startswith(("cortex.hippocampus", "cortex.feedback")):
-        return "hippocampus"
-    if name.startswith("cortex."):
-        return "columns"
-    return "replay"  # its stores, and the small counters of the shell
-
-
 def static_budget(config: BackboneConfig) -> dict[str, Part]:
-    """Parameters and static bytes (parameters and buffers, frozen ones included) per subsystem."""
+    """Parameters and static bytes (parameters and buffers, frozen ones included) per subsystem.
+
+    The small counters of the shell count as replay's.
+    """
     net = outline(config)
-    names = ("columns", "thalamus", "hippocampus") if isinstance(config, TRC2Config) else ("blocks",)
-    sums = {name: [0, 0, 0] for name in ("embedding and head", *names, "replay")}
-    for name, parameter in net.named_parameters():
-        entry = sums[subsystem(name)]
+    groups = net.trunk.subsystems()
+    owner = {id(tensor): name for name, modules in groups.items() for module in modules for tensor in _tensors(module)}
+    first = next(iter(groups))
+    inside = {id(tensor): owner.get(id(tensor), first) for tensor in _tensors(net.trunk)}
+    sums = {name: [0, 0, 0] for name in (*groups, "replay")}
+    for parameter in net.parameters():
+        entry = sums[inside.get(id(parameter), "replay")]
         entry[0 if parameter.requires_grad else 1] += parameter.numel()
-        entry[2] += _bytes(parameter)
-    for name, buffer in net.named_buffers():
-        sums[subsystem(name)][2] += _bytes(buffer)
+    for tensor in _tensors(net):
+        sums[inside.get(id(tensor), "replay")][2] += _bytes(tensor)
     return {name: Part(*values) for name, values in sums.items()}
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def active_parameters(config: BackboneConfig) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trc2.baselines import step_cost
+from trc2.backbones.registry import step_cost
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import (
     decoding,
@@ -25,7 +25,7 @@ from trc2.bench.subjects import (
 from trc2.bench.timing import Timing, Watch, ratio, take_turns
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
 from trc2.errors import UserError, did_you_mean
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 
 SCHEMA = 1
 PROMPT, NEW = 16, 32

@@ -8,57 +8,70 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trc2.backbones.blocks import BlockTrunk
+from trc2.backbones.shell import Backbone
 from trc2.bench.subjects import Run, tokens_of
-from trc2.model.backbone import Backbone
-from trc2.nn.losses import linear_cross_entropy
+from trc2.model.cortex import Cortex
+from trc2.nn.trunk import Trunk
+from trc2.ops.head_loss import linear_cross_entropy
 
 
 def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
     """Forward and backward of each subsystem; together they are a pass but for norms, residual sums and packing."""
-    body = net.body
-    groups: dict[str, list[nn.Module]] = {}
-    if hasattr(body, "columns"):
-        groups["attention"] = [column.attention for column in body.columns]
-        groups["experts"] = [column.experts for column in body.columns]
-        if body.thalamus is not None:
-            groups["thalamus"] = [body.thalamus, *(c.layer5 for c in body.columns[:-1])]
-        if body.feedback is not None:
-            groups["memory gate"] = [body.feedback]
-    else:
-        groups["mixers"] = [block.mixer for block in body.blocks]
-        groups["feed-forward"] = [block.feed_forward for block in body.blocks]
+    trunk = net.trunk
+    groups = _groups(trunk)
     calls = _capture([module for modules in groups.values() for module in modules], net, rows, length)
     runs = {
         name: _again([(module, call) for module in modules for call in calls.get(id(module), [])])
         for name, modules in groups.items()
     }
-    memory = getattr(body, "hippocampus", None)
+    memory = trunk.hippocampus if isinstance(trunk, Cortex) else None
     hidden = torch.randn(rows * length, net.config.d_model)
     if memory is not None:
         if memory.has_readout:
             runs["memory read"] = _again([(memory.recall, (hidden,))])
         runs["memory proposal"] = lambda: memory.propose(hidden.view(rows, length, -1), None)
     _, targets = tokens_of(net.config, rows, length)
-    weight = body.embedding.weight
+    weight = trunk.embedding.weight
     runs["head and loss"] = _again([(lambda h: linear_cross_entropy(h, weight, targets.reshape(-1)), (hidden,))])
     runs["flush"] = _flush(net, rows, length)
-    runs["slow heads"] = net.update_slow_targets
+    runs["slow heads"] = net.after_step
     return runs
+
+
+def _groups(trunk: Trunk) -> dict[str, list[nn.Module]]:
+    """The modules whose calls are timed together."""
+    if isinstance(trunk, Cortex):
+        groups: dict[str, list[nn.Module]] = {
+            "attention": [column.attention for column in trunk.columns],
+            "experts": [column.experts for column in trunk.columns],
+        }
+        if trunk.thalamus is not None:
+            reports = [column.layer5 for column in trunk.columns[:-1] if column.layer5 is not None]
+            groups["thalamus"] = [trunk.thalamus, *reports]
+        if trunk.feedback is not None:
+            groups["memory gate"] = [trunk.feedback]
+        return groups
+    if not isinstance(trunk, BlockTrunk):
+        raise TypeError(f"{type(trunk).__name__} has no parts to time")
+    return {
+        "mixers": [block.get_submodule("mixer") for block in trunk.blocks],
+        "feed-forward": [block.get_submodule("feed_forward") for block in trunk.blocks],
+    }
 
 
 def _flush(net: Backbone, rows: int, length: int) -> Run:
     """The end of a step: what one micro-batch queued and staged is committed, over and over."""
     x, y = tokens_of(net.config, rows, length)
     net(x, y, return_logits=False)
-    queued = list(getattr(net, "pending", ()))
-    net.discard_pending_write()
+    queued = list(net.pending)
+    net.discard()
 
     def run() -> None:
-        if queued:
-            net.pending.extend(queued)  # type: ignore[operator, union-attr]
+        net.pending.extend(queued)
         if net.replay is not None:
             net.replay.stage(x)
-        net.flush_pending_write()
+        net.commit()
 
     return run
 
@@ -73,7 +86,7 @@ def _capture(modules: Iterable[nn.Module], net: Backbone, rows: int, length: int
     handles = [module.register_forward_pre_hook(note) for module in {id(m): m for m in modules}.values()]
     x, y = tokens_of(net.config, rows, length)
     net(x, y, return_logits=False)
-    net.discard_pending_write()
+    net.discard()
     for handle in handles:
         handle.remove()
     return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from trc2.baselines import step_cost
+from trc2.backbones.registry import step_cost
 from trc2.bench.budget import (
     GIB,
     PAPER_COLUMNS,
@@ -17,7 +17,7 @@ from trc2.bench.budget import (
     unreachable,
 )
 from trc2.config import RunConfig, TRC2Config, load_recipe
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 
 
 def quantity(value: float) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
 from trc2.errors import UserError, did_you_mean
 from trc2.generate import lay_out_for_decoding
-from trc2.model.backbone import Backbone
-from trc2.nn.chance import keyed_generator
+from trc2.model.cortex import Cortex
+from trc2.nn.keyed import keyed_generator
 from trc2.train.optimizer import build_optimizer
 
 Run = Callable[[], object]
@@ -24,7 +25,7 @@ def prepared_model(config: BackboneConfig, seed: int = 0) -> Backbone:
     """A fresh network whose memory and replay stores are full: the cost of a run's later part."""
     net = build_model(config, keyed_generator("bench", seed))
     chance = keyed_generator("bench fill", seed)
-    memory = getattr(net.body, "hippocampus", None)
+    memory = net.trunk.hippocampus if isinstance(net.trunk, Cortex) else None
     if memory is not None:
         memory.write(torch.randn(memory.num_slots, config.d_model, generator=chance))
     if net.replay is not None:

@@ -11,13 +11,13 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.hf.configuration import TRC2PretrainedConfig
-from trc2.model.backbone import Backbone
 from trc2.nn.decoding import Decoding
-from trc2.nn.losses import IGNORE_INDEX
 from trc2.nn.rope import RotaryTable
+from trc2.ops.head_loss import IGNORE_INDEX
 
 Memory = Literal["read", "off"]
 
@@ -102,8 +102,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.net.get_input_embeddings()
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.net.body.embedding = value
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.net.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head

@@ -12,8 +12,8 @@ from trc2.nn.attention import CausalAttention
 from trc2.nn.decoding import KeyValues
 from trc2.nn.experts import RoutedExperts, Routing
 from trc2.nn.norm import RMSNorm
-from trc2.nn.rope import Rotation
 from trc2.nn.segments import Segment
+from trc2.ops.rotate import Rotation
 
 
 @dataclass(frozen=True)

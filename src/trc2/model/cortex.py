@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from trc2.config import TRC2Config
-from trc2.model.backbone import TrunkOutput
 from trc2.model.column import CorticalColumn
 from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
-from trc2.model.hippocampus import UNKNOWN, Hippocampus, Origin, Proposal
+from trc2.model.hippocampus import Hippocampus
 from trc2.model.thalamus import ThalamicRouter
-from trc2.nn.anchor import anchor
 from trc2.nn.decoding import Decoding, KeyValues, RunningSum
 from trc2.nn.experts import load_balance
 from trc2.nn.init import init_weights, normal_
 from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
+from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
+from trc2.ops.zero_gradient import anchor
 
 
-@dataclass(frozen=True)
-class CortexOutput(TrunkOutput):
-    """Everything one pass computed. Losses and the proposal concern the first segment, the training batch."""
-
-    appraisal: Appraisal | None
-    proposal: Proposal | None
-
-
-class Cortex(nn.Module):
+class Cortex(Trunk):
     """Embedding → L cortical columns with thalamic and hippocampal feedback → normalised state for the head.
 
     A second segment, if there is one, holds replayed chunks: they share every position-wise product with the batch,
@@ -61,16 +52,9 @@ class Cortex(nn.Module):
             self.hippocampus.critic.copy_to_slow()
 
     def forward(
-        self,
-        packed: Packed,
-        origin: Origin | None = None,
-        step: int = UNKNOWN,
-        *,
-        appraise: bool = True,
-        read_memory: bool = True,
-        decoding: Decoding | None = None,
-    ) -> CortexOutput:
-        """`appraise=False` leaves out critic, proposal and balance, for passes that neither learn nor report losses.
+        self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
+    ) -> TrunkOutput:
+        """`with_losses=False` leaves out critic, proposal and balance.
 
         `decoding` holds what the columns and the routers between them remember of the rows' earlier tokens.
         """
@@ -89,16 +73,26 @@ class Cortex(nn.Module):
             past, sums = self._states_of(index, decoding)
             out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
-            if appraise:
+            if with_losses:
                 balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
-                if appraise:
-                    appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid, origin, step)
+                if with_losses:
+                    appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid)
                 if read_memory:
                     hidden, hippocampal = self._remember(hidden, modulated)
             if self.thalamus is not None and index + 1 < len(self.columns):
                 thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated, sums)
-        return CortexOutput(self.final_norm(hidden), balance, appraisal, proposal)
+        losses = self._losses(balance, appraisal) if with_losses else ()
+        return TrunkOutput(self.final_norm(hidden), losses, proposal)
+
+    def _losses(self, balance: Float[Tensor, ""], appraisal: Appraisal | None) -> tuple[Loss, ...]:
+        """λ_router (λ_lb Σ A), λ_td L_td and λ_pred L_pred; the last two are 0 without a memory."""
+        config, zero = self.config, self.embedding.weight.new_zeros(())
+        return (
+            Loss("load_balance", config.lambda_load_balance * balance, config.lambda_router),
+            Loss("td", zero if appraisal is None else appraisal.loss_td, config.lambda_td),
+            Loss("predictor", zero if appraisal is None else appraisal.loss_predictor, config.lambda_predictor),
+        )
 
     def _remember(
         self, hidden: Float[Tensor, "P D"], modulated: tuple[Segment, ...]
@@ -120,6 +114,32 @@ class Cortex(nn.Module):
         if decoding is None:
             return None, None
         return decoding.states[index], decoding.states[len(self.columns) + index]  # type: ignore[return-value]
+
+    def commit(self, pending: Sequence[Pending]) -> WriteReport:
+        return WriteReport() if self.hippocampus is None else self.hippocampus.commit(pending)
+
+    def after_step(self) -> None:
+        """Move the slow heads towards the fast ones."""
+        if self.hippocampus is not None:
+            self.hippocampus.critic.update_slow()
+
+    @property
+    def has_memory(self) -> bool:
+        return self.hippocampus is not None
+
+    @property
+    def num_events(self) -> int:
+        return 0 if self.hippocampus is None else self.hippocampus.count
+
+    def subsystems(self) -> dict[str, list[nn.Module]]:
+        thalamus = [] if self.thalamus is None else [self.thalamus]
+        hippocampus: list[nn.Module] = [part for part in (self.hippocampus, self.feedback) if part is not None]
+        return {
+            "embedding and head": [self.embedding, self.final_norm],
+            "columns": [self.rotary, *self.columns],
+            "thalamus": list(thalamus),
+            "hippocampus": hippocampus,
+        }
 
     def tensors_without_reader(self) -> list[str]:
         """Trainable tensors no loss can reach: the last column's L5, kept because the paper's counts contain it."""

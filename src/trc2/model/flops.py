@@ -1,47 +1,9 @@
-"""Floating-point operations of the matrix products, by formula; a test holds them to torch's own counter.
-
-Counted: 2·m·n·k per product, attention as the full T×T (torch's convention, causal kernels skip about half).
-Not counted: element-wise work, sorting, gathering.
-"""
+"""Floating-point operations of TRC²'s matrix products, by formula; a test holds them to torch's own counter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trc2.config import TRC2Config
-
-
-@dataclass(frozen=True)
-class Cost:
-    """FLOPs of one forward pass, and of forward plus backward."""
-
-    forward: float = 0.0
-    training: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.forward + other.forward, self.training + other.training)
-
-    def __mul__(self, factor: float) -> Cost:
-        return Cost(self.forward * factor, self.training * factor)
-
-    def __truediv__(self, divisor: float) -> Cost:
-        return self * (1 / divisor)
-
-
-def learned(flops: float) -> Cost:
-    """A product whose backward needs gradients of both factors."""
-    return Cost(flops, 3 * flops)
-
-
-def input_fixed(flops: float) -> Cost:
-    """A product with a detached input: only the weight's gradient is formed."""
-    return Cost(flops, 2 * flops)
-
-
-def frozen(flops: float) -> Cost:
-    """A product outside the graph."""
-    return Cost(flops, flops)
-
+from trc2.nn.cost import Cost, frozen, input_fixed, learned
 
 SUBSYSTEMS = ("embedding and head", "columns", "thalamus", "hippocampus")
 
@@ -98,19 +60,3 @@ def pass_cost(
         "thalamus": thalamus,
         "hippocampus": hippocampus,
     }
-
-
-def step_cost(config: TRC2Config, rows: int, length: int, *, slots: int, with_replay: bool) -> dict[str, Cost]:
-    """Cost of one micro-batch; replay, if it runs, is a subsystem of its own."""
-    costs = pass_cost(config, rows, length, slots=slots, is_batch=True)
-    if with_replay and config.replay:
-        again = pass_cost(
-            config,
-            config.replay_batch_size,
-            config.replay_chunk_length - 1,
-            slots=slots,
-            is_batch=False,
-            modulated=config.replay_path == "full",
-        )
-        costs["replay"] = sum(again.values(), Cost())
-    return costs

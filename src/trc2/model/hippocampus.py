@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,60 +14,14 @@ from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
 from trc2.nn.host import HostState
 from trc2.nn.linear import ScaledLinear
-from trc2.nn.precision import at_least_float32
-from trc2.nn.selection import top_k
+from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
+from trc2.nn.trunk import Pending, Proposal, WriteReport
+from trc2.ops.islands import at_least_float32
+from trc2.ops.selection import top_k
 
-UNKNOWN = -1
 SCORE_BLOCK = {"cpu": 2**22}  # scores formed at a time
 LARGE_BLOCK = 2**26
 MANY_QUERIES = 1024  # of so many at a time; fewer, as in decoding, see more slots at a time
-ORIGIN_FIELDS = ("task", "step", "document", "position")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the tokens of a batch come from; −1 or None where unknown. Positions default to the place in the row.
-
-    `task` is one number, or one per row.
-    """
-
-    task: int | Int[Tensor, " B"] = UNKNOWN
-    document: Int[Tensor, "B T"] | None = None
-    position: Int[Tensor, "B T"] | None = None
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What one micro-batch would like to remember: k_W candidates per sequence, in order of position."""
-
-    surprise: Float[Tensor, "B T"]
-    num_tokens: int
-    states: Float[Tensor, "N D"]
-    scores: Float[Tensor, " N"]
-    origins: Int[Tensor, "N 4"]
-
-
-@dataclass(frozen=True)
-class WriteReport:
-    """What a flush did; the paper's write dynamics."""
-
-    candidates: int = 0
-    writes: int = 0
-    raw_writes: int = 0
-    threshold: float = 0.0
-    surprise_mean: float = 0.0
-    surprise_max: float = 0.0
-    fill: float = 0.0
-
-    @property
-    def keep_fraction(self) -> float:
-        """Writes ÷ candidates."""
-        return self.writes / self.candidates if self.candidates else 0.0
-
-    @property
-    def raw_fraction(self) -> float:
-        """Share of candidates above the threshold as it was before its update."""
-        return self.raw_writes / self.candidates if self.candidates else 0.0
 
 
 class Cursor(HostState):
@@ -214,8 +167,6 @@ class Hippocampus(nn.Module):
         self,
         states: Float[Tensor, "B T D"],
         valid: Bool[Tensor, "B T"] | None,
-        origin: Origin | None = None,
-        step: int = UNKNOWN,
     ) -> tuple[Appraisal, Proposal | None]:
         """Appraise detached states and pick the k_W most surprising of each sequence; changes nothing."""
         appraisal = self.critic(states, valid)
@@ -233,18 +184,19 @@ class Hippocampus(nn.Module):
             num_tokens=rows * length if valid is None else int(valid.sum()),
             states=states[row, picked][real],
             scores=scores[real],
-            origins=_origins(origin or Origin(), picked, step)[real],
+            places=torch.stack((row, picked), dim=-1)[real],
         )
         return appraisal, proposal
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     @torch.no_grad()
-    def commit(self, proposals: Sequence[Proposal]) -> WriteReport:
+    def commit(self, pending: Sequence[Pending]) -> WriteReport:
         """Move the threshold by the union of all candidates, then write those above it, in order.
 
         τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep);  write where s > τ.
         """
+        proposals = [waiting.proposal for waiting in pending]
         scores = torch.cat([proposal.scores for proposal in proposals]) if proposals else self.threshold.new_empty(0)
         if scores.numel() == 0:
             return WriteReport(threshold=float(self.threshold), fill=self.count / self.num_slots)
@@ -253,8 +205,7 @@ class Hippocampus(nn.Module):
         self.threshold.mul_(self.threshold_decay).add_((1.0 - self.threshold_decay) * quantile)
         kept = scores > self.threshold
         states = torch.cat([proposal.states for proposal in proposals])[kept]
-        origins = torch.cat([proposal.origins for proposal in proposals])[kept]
-        self.write(states, origins)
+        self.write(states, torch.cat([waiting.origins for waiting in pending])[kept])
         total = sum(float(proposal.surprise.sum()) for proposal in proposals)  # padding adds exact zeros
         return WriteReport(
             candidates=scores.numel(),
@@ -280,13 +231,3 @@ class Hippocampus(nn.Module):
         self.values[where] = self.write_value(events).to(self.values.dtype)
         self.origins[where] = origins[kept]
         self.cursor.set(min(self.count + total, slots), (self.pointer + total) % slots)
-
-
-def _origins(origin: Origin, picked: Int[Tensor, "B k"], step: int) -> Int[Tensor, "B k 4"]:
-    unknown = torch.full_like(picked, UNKNOWN)
-    document = unknown if origin.document is None else origin.document.to(picked.device).gather(1, picked)
-    position = picked if origin.position is None else origin.position.to(picked.device).gather(1, picked)
-    task = origin.task if isinstance(origin.task, Tensor) else torch.tensor([origin.task])
-    task = task.to(picked.device).unsqueeze(1).expand_as(picked)
-    when = torch.full_like(picked, step)
-    return torch.stack((task, when, document, position), dim=-1)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
 from trc2.nn.decoding import RunningSum
 from trc2.nn.linear import ScaledLinear
 from trc2.nn.norm import RMSNorm
-from trc2.nn.precision import at_least_float32
 from trc2.nn.segments import Segment, rejoin
+from trc2.ops.islands import at_least_float32
+from trc2.ops.means import mean_of_earlier, sums_of_earlier
 
 
 class ThalamicRouter(nn.Module):
@@ -64,50 +62,22 @@ class ThalamicRouter(nn.Module):
 def past_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum | None = None) -> Float[Tensor, "B T R"]:
     """μ^{<t}: mean over strictly earlier real tokens, 0 where there is none.
 
-    While decoding, `before` holds the sum over the tokens before this segment, and is told of these.
+    While decoding, `before` holds the sum over the tokens before this segment; the sum over these is added to it.
     """
-    z, valid, known = at_least_float32(z), segment.valid, segment.num_earlier()
-    if before is not None and valid is None and z.shape[1] == 1 and isinstance(known, int):
-        return before.add(z[:, 0]).unsqueeze(1) / max(1, known)
-    if valid is None and before is None and not z.is_cuda:
-        return _PastMean.apply(z)
-    if valid is None:
-        earlier = torch.arange(z.shape[1], device=z.device, dtype=z.dtype)[None, :, None]
-    else:
-        z = z * valid.unsqueeze(-1)
-        earlier = (valid.cumsum(1) - valid.long()).unsqueeze(-1).to(z.dtype)
-    sums = _running_sum(z)
-    if before is None:
-        return (sums - z) / earlier.clamp_min(1.0)
-    total = before.add(sums[:, -1])
-    known = known if isinstance(known, int) else known.unsqueeze(1)
-    return (sums - z + total.unsqueeze(1)) / (earlier + known).clamp_min(1.0)
+    z = at_least_float32(z)
+    return mean_of_earlier(z, segment.valid) if before is None else _continued_mean(z, segment, before)
 
 
-class _PastMean(torch.autograd.Function):
-    """Of whole rows of real tokens: fewer small operations than the general form, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        share = torch.arange(z.shape[1], dtype=z.dtype, device=z.device).clamp_min_(1.0).reciprocal_().view(-1, 1)
-        ctx.save_for_backward(share)
-        return z.cumsum(dim=1).sub_(z).mul_(share)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (share,) = ctx.saved_tensors
-        for_sums = grad * share
-        running = for_sums.cumsum(dim=1)
-        return running[:, -1:] - running  # what later tokens heard
-
-
-def _running_sum(z: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
-    """cumsum over tokens; as a product with a triangle where torch has no deterministic cumsum."""
-    if z.is_cuda and torch.are_deterministic_algorithms_enabled():
-        length = z.shape[1]
-        return torch.ones(length, length, dtype=z.dtype, device=z.device).tril() @ z
-    return z.cumsum(dim=1)
+def _continued_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum) -> Float[Tensor, "B T R"]:
+    """While decoding: sums and counts inside the segment, plus those of the tokens before it."""
+    num_before = segment.num_earlier()
+    if z.shape[1] == 1 and segment.valid is None and isinstance(num_before, int):
+        # The usual step, one real token in every row: all of its past lies before the segment.
+        return before.add(z[:, 0]).unsqueeze(1) / max(1, num_before)
+    inside = sums_of_earlier(z, segment.valid)
+    sum_before = before.add(inside.total).unsqueeze(1)
+    counts = inside.counts + (num_before if isinstance(num_before, int) else num_before.unsqueeze(1))
+    return (inside.sums + sum_before) / counts.clamp_min(1.0)
 
 
 def compete(gate: Float[Tensor, "P R"], groups: int, inhibition: float) -> Float[Tensor, "P R"]:

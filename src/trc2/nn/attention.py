@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.nn.anchor import anchor
 from trc2.nn.decoding import KeyValues
-from trc2.nn.rope import Rotation, rotate
 from trc2.nn.segments import Segment, rejoin
-from trc2.nn.staircase import staircase_attention, suits
+from trc2.ops.leading import add_to_leading
+from trc2.ops.rotate import Rotation, rotate
+from trc2.ops.staircase import staircase_attention, suits
+from trc2.ops.zero_gradient import anchor
 
 
 class CausalAttention(nn.Module):
@@ -64,30 +63,6 @@ def mix(
     if past is not None:
         k, v = past.append(k, v)
     return attend(q, k, v, segment.valid_so_far())
-
-
-def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
-    """x + y where y covers only the first Q ≤ P rows and D ≤ C columns."""
-    if torch.is_grad_enabled():
-        return _AddToLeading.apply(x, y)
-    total = x.clone()  # whoever hooked the map that made x must not see it change
-    total[: y.shape[0], : y.shape[1]] += y
-    return total
-
-
-class _AddToLeading(torch.autograd.Function):
-    """Without padding y to the size of x, which would pass over memory twice more, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.rows, ctx.columns = y.shape
-        total = x.clone()
-        total[: ctx.rows, : ctx.columns] += y
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, grad[: ctx.rows, : ctx.columns]
 
 
 def attend(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32
-from trc2.nn.selection import top_k
+from trc2.ops.choose import with_gradient
+from trc2.ops.gates import gated_product
+from trc2.ops.islands import at_least_float32
+from trc2.ops.selection import top_k
 
 FEW_TOKENS = 64  # while decoding, calls cost more than arithmetic
 
@@ -27,40 +26,12 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, u: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
-        gate_up = self.gate_up(u)
-        if torch.is_grad_enabled():
-            return self.down(_GatedProduct.apply(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
-
-
-class _GatedProduct(torch.autograd.Function):
-    """SiLU(g) ⊙ v of the two halves [g v]; the gradient is written into one buffer, half by half."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        share = torch.sigmoid(gate)
-        silu = gate * share
-        ctx.save_for_backward(gate_up, share, silu)
-        return silu * up
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        gate_up, share, silu = ctx.saved_tensors
-        _, up = gate_up.chunk(2, dim=-1)
-        both = torch.empty_like(gate_up)
-        for_gate, for_up = both.chunk(2, dim=-1)
-        slope = torch.lerp(silu, silu.new_ones(()), share)  # SiLU′ = SiLU + σ (1 − SiLU)
-        torch.mul(slope.mul_(up), grad, out=for_gate)
-        torch.mul(silu, grad, out=for_up)
-        return both
+        return self.down(gated_product(self.gate_up(u)))
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens went: gate probabilities, the selected experts, and the weights of what these say."""
+    """Where tokens went: gate probabilities, the selected experts, and the weights of their outputs."""
 
     probabilities: Float[Tensor, "P E"]
     experts: Int[Tensor, "P k"]
@@ -98,31 +69,44 @@ class RoutedExperts(nn.Module):
         return mixed, routing
 
     def dispatch(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
+        """Σ_{e ∈ top-k} p̃_e E_e(u)"""
+        # Decoding one row, there is nothing to sort. A gradient needs the long way, in which idle experts run too.
+        without_gradient = self._by_token if u.shape[0] == 1 else self._by_expert
+        return with_gradient(self._by_expert, without_gradient, u, routing)
+
+    def _by_expert(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""
-        learns = torch.is_grad_enabled()
-        if not learns and u.shape[0] == 1:  # decoding one row: nothing to sort
-            chosen = routing.experts[0].tolist()
-            outputs = _ask_together([self.experts[e] for e in chosen], [u] * len(chosen))
-            return routing.weights.to(outputs.dtype) @ outputs
         pair_expert = routing.experts.flatten()
         order = pair_expert.argsort(stable=True)
         tokens = order // self.num_active
         counts = torch.bincount(pair_expert, minlength=len(self.experts)).tolist()
         groups = u.index_select(0, tokens).split(counts)
-        # While learning an expert without tokens still runs, on zero rows: that gives its weights a zero gradient.
-        busy = [(expert, group) for expert, group in zip(self.experts, groups, strict=True) if learns or len(group)]
-        if learns or u.shape[0] > FEW_TOKENS:
-            outputs = torch.cat([expert(group) for expert, group in busy])
-        else:
-            outputs = _ask_together([expert for expert, _ in busy], [group for _, group in busy])
+        outputs = with_gradient(self._run_all, self._run_busy, groups)
         weighted = outputs * routing.weights.flatten()[order].unsqueeze(1).to(outputs.dtype)
         return torch.zeros_like(u, dtype=outputs.dtype).index_add(0, tokens, weighted)
 
+    def _by_token(self, u: Float[Tensor, "1 D"], routing: Routing) -> Float[Tensor, "1 D"]:
+        """The outputs of one token's experts, times their weights."""
+        chosen = routing.experts[0].tolist()
+        outputs = _run_together([self.experts[e] for e in chosen], [u] * len(chosen))
+        return routing.weights.to(outputs.dtype) @ outputs
 
-def _ask_together(experts: Sequence[nn.Module], groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
-    """What each expert says of its group, end to end; of few tokens the element-wise work is one call for all."""
-    gate, up = torch.cat([expert.gate_up(group) for expert, group in zip(experts, groups, strict=True)]).chunk(2, dim=1)  # type: ignore[operator]
-    parts = F.silu(gate).mul_(up).split([len(group) for group in groups])
+    def _run_all(self, groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
+        """While learning an expert without tokens runs too, on zero rows: that gives its weights a zero gradient."""
+        return torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True)])
+
+    def _run_busy(self, groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
+        """Without gradients an expert without tokens is left out."""
+        busy = [(expert, group) for expert, group in zip(self.experts, groups, strict=True) if len(group)]
+        if sum(len(group) for group in groups) > FEW_TOKENS * self.num_active:
+            return torch.cat([expert(group) for expert, group in busy])
+        return _run_together([expert for expert, _ in busy], [group for _, group in busy])
+
+
+def _run_together(experts: Sequence[nn.Module], groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
+    """The experts' outputs, end to end; of few tokens the element-wise work is one call for all experts."""
+    gate_up = torch.cat([expert.gate_up(group) for expert, group in zip(experts, groups, strict=True)])  # type: ignore[operator]
+    parts = gated_product(gate_up).split([len(group) for group in groups])
     return torch.cat([expert.down(part) for expert, part in zip(experts, parts, strict=True)])  # type: ignore[operator]
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from trc2.nn.precision import at_least_float32
+from trc2.ops.normalise import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -22,33 +18,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
-        wide = at_least_float32(x)
-        if not torch.is_grad_enabled():
-            return F.rms_norm(wide, self.gain.shape, self.gain.to(wide.dtype), self.eps).to(x.dtype)
-        return _RMSNorm.apply(wide, self.gain.to(wide.dtype), self.eps).to(x.dtype)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """y = r x ⊙ g with r = (mean(x²) + ε)^(−½); about half the passes over memory of torch's own gradient.
-
-    ∂x = r (∂y ⊙ g) − r³/D ⟨∂y ⊙ x, g⟩ x;  ∂g = Σ r (∂y ⊙ x)
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        scale = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt_()
-        ctx.save_for_backward(x, gain, scale)
-        return (x * scale).mul_(gain)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, gain, scale = ctx.saved_tensors
-        product = grad * x
-        for_gain = torch.mv(product.reshape(-1, x.shape[-1]).T, scale.flatten())
-        shared = (product @ gain).unsqueeze(-1).mul_(scale.pow(3)).div_(-x.shape[-1])
-        for_x = torch.mul(grad, gain, out=product).mul_(scale).addcmul_(x, shared)
-        return for_x, for_gain, None
+        return rms_norm(x, self.gain, self.eps)
 
 
 def cosine(

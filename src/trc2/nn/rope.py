@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-
-@dataclass(frozen=True)
-class Rotation:
-    """Of every packed token: cos of its angles, twice, and sin of them, negative and positive."""
-
-    cos: Float[Tensor, "P 1 K"]
-    sin: Float[Tensor, "P 1 K"]
+from trc2.ops.rotate import Rotation
 
 
 class RotaryTable(nn.Module):
@@ -51,28 +42,3 @@ class RotaryTable(nn.Module):
 
     def forward(self, positions: Int[Tensor, " P"]) -> Rotation:
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
-
-
-def rotate(x: Float[Tensor, "P H K"], rotation: Rotation) -> Float[Tensor, "P H K"]:
-    """Rotate the pairs (x_i, x_{i+K/2}) by their position's angle."""
-    cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
-    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turn(x, cos, sin)
-
-
-class _Rotate(torch.autograd.Function):
-    """x ⊙ [cos cos] + swap(x) ⊙ [−sin sin], where swap exchanges the halves; the gradient is rotated back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from trc2.nn.chance import keyed_generator
 from trc2.nn.host import HostState
+from trc2.nn.keyed import keyed_generator
 
 
 class ReplayStores(HostState):

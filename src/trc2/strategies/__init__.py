@@ -5,8 +5,8 @@ The two replay strategies are not here: stores are part of every backbone's shel
 
 from __future__ import annotations
 
+from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
-from trc2.model.backbone import Backbone
 from trc2.strategies.agem import AveragedGradientMemory
 from trc2.strategies.anchors import ElasticWeights, PullToBoundary
 from trc2.strategies.base import Strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trc2.model.backbone import Backbone
+from trc2.backbones.shell import Backbone
 from trc2.strategies.base import Sequences, Strategy
 
 

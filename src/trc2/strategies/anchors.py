@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from trc2.model.backbone import Backbone
+from trc2.backbones.shell import Backbone
 from trc2.strategies.base import Sequences, Strategy
 
 

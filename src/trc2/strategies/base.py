@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from trc2.model.backbone import Backbone
+from trc2.backbones.shell import Backbone
 
 Sequences = Iterable[tuple[Tensor, Tensor]]  # (x, y) of shape (B, T)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trc2.errors import UserError
-from trc2.model.hippocampus import Origin
-from trc2.nn.losses import IGNORE_INDEX
+from trc2.nn.provenance import Origin
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.stream.prepare import PreparedTask
 
 MAX_CONTROL_SHARE = 0.1

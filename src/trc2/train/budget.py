@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trc2.baselines import step_cost
+from trc2.backbones.registry import step_cost
 from trc2.config import BackboneConfig, RunConfig, load_recipe
 from trc2.errors import UserError
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 
 
 @dataclass(frozen=True)

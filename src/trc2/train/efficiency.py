@@ -8,9 +8,9 @@ import time
 
 import torch
 
-from trc2.baselines import step_cost
+from trc2.backbones.registry import step_cost
 from trc2.config import RunConfig
-from trc2.model.flops import Cost
+from trc2.nn.cost import Cost
 
 GB = 1e9
 

@@ -12,7 +12,7 @@ from torch import nn
 from trc2.config import EvalConfig
 from trc2.metrics.language import Tally
 from trc2.metrics.text import text_scores
-from trc2.nn.losses import IGNORE_INDEX
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.stream.batches import Batch, TaskData
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.chance import chance_unmoved

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
+from trc2.backbones.shell import Backbone
 from trc2.train.chance import chance_state, chance_tensors
 
 
@@ -18,7 +18,7 @@ class EvaluationMovedState(RuntimeError):
     """An evaluation changed something that training depends on."""
 
 
-def fingerprints(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
     """A hash of every piece of state: weights and buffers, optimizer, queues, and all sources of chance."""
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in tensors}
@@ -26,15 +26,14 @@ def fingerprints(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> d
         for index, values in optimizer.state_dict()["state"].items():
             state |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
     state["mode"] = [module.training for module in model.modules()]
-    state["pending"] = len(getattr(model, "pending", ()))
-    stores = getattr(model, "replay", None)
-    state["staged"] = 0 if stores is None else stores.num_staged
+    state["pending"] = len(model.pending)
+    state["staged"] = 0 if model.replay is None else model.replay.num_staged
     state |= chance_tensors() | chance_state()
     return {name: _hash(value) for name, value in state.items()}
 
 
 @contextmanager
-def fence(is_on: bool, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+def fence(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
     """Fail if anything differs after the block; off, it costs nothing."""
     if not is_on:
         yield

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
-from trc2.model.backbone import Backbone
 from trc2.model.compiled import compile_parts
-from trc2.model.hippocampus import WriteReport
-from trc2.nn.chance import keyed_generator
+from trc2.nn.keyed import keyed_generator
+from trc2.nn.trunk import WriteReport
 from trc2.replay.controller import ControllerState, ReplaySettings, control, initial_settings
 from trc2.strategies import build_strategy
 from trc2.stream.batches import Batch, Mixture, TaskData
@@ -139,8 +139,7 @@ class Trainer:
         set_learning_rate(optimizer, rate)
         optimizer.zero_grad(set_to_none=True)
         losses: dict[str, float] = {}
-        for micro_step, batch in enumerate(batches):
-            model.clock.set(state.step, micro_step)
+        for batch in batches:
             with autocast(self.device, self.dtype):
                 _, aux = model(
                     batch.x.to(self.device), batch.y.to(self.device), origin=batch.origin, return_logits=False
@@ -157,13 +156,13 @@ class Trainer:
         corrections = self.strategy.correct_gradients(state.step)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.train.clip_norm))
         if math.isfinite(norm) and all(math.isfinite(value) for value in losses.values()):
-            writes = model.flush_pending_write()
+            writes = model.commit()
+            model.before_step()
             self.scaler.step(optimizer)
-            model.update_slow_targets()
+            model.after_step()
             state.nonfinite_streak = 0
         else:
-            model.discard_pending_write()
-            model.clock.set(state.step + 1, 0)
+            model.skip_step()
             writes = None
             state.nonfinite_streak += 1
         self.scaler.update()

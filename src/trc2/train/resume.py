@@ -12,14 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief, plain
 from trc2.failpoint import failpoint
 from trc2.files import sync_folder, write_atomically
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
-from trc2.nn.chance import keyed_generator
+from trc2.nn.keyed import keyed_generator
 from trc2.stream.prepare import PreparedStream
 from trc2.train.binding import EXECUTION, check_binding, read_data_description
 from trc2.train.chance import chance_unmoved

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from trc2.artifact import load_model, trained_length
-from trc2.baselines import build_model
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError, plain
-from trc2.model.backbone import Backbone
 from trc2.stream.batches import TaskData
 from trc2.stream.cache import expanded
 from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task

@@ -126,4 +126,4 @@ def _scores(subject: Subject, fill: Fill, x: Tensor, y: Tensor) -> Tensor:
     """The queued scores; NaN, which keeps no bound, where nothing was queued."""
     model = subject.fresh(fill).train()
     _logits(model, x, y)
-    return model.pending[-1].surprise if model.pending else torch.full(x.shape, float("nan"))
+    return model.pending[-1].proposal.surprise if model.pending else torch.full(x.shape, float("nan"))

@@ -89,7 +89,7 @@ def flush_order_under_accumulation(subject: Subject) -> list[Check]:
     for micro in range(2):
         train_forward(model, subject.tokens(f"batch {micro}"), subject.tokens(f"targets {micro}"))
         seen = max(seen, memory.count)
-    candidates = torch.cat([proposal.scores for proposal in model.pending]) if model.pending else torch.empty(0)
+    candidates = torch.cat([waiting.proposal.scores for waiting in model.pending]) if model.pending else torch.empty(0)
     model.flush_pending_write()
     written = memory.count
     optimizer.step()

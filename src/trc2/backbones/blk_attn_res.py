@@ -1,0 +1,168 @@
+"""BlkAttnRes: a transformer whose sub-layers read by attention over depth, instead of from a residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted, DenseFeedForward, zero_balance
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
+from trc2.config.baselines import BlkAttnResConfig
+from trc2.nn.cost import Cost, learned
+from trc2.nn.decoding import Decoding
+from trc2.nn.init import init_weights
+from trc2.nn.segments import Segment
+from trc2.ops.islands import at_least_float32
+
+
+class DepthQuery(nn.Module):
+    """What one sub-layer looks for among the sources v_i: s_i = w · RMSNorm(v_i) = ((gain ⊙ w) · v_i) / rms(v_i).
+
+    w starts at exactly 0: every source then weighs the same.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(width))
+        self.key_gain = nn.Parameter(torch.ones(width))
+
+    def forward(self) -> Float[Tensor, " D"]:
+        """gain ⊙ w"""
+        return at_least_float32(self.key_gain * self.query)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An output that sub-layers attend to, with its 1/rms, which is the same for whoever looks at it."""
+
+    value: Float[Tensor, "P D"]
+    inverse_rms: Float[Tensor, " P"]
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What the completed blocks are to one sub-layer: Σ_i softmax_i(s) v_i, and log Σ_i exp(s_i)."""
+
+    mixture: Float[Tensor, "P D"]
+    level: Float[Tensor, " P"]
+
+    def with_source(self, source: Source, query: Float[Tensor, " D"]) -> Float[Tensor, "P D"]:
+        """The same mixture over one source more, whose share of the softmax is σ(s − level)."""
+        own = score(source.value, source.inverse_rms, query.unsqueeze(0)).squeeze(-1)
+        return torch.lerp(self.mixture, source.value, torch.sigmoid(own - self.level).unsqueeze(-1))
+
+
+class DepthTrunk(BlockTrunk):
+    """h_l = Σ_i softmax_i(s_l) v_i over the sources of sub-layer l; its output is Sub_l(RMSNorm(h_l)).
+
+    Runs of S sub-layers (an attention or a feed-forward part each) form residual blocks; a block's value is the sum
+    of its outputs. The sources are the embedding, the completed blocks, and the running sum of the own block once
+    there is one. After the last block one more query reads from the embedding and all blocks.
+    """
+
+    def __init__(self, config: BlkAttnResConfig) -> None:
+        super().__init__(
+            config, lambda: Block(config, AttentionMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
+        )
+        self.residual_blocks = residual_blocks(config)
+        self.depth_queries = nn.ModuleList(DepthQuery(config.d_model) for _ in range(2 * config.num_layers + 1))
+
+    def run_blocks(
+        self,
+        hidden: Float[Tensor, "P D"],
+        segments: tuple[Segment, ...],
+        counted: Counted,
+        decoding: Decoding | None,
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""]]:
+        queries = [query() for query in self.depth_queries]
+        completed = [self.source(at_least_float32(hidden))]
+        for members in self.residual_blocks:
+            running: Source | None = None
+            for index, recalled in zip(members, recall(completed, [queries[i] for i in members]), strict=True):
+                u = recalled.mixture if running is None else recalled.with_source(running, queries[index])
+                output = at_least_float32(self.sublayer(index, u.to(hidden.dtype), segments, counted, decoding))
+                running = self.source(output if running is None else running.value + output)
+            assert running is not None, "no residual block is empty"
+            completed.append(running)
+        (last,) = recall(completed, queries[-1:])
+        return last.mixture.to(hidden.dtype), zero_balance(hidden)
+
+    def sublayer(
+        self,
+        index: int,
+        u: Float[Tensor, "P D"],
+        segments: tuple[Segment, ...],
+        counted: Counted,
+        decoding: Decoding | None,
+    ) -> Float[Tensor, "P D"]:
+        """Even sub-layers are attention, odd ones feed-forward parts."""
+        layer, is_feed_forward = divmod(index, 2)
+        block = self.blocks[layer]
+        if is_feed_forward:
+            output, _ = block.feed_forward(block.ff_norm(u), counted)
+        else:
+            state = None if decoding is None else decoding.states[layer]
+            output = block.mixer(block.mixer_norm(u), segments, state)
+        return block.dropout(output)
+
+    def source(self, value: Float[Tensor, "P D"]) -> Source:
+        mean_square = torch.linalg.vector_norm(value, dim=-1).square() / value.shape[-1]
+        return Source(value, (mean_square + self.config.norm_eps).rsqrt())
+
+
+def recall(sources: Sequence[Source], queries: Sequence[Float[Tensor, " D"]]) -> Iterable[Recalled]:
+    """Mixtures of the same sources for several sub-layers.
+
+    Queries do not depend on the input, so all sub-layers of a block can read the completed blocks at once: sources
+    are stacked once per block, not once per sub-layer.
+    """
+    values = torch.stack([source.value for source in sources])
+    scores = score(values, torch.stack([source.inverse_rms for source in sources]), torch.stack(list(queries)))
+    with torch.autocast(values.device.type, enabled=False):
+        mixtures = torch.bmm(scores.softmax(dim=0).permute(1, 2, 0), values.transpose(0, 1))
+    return map(Recalled, mixtures.unbind(1), scores.logsumexp(dim=0).unbind(1))
+
+
+def score(
+    values: Float[Tensor, "*n P D"], inverse_rms: Float[Tensor, "*n P"], queries: Float[Tensor, "Q D"]
+) -> Float[Tensor, "*n P Q"]:
+    """(gain ⊙ w) · v / rms(v) for every query, in float32 or better."""
+    with torch.autocast(values.device.type, enabled=False):
+        return F.linear(values, queries) * inverse_rms.unsqueeze(-1)
+
+
+def residual_blocks(config: BlkAttnResConfig) -> list[range]:
+    """The 2L sub-layers in runs of S = ⌈2L/N⌉; the last run is what remains, so there can be fewer than N."""
+    total = 2 * config.num_layers
+    size = -(-total // config.num_residual_blocks)
+    return [range(first, min(first + size, total)) for first in range(0, total, size)]
+
+
+def build(config: BlkAttnResConfig, generator: torch.Generator | None = None) -> Backbone:
+    """The transformer's 16d² per block, and vectors. Depth queries stay 0 whatever the generator."""
+    trunk = DepthTrunk(config)
+    init_weights(trunk, config.num_layers, generator)
+    return Backbone(config, trunk)
+
+
+def cost(
+    config: BlkAttnResConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
+    """FLOPs of one pass over rows × length tokens.
+
+    A completed block costs each of its readers a score and a share of the mixture, 2d each per token; a running sum
+    costs its reader the score only, because it is mixed in by element-wise work, which is not counted.
+    """
+    tokens, d = rows * length, config.d_model
+    groups = residual_blocks(config)
+    read_completed = sum((1 + before) * len(members) for before, members in enumerate(groups)) + 1 + len(groups)
+    read_running = sum(len(members) - 1 for members in groups)
+    block = attention_cost(config, rows, length) + swiglu_cost(d, config.ff_dim, tokens)
+    depth = learned(4.0 * tokens * d * read_completed) + learned(2.0 * tokens * d * read_running)
+    return {**baseline_cost(config, rows, length, block), "attention over depth": depth}

@@ -1,0 +1,123 @@
+"""What the baselines have in common: embedding plus learned positions, pre-norm blocks, final norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from trc2.config.baselines import BaselineConfig
+from trc2.nn.attention import CausalAttention
+from trc2.nn.decoding import Decoding, KeyValues, State
+from trc2.nn.experts import SwiGLU
+from trc2.nn.norm import RMSNorm
+from trc2.nn.segments import Packed, Segment
+from trc2.nn.trunk import Loss, Trunk, TrunkOutput
+
+Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
+
+
+class Mixer(Protocol):
+    """The part of a block that looks at earlier tokens; `state` is what it remembers of them while decoding."""
+
+    def __call__(self, u: Tensor, segments: tuple[Segment, ...], state: State | None) -> Tensor: ...
+
+    def new_state(self) -> State: ...
+
+
+class FeedForward(Protocol):
+    """The part of a block that works on each token alone; the second value is its balance loss, None without one."""
+
+    def __call__(self, u: Tensor, counted: Counted) -> tuple[Tensor, Tensor | None]: ...
+
+
+class AttentionMixer(CausalAttention):
+    """Full multi-head attention without rotary positions: the baselines learn theirs."""
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__(config.d_model, config.num_heads, config.num_heads, has_query_shift=False)
+
+    def forward(  # type: ignore[override]
+        self, u: Float[Tensor, "P D"], segments: tuple[Segment, ...], state: KeyValues | None = None
+    ) -> Float[Tensor, "P D"]:
+        return super().forward(u, None, None, segments, state)
+
+    def new_state(self) -> KeyValues:
+        return KeyValues()
+
+
+class DenseFeedForward(SwiGLU):
+    """SwiGLU as a feed-forward part: nothing is routed, so nothing can be out of balance."""
+
+    def forward(self, u: Float[Tensor, "P D"], counted: Counted) -> tuple[Float[Tensor, "P D"], None]:  # type: ignore[override]
+        return super().forward(u), None
+
+
+class Block(nn.Module):
+    """h ← h + Mixer(RMSNorm(h));  h ← h + FFN(RMSNorm(h))"""
+
+    def __init__(self, config: BaselineConfig, mixer: Mixer, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.mixer_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.mixer: Mixer = mixer
+        self.ff_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.feed_forward: FeedForward = feed_forward
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "P D"],
+        segments: tuple[Segment, ...],
+        counted: Counted,
+        state: State | None,
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
+        hidden = hidden + self.dropout(self.mixer(self.mixer_norm(hidden), segments, state))
+        mixed, balance = self.feed_forward(self.ff_norm(hidden), counted)
+        return hidden + self.dropout(mixed), balance
+
+
+class BlockTrunk(Trunk):
+    """x_0 = E[token] + P[position] → L blocks → RMSNorm. Subclasses may wire the blocks differently."""
+
+    def __init__(self, config: BaselineConfig, build_block: Callable[[], Block]) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_positions, config.d_model)
+        self.blocks: Sequence[Block] = nn.ModuleList(build_block() for _ in range(config.num_layers))  # type: ignore[assignment]
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+
+    def forward(
+        self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
+    ) -> TrunkOutput:
+        hidden = self.embedding(packed.tokens) + self.positions(packed.positions)
+        hidden, balance = self.run_blocks(hidden, packed.segments, packed.counted if with_losses else None, decoding)
+        losses = (Loss("load_balance", self.config.lambda_load_balance * balance, self.config.lambda_router),)
+        return TrunkOutput(self.final_norm(hidden), losses if with_losses else ())
+
+    def run_blocks(
+        self,
+        hidden: Float[Tensor, "P D"],
+        segments: tuple[Segment, ...],
+        counted: Counted,
+        decoding: Decoding | None,
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""]]:
+        total = zero_balance(hidden)
+        for index, block in enumerate(self.blocks):
+            state = None if decoding is None else decoding.states[index]
+            hidden, balance = block(hidden, segments, counted, state)
+            total = total if balance is None else total + balance
+        return hidden, total
+
+    def subsystems(self) -> dict[str, list[nn.Module]]:
+        return {"embedding and head": [self.embedding, self.positions, self.final_norm], "blocks": list(self.blocks)}
+
+    def new_states(self) -> list[State]:
+        return [block.mixer.new_state() for block in self.blocks]
+
+
+def zero_balance(hidden: Float[Tensor, "P D"]) -> Float[Tensor, ""]:
+    return hidden.new_zeros((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)

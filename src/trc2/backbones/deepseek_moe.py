@@ -1,0 +1,72 @@
+"""DeepSeekMoE: attention, many narrow routed experts, and a few shared ones that every token visits."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
+from trc2.config.baselines import DeepSeekMoEConfig
+from trc2.nn.cost import Cost, learned
+from trc2.nn.experts import RoutedExperts, Routing, SwiGLU
+from trc2.nn.init import init_weights
+
+
+class FineGrainedExperts(RoutedExperts):
+    """Σ_{i ≤ K_s} FFN_i(u) + Σ_{i ∈ top-K'} s_i FFN_i(u), with s = softmax(W_G u) over the N' routed experts.
+
+    The gates are the raw scores s_i: they sum to less than 1.
+    """
+
+    def __init__(self, config: DeepSeekMoEConfig) -> None:
+        super().__init__(
+            config.d_model,
+            config.expert_dim,
+            config.num_experts,
+            config.num_active_experts,
+            has_shared=False,
+            renormalise=False,
+        )
+        # Experts that always run together are one expert of their joint width.
+        shared_dim = config.num_shared_experts * config.expert_dim
+        self.shared = SwiGLU(config.d_model, shared_dim) if shared_dim else None
+
+    def forward(  # type: ignore[override]
+        self, u: Float[Tensor, "P D"], counted: Counted
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
+        mixed, routing = super().forward(u)
+        return mixed, None if counted is None else expert_balance(routing, counted)
+
+
+def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Float[Tensor, ""]:
+    """Σ_i f_i P_i over the counted tokens: f_i = N'/(K' T) · #(tokens that selected i), P_i = mean of s_i.
+
+    Unlike `load_balance`, all K' selections of a token count, not only its first. The sum equals 1 under perfect
+    balance; the share f is a count, hence without gradient. α₁ is the config's `lambda_load_balance`.
+    """
+    scores, selected = routing.probabilities[counted], routing.experts[counted]
+    num_tokens, num_experts = scores.shape
+    times = torch.bincount(selected.flatten(), minlength=num_experts).to(scores.dtype)
+    frequency = times * num_experts / max(1, selected.numel())
+    return (frequency * scores.sum(dim=0) / max(1, num_tokens)).sum()
+
+
+def build(config: DeepSeekMoEConfig, generator: torch.Generator | None = None) -> Backbone:
+    """4d² of attention and 9 full widths of experts per block, by default, of which a token uses 3."""
+    trunk = BlockTrunk(config, lambda: Block(config, AttentionMixer(config), FineGrainedExperts(config)))
+    init_weights(trunk, config.num_layers, generator)
+    return Backbone(config, trunk)
+
+
+def cost(
+    config: DeepSeekMoEConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
+    """FLOPs of one pass over rows × length tokens; only selected and shared experts cost anything."""
+    tokens, d = rows * length, config.d_model
+    num_visited = config.num_active_experts + config.num_shared_experts
+    router = learned(2.0 * tokens * d * config.num_experts)
+    experts = router + swiglu_cost(d, config.expert_dim, tokens) * num_visited
+    return baseline_cost(config, rows, length, attention_cost(config, rows, length) + experts)

@@ -1,0 +1,301 @@
+"""LoraDRS: later tasks train low-rank maps on keys and values, with updates kept in a drift-resistant space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.border import check_input
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
+from trc2.config.baselines import LoraDRSConfig
+from trc2.errors import UserError
+from trc2.nn.cost import Cost, learned
+from trc2.nn.host import HostState
+from trc2.nn.init import init_weights
+from trc2.nn.segments import pack
+
+UP_STD = 0.01
+
+
+class Pair(nn.Module):
+    """One task's low-rank maps ΔW_K = B_K A_K and ΔW_V = B_V A_V.
+
+    `down` holds A_K and A_V, `up` holds B_K and B_V. A is drawn from ±1/√d, which is Kaiming-uniform with a=√5; every
+    column of B has a single non-zero, so that a fresh pair changes little and yet A has a gradient at once.
+    """
+
+    def __init__(self, d_model: int, rank: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(d_model)
+        self.down = nn.Parameter(torch.empty(2, rank, d_model).uniform_(-bound, bound, generator=generator))
+        rows = torch.randint(d_model, (2, 1, rank), generator=generator)
+        values = torch.empty(2, 1, rank).normal_(0.0, UP_STD, generator=generator)
+        self.up = nn.Parameter(torch.zeros(2, d_model, rank).scatter_(1, rows, values))
+
+
+class AdaptedProjection(nn.Linear):
+    """[q k v] = W u + s Σ_{j < n} [0, B_K,j A_K,j u, B_V,j A_V,j u]
+
+    n = `num_active` and s = `sign` follow from the network's task; s is −1 only in the subtraction pass.
+    `projector` is the space T of the last pair of the sum.
+    """
+
+    projector: Tensor
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, 3 * d_model, bias=False)
+        self.pairs: Sequence[Pair] = nn.ModuleList()  # type: ignore[assignment]
+        self.register_buffer("projector", torch.eye(d_model))
+        self.num_active, self.sign = 0, 1.0
+
+    def draw_pairs(self, count: int, rank: int, generator: torch.Generator | None) -> None:
+        self.pairs = nn.ModuleList(Pair(self.in_features, rank, generator) for _ in range(count))  # type: ignore[assignment]
+
+    def forward(self, u: Float[Tensor, "P D"]) -> Float[Tensor, "P 3D"]:
+        qkv = super().forward(u)
+        if self.num_active == 0:
+            return qkv
+        active = list(self.pairs)[: self.num_active]
+        down = torch.cat([pair.down for pair in active], dim=1).flatten(0, 1)
+        up = torch.block_diag(*torch.cat([pair.up for pair in active], dim=2))
+        # Zero rows for the queries: one thin product into all of qkv is cheaper than taking it apart.
+        up = F.pad(up, (0, 0, self.in_features, 0))
+        return torch.addmm(qkv, F.linear(u, down), up.T, alpha=self.sign)
+
+    def copy_trained(self) -> tuple[Tensor, Tensor]:
+        """A and B of the pair that learns, as they are now."""
+        pair = self.pairs[self.num_active - 1]
+        return pair.down.detach().clone(), pair.up.detach().clone()
+
+    @torch.no_grad()
+    def project_update(self, down: Float[Tensor, "2 R D"], up: Float[Tensor, "2 D R"]) -> None:
+        """A ← A_old + (A − A_old) T and B ← B_old + T (B − B_old)"""
+        pair = self.pairs[self.num_active - 1]
+        pair.down.copy_(down + (pair.down - down) @ self.projector)
+        pair.up.copy_(up + self.projector @ (pair.up - up))
+
+
+class AdaptedAttention(AttentionMixer):
+    """Attention whose keys and values have low-rank additions."""
+
+    def __init__(self, config: LoraDRSConfig) -> None:
+        super().__init__(config)
+        self.qkv: AdaptedProjection = AdaptedProjection(config.d_model)
+
+
+class Stage(HostState):
+    """Which task is being learnt, from 0."""
+
+    task: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("task", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+
+class SecondMoment:
+    """Σ x xᵀ over tokens and how many they are, in float64: two sums, so those of several ranks may be added up."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, x: Float[Tensor, "P D"]) -> None:
+        wide = x.double()
+        self.total += wide.T @ wide
+        self.count += x.shape[0]
+
+    def mean(self) -> Float[Tensor, "D D"]:
+        """Ξ; not a number where no token was seen."""
+        return self.total / self.count
+
+
+class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
+    """Task 0 trains the backbone; task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
+
+    The space is what the new task's tokens span at the input of each attention when the older pairs are subtracted.
+    Adam's finished update is projected, not the gradient: `before_step` remembers the pair as it is, `after_step`
+    projects what `optimizer.step()` added to it.
+    """
+
+    def __init__(self, config: LoraDRSConfig, trunk: BlockTrunk) -> None:
+        super().__init__(config, trunk)
+        self.stage = Stage()
+        self._before_step: list[tuple[Tensor, Tensor]] | None = None
+        self.follow_state()
+        self.register_load_state_dict_post_hook(_follow_loaded_task)
+
+    @property
+    def task(self) -> int:
+        return int(self.stage.task)
+
+    @property
+    def projections(self) -> list[AdaptedProjection]:
+        return projections(self.trunk)
+
+    # ------------------------------------------------------------------------------------------------- task boundaries
+
+    def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
+        """Find the spaces of task `index` from some of its token batches, then let its pair take part and learn."""
+        limit = self.config.num_adapters
+        if index > limit:
+            raise UserError(
+                f"Task {index}, counted from 0, has no adapter left because model.num_adapters={limit}: build the "
+                f"model with model.num_adapters={index} or more, one for each task after the first."
+            )
+        if index > 0:
+            threshold, normalize = self.config.drs_threshold, self.config.normalize_projector
+            moments = self.subtraction_pass(index - 1, batches)
+            spaces = [drift_resistant_space(moment.mean(), threshold, normalize) for moment in moments]
+            for layer, space in zip(self.projections, spaces, strict=True):
+                layer.projector.copy_(space)
+        self.stage.task.fill_(index)
+        self.follow_state()
+
+    @torch.no_grad()
+    def subtraction_pass(self, num_pairs: int, batches: Iterable[Tensor]) -> list[SecondMoment]:
+        """Second moments of every attention's input in the network of W − Σ_{j < num_pairs} B_j A_j.
+
+        Every layer hears the layers below it with their pairs subtracted too.
+        """
+        device = self.trunk.embedding.weight.device
+        moments = [SecondMoment(self.config.d_model, device) for _ in self.trunk.blocks]
+        with self._subtracting(num_pairs):
+            for batch in islice(batches, self.config.drs_batches):
+                check_input(self.config, batch)
+                packed = pack([batch.to(device)])
+                hidden = self.trunk.embedding(packed.tokens) + self.trunk.positions(packed.positions)
+                for block, moment in zip(self.trunk.blocks, moments, strict=True):
+                    moment.add(block.mixer_norm(hidden))
+                    hidden, _ = block(hidden, packed.segments, packed.counted, None)
+        return moments
+
+    @contextmanager
+    def _subtracting(self, num_pairs: int) -> Iterator[None]:
+        """The trunk in evaluation mode with some pairs subtracted; leaves everything as it was."""
+        modes = [(module, module.training) for module in self.trunk.modules()]
+        layers = [(layer, layer.num_active, layer.sign) for layer in self.projections]
+        self.trunk.eval()
+        try:
+            for layer, _, _ in layers:
+                layer.num_active, layer.sign = num_pairs, -1.0
+            yield
+        finally:
+            for layer, num_active, sign in layers:
+                layer.num_active, layer.sign = num_active, sign
+            for module, mode in modes:
+                module.training = mode
+
+    def follow_state(self) -> None:
+        """Set everything that follows from the task: which pairs take part, and what learns.
+
+        At task 0 nothing is frozen: the pairs take no part, so they get no gradient, but an optimizer made now holds
+        them. What is frozen loses its gradient, because optimizers move tensors by decay and momentum otherwise.
+        """
+        task, self._before_step = self.task, None
+        self.requires_grad_(task == 0 or not self.config.freeze_backbone)
+        for layer in self.projections:
+            layer.num_active = task
+            for index, pair in enumerate(layer.pairs):
+                pair.requires_grad_(task == 0 or index == task - 1)
+                for parameter in pair.parameters():
+                    parameter.no_decay = True  # type: ignore[attr-defined]
+        for parameter in self.parameters():
+            if not parameter.requires_grad:
+                parameter.grad = None
+
+    def tensors_waiting(self) -> list[str]:
+        """Names of the tensors of pairs whose task has not begun; no loss can reach them yet."""
+        pairs = [pair for layer in self.projections for pair in list(layer.pairs)[self.task :]]
+        waiting = {parameter for pair in pairs for parameter in pair.parameters()}
+        return [name for name, parameter in self.named_parameters() if parameter in waiting]
+
+    # ------------------------------------------------------------------------------------------------------- step ends
+
+    def before_step(self) -> None:
+        """Remember the pair that learns as it is."""
+        self._before_step = [layer.copy_trained() for layer in self.projections] if self.task > 0 else None
+
+    def discard(self) -> None:
+        self._before_step = None
+        super().discard()
+
+    def after_step(self) -> None:
+        """Project what `optimizer.step()` added to the pair that learns."""
+        if self._before_step is not None:
+            for layer, before in zip(self.projections, self._before_step, strict=True):
+                layer.project_update(*before)
+            self._before_step = None
+        super().after_step()
+
+
+def projections(trunk: BlockTrunk) -> list[AdaptedProjection]:
+    """From the first layer to the last."""
+    return [module for module in trunk.modules() if isinstance(module, AdaptedProjection)]
+
+
+def drift_resistant_space(moment: Float[Tensor, "D D"], threshold: float, normalize: bool) -> Float[Tensor, "D D"]:
+    """T = P Pᵀ of the leading eigenvectors whose eigenvalues sum to `threshold` of all, at least one of them.
+
+    Divided by ‖P Pᵀ‖_F if `normalize`. Where nothing was seen, or nothing finite, the space is everything: T = I.
+    """
+    energy = float(moment.trace())
+    if not (math.isfinite(energy) and energy > 0):
+        return torch.eye(moment.shape[0], dtype=moment.dtype, device=moment.device)
+    values, vectors = torch.linalg.eigh(moment)
+    reached = values.flip(0).clamp_min(0).cumsum(0)
+    kept = int((reached < threshold * reached[-1]).sum()) + 1
+    basis = vectors[:, -kept:]
+    space = basis @ basis.T
+    return space / torch.linalg.matrix_norm(space) if normalize else space
+
+
+def _follow_loaded_task(net: nn.Module, _keys: Any) -> None:
+    assert isinstance(net, LoraDRSNet)
+    net.follow_state()
+
+
+def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> LoraDRSNet:
+    """4d² of attention and 8d² of SwiGLU, rounded up, per block, and 4rd for each of its pairs.
+
+    Pairs are drawn last, so that the backbone is the same however many there are.
+    """
+    trunk = BlockTrunk(
+        config, lambda: Block(config, AdaptedAttention(config), DenseFeedForward(config.d_model, config.ff_dim))
+    )
+    init_weights(trunk, config.num_layers, generator)
+    for layer in projections(trunk):
+        layer.draw_pairs(config.num_adapters, config.rank, generator)
+    return LoraDRSNet(config, trunk)
+
+
+def cost(
+    config: LoraDRSConfig, rows: int, length: int, task: int = 0, *, slots: int = 0, is_replay: bool = False
+) -> dict[str, Cost]:
+    """FLOPs of one pass over rows × length tokens at a task; task 0 is a plain transformer.
+
+    Frozen weights need no gradient, and neither does what the first block reads.
+    """
+    tokens, d = rows * length, config.d_model
+    pairs = learned(16.0 * tokens * d * config.rank * task)  # A: d → 2rt, B: 2rt → 3d
+    block = attention_cost(config, rows, length) + swiglu_cost(d, config.ff_dim, tokens) + pairs
+    costs = baseline_cost(config, rows, length, block)
+    if task == 0 or not config.freeze_backbone:
+        return costs
+    head, square = 2.0 * tokens * d * config.vocab_size, 2.0 * tokens * d * d
+    weights = 4 * square + 6.0 * tokens * d * config.ff_dim
+    first = 3 * square + 4.0 * tokens * d * config.rank * task  # through W and A
+    return {
+        "embedding and head": costs["embedding and head"] + Cost(0.0, -head),
+        "blocks": costs["blocks"] + Cost(0.0, -weights * config.num_layers - first),
+    }

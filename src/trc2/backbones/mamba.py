@@ -1,0 +1,141 @@
+"""Mamba: selective state spaces (Mamba-1) and SwiGLU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.costs import baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
+from trc2.config.baselines import MambaConfig
+from trc2.nn.convolution import depthwise, in_order, last_real, real_first
+from trc2.nn.cost import Cost, learned
+from trc2.nn.decoding import State
+from trc2.nn.init import init_weights
+from trc2.nn.segments import Segment, rejoin
+from trc2.ops.islands import at_least_float32
+from trc2.ops.scan import selective_scan
+
+LEAST_STEP, LARGEST_STEP, STEP_FLOOR = 1e-3, 0.1, 1e-4  # Δ of a fresh mixer is log-uniform
+
+
+class MambaMixer(nn.Module):
+    """[x, z] = W_in u;  x ← SiLU(conv(x));  [δ, B, C] = W_x x;  Δ = softplus(W_dt δ + b_dt);
+    y = scan(x, Δ, −exp(A_log), B, C) + D ∘ x;  out = W_out (y ∘ SiLU(z)).
+
+    The convolution has one kernel per channel and looks at the last tokens only. Padding is as if it were not there:
+    the convolution skips it, and the scan is given Δ = 0, which leaves its state alone.
+    """
+
+    def __init__(self, config: MambaConfig) -> None:
+        super().__init__()
+        inner, self.sizes = config.inner_dim, [config.rank, config.state_dim, config.state_dim]
+        self.chunk = config.scan_chunk
+        self.input = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.conv_weight = nn.Parameter(torch.zeros(inner, config.conv_width))
+        self.conv_bias = nn.Parameter(torch.zeros(inner))
+        self.selection = nn.Linear(inner, sum(self.sizes), bias=False)
+        self.step = nn.Linear(config.rank, inner, bias=False)
+        self.step_bias = nn.Parameter(torch.zeros(inner))
+        self.decay_log = nn.Parameter(torch.zeros(inner, config.state_dim))
+        self.skip = nn.Parameter(torch.ones(inner))
+        self.output = nn.Linear(inner, config.d_model, bias=False)
+        for parameter in (self.step_bias, self.decay_log, self.skip):
+            parameter.no_decay = True  # type: ignore[attr-defined]
+
+    def forward(
+        self, u: Float[Tensor, "P D"], segments: tuple[Segment, ...], state: State | None = None
+    ) -> Float[Tensor, "P D"]:
+        x, z = self.input(u).chunk(2, dim=-1)
+        x = F.silu(rejoin([self.convolve(segment.of(x), segment.valid, state) for segment in segments]))
+        low, B, C = self.selection(x).split(self.sizes, dim=-1)
+        delta = F.softplus(at_least_float32(self.step(low)) + self.step_bias)
+        y = rejoin([self.scan(s.of(x), s.of(delta), s.of(B), s.of(C), s.valid, state) for s in segments])
+        return self.output(((y + self.skip * x) * F.silu(z)).to(z.dtype))
+
+    def convolve(
+        self, x: Float[Tensor, "B T I"], valid: Bool[Tensor, "B T"] | None, state: State | None
+    ) -> Float[Tensor, "B T I"]:
+        """Each token's sum with the real tokens just before it, those of an earlier piece included."""
+        rows, _, inner = x.shape
+        window = self.conv_weight.shape[1] - 1
+        past = None if state is None else state.tensors.get("inputs")
+        past = x.new_zeros(rows, window, inner) if past is None else past
+        order = None if valid is None else real_first(valid)
+        seen = torch.cat((past, x if order is None else in_order(x, order)), dim=1)
+        if state is not None:
+            state.tensors["inputs"] = last_real(seen, window, valid)
+        with torch.autocast(x.device.type, enabled=False):  # a float32 island
+            mixed = depthwise(*(at_least_float32(t) for t in (seen, self.conv_weight, self.conv_bias))).to(x.dtype)
+        return mixed if order is None else in_order(mixed, order.argsort(dim=1))
+
+    def scan(
+        self,
+        x: Float[Tensor, "B T I"],
+        delta: Float[Tensor, "B T I"],
+        B: Float[Tensor, "B T N"],
+        C: Float[Tensor, "B T N"],
+        valid: Bool[Tensor, "B T"] | None,
+        state: State | None,
+    ) -> Float[Tensor, "B T I"]:
+        before = None if state is None else state.tensors.get("state")
+        delta = delta if valid is None else delta * valid.unsqueeze(-1)
+        A = -torch.exp(at_least_float32(self.decay_log))
+        y, last = selective_scan(x, delta, A, B, C, before, chunk=self.chunk)
+        if state is not None:
+            state.tensors["state"] = last
+        return y
+
+    def new_state(self) -> State:
+        """Holds the inputs of the convolution's window and the state of the scan: its size does not grow."""
+        return State()
+
+
+def build(config: MambaConfig, generator: torch.Generator | None = None) -> Backbone:
+    """6d² + d(4R + 6N + 14) of mixer and 3·d·d_ff of SwiGLU per block, by default."""
+    trunk = BlockTrunk(
+        config, lambda: Block(config, MambaMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
+    )
+    init_weights(trunk, config.num_layers, generator)
+    for block in trunk.blocks:
+        init_block(block, config.num_layers, generator)
+    return Backbone(config, trunk)
+
+
+@torch.no_grad()
+def init_block(block: Block, num_layers: int, generator: torch.Generator | None) -> None:
+    """Mamba's own start: uniform ±1/√fan_in, less in maps to the residual stream; small steps; decays of −1 … −N."""
+    mixer, feed_forward = block.mixer, block.feed_forward
+    assert isinstance(mixer, MambaMixer)
+    assert isinstance(feed_forward, DenseFeedForward)
+    for tensor in (mixer.input.weight, mixer.conv_weight, mixer.selection.weight, mixer.step.weight):
+        uniform_(tensor, tensor.shape[1] ** -0.5, generator)
+    uniform_(mixer.conv_bias, mixer.conv_weight.shape[1] ** -0.5, generator)
+    for tensor in (mixer.output.weight, feed_forward.down.weight):
+        uniform_(tensor, (2 * num_layers * tensor.shape[1]) ** -0.5, generator)
+    step = mixer.step_bias.uniform_(math.log(LEAST_STEP), math.log(LARGEST_STEP), generator=generator)
+    step.exp_().clamp_min_(STEP_FLOOR)
+    step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
+    mixer.decay_log.copy_(torch.arange(1, mixer.decay_log.shape[1] + 1).log())
+    mixer.skip.fill_(1.0)
+
+
+def uniform_(tensor: Tensor, bound: float, generator: torch.Generator | None) -> None:
+    tensor.uniform_(-bound, bound, generator=generator)
+
+
+def cost(config: MambaConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
+    """The scan counts with its contractions: one per token forward, over states, and three backward.
+
+    Its element-wise work (decays, recurrence) is not counted, as everywhere, but takes most of its time.
+    """
+    tokens, d, inner, states = rows * length, config.d_model, config.inner_dim, config.state_dim
+    maps = 3 * d * inner + inner * (config.rank + 2 * states) + config.rank * inner + inner * config.conv_width
+    contraction = 2.0 * tokens * inner * states
+    block = learned(2.0 * tokens * maps) + Cost(contraction, 4 * contraction)
+    return baseline_cost(config, rows, length, block + swiglu_cost(d, config.ff_dim, tokens))

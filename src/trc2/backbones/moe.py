@@ -1,0 +1,46 @@
+"""MoE: attention and routed SwiGLU experts, with none shared."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.shell import Backbone
+from trc2.config.baselines import MoEConfig
+from trc2.nn.cost import Cost, learned
+from trc2.nn.experts import RoutedExperts, load_balance
+from trc2.nn.init import init_weights
+
+
+class ExpertFeedForward(RoutedExperts):
+    """Top-k experts with renormalised weights, and TRC²'s balance loss."""
+
+    def forward(  # type: ignore[override]
+        self, u: Float[Tensor, "P D"], counted: Counted
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
+        mixed, routing = super().forward(u)
+        return mixed, None if counted is None else load_balance(routing, counted)
+
+
+def build(config: MoEConfig, generator: torch.Generator | None = None) -> Backbone:
+    def block() -> Block:
+        experts = ExpertFeedForward(
+            config.d_model, config.ff_dim, config.num_experts, config.num_active_experts, has_shared=False
+        )
+        return Block(config, AttentionMixer(config), experts)
+
+    trunk = BlockTrunk(config, block)
+    init_weights(trunk, config.num_layers, generator)
+    return Backbone(config, trunk)
+
+
+def cost(config: MoEConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
+    """Only the selected experts cost anything."""
+    tokens, d = rows * length, config.d_model
+    experts = swiglu_cost(d, config.ff_dim, tokens) * config.num_active_experts + learned(
+        2.0 * tokens * d * config.num_experts
+    )
+    return baseline_cost(config, rows, length, attention_cost(config, rows, length) + experts)

@@ -1,0 +1,45 @@
+"""Every backbone by name. `trc2.backbones.NAME` serves the config whose `name` is NAME: nothing else to register."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from trc2.backbones.shell import Backbone
+from trc2.config import BackboneConfig
+from trc2.nn.cost import Cost
+
+
+class BackboneModule(Protocol):
+    """What the file of a backbone offers."""
+
+    def build(self, config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:
+        """The network, freshly initialised; all chance comes from the generator."""
+        ...
+
+    def cost(
+        self, config: BackboneConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
+    ) -> dict[str, Cost]:
+        """FLOPs of one pass over rows × length tokens by subsystem; `slots` are filled memory slots."""
+        ...
+
+
+def module_of(config: BackboneConfig) -> BackboneModule:
+    return cast(BackboneModule, import_module(f"trc2.backbones.{config.name}"))
+
+
+def build_model(config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:
+    """The network a config describes, freshly initialised."""
+    return module_of(config).build(config, generator)
+
+
+def step_cost(config: BackboneConfig, rows: int, length: int, *, slots: int = 0, with_replay: bool) -> dict[str, Cost]:
+    """FLOPs of one micro-batch by subsystem; replay, if it runs, is one of its own. `slots` are filled memory slots."""
+    cost = module_of(config).cost
+    costs = cost(config, rows, length, slots=slots)
+    if with_replay and config.replay:
+        chunks, tokens = config.replay_batch_size, config.replay_chunk_length - 1
+        costs["replay"] = sum(cost(config, chunks, tokens, slots=slots, is_replay=True).values(), Cost())
+    return costs

@@ -1,0 +1,313 @@
+"""The shell every language model here shares: losses, replay, the queue of writes, evaluation and decoding."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from typing_extensions import TypeVar
+
+from trc2.backbones.border import check_chunk_fits, check_input
+from trc2.backbones.clock import Clock
+from trc2.config import BackboneConfig
+from trc2.errors import UserError
+from trc2.nn.decoding import Decoding
+from trc2.nn.provenance import Origin, stamp
+from trc2.nn.segments import Packed, pack
+from trc2.nn.trunk import Pending, Trunk, TrunkOutput, WriteReport
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
+from trc2.replay.stores import ReplayStores
+
+C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)
+T = TypeVar("T", bound=Trunk, covariant=True, default=Trunk)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """−log p of every target (0 where ignored), and the likeliest token at every position."""
+
+    nll: Float[Tensor, "B T"]
+    tokens: Int[Tensor, "B T"]
+
+
+class Backbone(nn.Module, Generic[C, T]):
+    """A language model with the paper's calling convention, whatever its trunk.
+
+        logits, aux = net(x, targets=y)      # y already shifted: y[t] = x[t+1]; −100 is ignored
+        aux["loss"].backward()
+        net.commit()                         # write what the micro-batches of this step left behind
+        net.before_step()
+        optimizer.step()
+        net.after_step()
+
+    The paper's names for the two moments around `optimizer.step()` are `flush_pending_write` and
+    `update_slow_targets`. Calls go one way: the shell calls its trunk, and the trunk returns.
+
+    With `replay` a training forward with targets also runs replayed chunks and stages its own; `commit` stores them.
+    """
+
+    trunk: T
+
+    def __init__(self, config: C, trunk: T, name: str = "trunk") -> None:
+        """`name` is under which the trunk is kept, and so the first part of the names of its tensors."""
+        super().__init__()
+        self.config = config
+        self.replay = _replay_stores(config) if config.replay else None
+        self.clock = Clock()
+        self.add_module(name, trunk)
+        self.pending: deque[Pending] = deque(maxlen=config.max_pending)
+        self._warned = False
+        self.register_state_dict_pre_hook(_warn_about_pending)
+
+    # ------------------------------------------------------------------------------------------------------ forward
+
+    def forward(
+        self,
+        x: Tensor,
+        targets: Tensor | None = None,
+        *,
+        valid: Tensor | None = None,
+        origin: Origin | None = None,
+        return_logits: bool = True,
+        read_memory: bool = True,
+    ) -> tuple[Float[Tensor, "B T V"] | None, dict[str, Tensor]]:
+        """Logits and, with targets, the losses; `return_logits=False` never forms a (B, T, V) tensor.
+
+        x, targets and valid are (B, T) and checked here, at the border, rather than by annotation. `valid` marks real
+        tokens where rows are padded; `origin` is remembered with every event, where there is a memory, and
+        `read_memory=False` runs without its feedback.
+        """
+        check_input(self.config, x, targets, valid)
+        is_learning = self.training and targets is not None
+        if is_learning:
+            check_chunk_fits(self.config, x.shape[1])
+        if not self.training:
+            self.pending.clear()
+        replayed = self._sample_replay() if is_learning else None
+        valid = None if valid is None else valid.bool()
+        packed = _pack_with_replay(x, valid, replayed)
+        out = self.trunk(packed, with_losses=targets is not None, read_memory=read_memory)
+
+        main = packed.segments[0]
+        hidden = out.hidden[: main.stop]
+        logits = self.logits(main.of(hidden)) if return_logits or targets is None else None
+        aux: dict[str, Tensor] = {}
+        if targets is not None:
+            labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
+            aux = self._losses(out, hidden, logits, labels.reshape(-1), replayed)
+        if is_learning:
+            self._queue(out, x, valid, origin)
+        return logits if return_logits else None, aux
+
+    def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
+        """The head shares its weights with the embedding."""
+        return nn.functional.linear(hidden, self.trunk.embedding.weight)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, targets: Tensor) -> Prediction:
+        """Score the targets and name the likeliest tokens without forming (B, T, V); for evaluation mode."""
+        if self.training:
+            raise UserError("predict() was called in training mode: call eval() first.")
+        check_input(self.config, x, targets)
+        self.pending.clear()
+        hidden = self.trunk(pack([x]), with_losses=False).hidden
+        nll, best = linear_predict(hidden, self.trunk.embedding.weight, targets.reshape(-1))
+        return Prediction(nll.view(x.shape), best.view(x.shape))
+
+    def _sample_replay(self) -> Int[Tensor, "B_R L_R"] | None:
+        """Chunks to replay; none where they would weigh nothing."""
+        if self.replay is None or float(self.replay.coefficient) == 0.0:
+            return None
+        return self.replay.sample(int(self.clock.step), int(self.clock.micro_step))
+
+    def _losses(
+        self,
+        out: TrunkOutput,
+        hidden: Float[Tensor, "P D"],
+        logits: Float[Tensor, "B T V"] | None,
+        labels: Int[Tensor, " P"],
+        replayed: Int[Tensor, "B_R L_R"] | None,
+    ) -> dict[str, Tensor]:
+        """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses."""
+        num_labels = (labels != IGNORE_INDEX).sum()
+        head = self.trunk.embedding.weight
+        if logits is None:
+            lm_sum = linear_cross_entropy(hidden, head, labels)
+        else:
+            lm_sum = cross_entropy_sum(logits.flatten(0, 1), labels)
+        aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
+        total = aux["loss_lm"]
+        for loss in out.losses:
+            aux[f"loss_{loss.name}"] = loss.value
+            total = total + loss.weight * loss.value
+        aux["loss_replay"] = lm_sum.new_zeros(())
+        coefficient = 0.0
+        if replayed is not None and self.replay is not None:
+            next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
+            replay_sum = linear_cross_entropy(out.hidden[hidden.shape[0] :], head, next_tokens)
+            aux["loss_replay"] = replay_sum / next_tokens.numel()
+            coefficient = float(self.replay.coefficient)
+        aux["loss"] = total + coefficient * aux["loss_replay"]
+        aux["num_labels"] = num_labels
+        return aux
+
+    # ------------------------------------------------------------------------------------------------------ decoding
+
+    def start_decoding(self) -> Decoding:
+        """An empty state for `decode`."""
+        return Decoding(self.trunk.new_states())
+
+    def decode(
+        self,
+        x: Tensor,
+        decoding: Decoding,
+        *,
+        valid: Tensor | None = None,
+        read_memory: bool = True,
+        last: int | None = None,
+    ) -> Float[Tensor, "B K V"]:
+        """Logits of the next tokens of every row, given those already run into `decoding`; writes nothing else.
+
+        `last` asks for the logits of that many final positions only.
+        """
+        check_input(self.config, x, None, valid, earlier=decoding.length)
+        packed = decoding.pack(x, None if valid is None else valid.bool())
+        hidden = self.trunk(packed, with_losses=False, read_memory=read_memory, decoding=decoding).hidden
+        decoding.advance(packed.segments[0])
+        rows = packed.segments[0].of(hidden)
+        return self.logits(rows if last is None else rows[:, -last:])
+
+    # ------------------------------------------------------------------------------------------- the moments of a step
+
+    def _queue(
+        self, out: TrunkOutput, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None, origin: Origin | None
+    ) -> None:
+        """Keep what this micro-batch leaves behind until the commit, but never more than `max_pending` of them."""
+        limit = self.config.max_pending
+        if self.num_pending >= limit and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The writes and replay chunks of {limit} micro-batches were never flushed and the oldest are now "
+                "dropped: call flush_pending_write() once per optimizer step, before optimizer.step(), or give the "
+                "Hugging Face Trainer a trc2.MemoryCallback().",
+                stacklevel=3,
+            )
+        if self.replay is not None:
+            self.replay.stage(x, valid)
+            self.replay.keep_staged(limit)
+        if out.proposal is not None:
+            self.pending.append(Pending(out.proposal, stamp(out.proposal.places, origin, int(self.clock.step))))
+        self.clock.tick()
+
+    @property
+    def num_pending(self) -> int:
+        """Micro-batches that wait for a commit."""
+        return max(len(self.pending), 0 if self.replay is None else self.replay.num_staged_batches)
+
+    def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
+        """Before a task's first step, with some of its token batches. Most backbones ignore it."""
+
+    def commit(self) -> WriteReport:
+        """Write what the micro-batches of this step left behind, into stores and memory."""
+        pending = list(self.pending)
+        self.pending.clear()
+        if self.replay is not None:
+            self.replay.commit(self.replay.take_staged())
+        return self.trunk.commit(pending)
+
+    def before_step(self) -> None:
+        """Right before `optimizer.step()`, if there will be one."""
+
+    def after_step(self) -> None:
+        """Right after `optimizer.step()`: the trunk follows its new weights, and the step ends."""
+        self.trunk.after_step()
+        self.clock.end_step()
+
+    def discard(self) -> None:
+        """Forget what this step queued and staged, e.g. because its gradients were not finite."""
+        self.pending.clear()
+        if self.replay is not None:
+            self.replay.discard_staged()
+
+    def skip_step(self) -> None:
+        """End a step that leaves nothing behind and has no `optimizer.step()`."""
+        self.discard()
+        self.clock.end_step()
+
+    def flush_pending_write(self) -> WriteReport:
+        """The paper's name for what comes before `optimizer.step()`: `commit`, then `before_step`."""
+        report = self.commit()
+        self.before_step()
+        return report
+
+    def discard_pending_write(self) -> None:
+        """`discard`, named after `flush_pending_write`."""
+        self.discard()
+
+    def update_slow_targets(self) -> None:
+        """The paper's name for what comes after `optimizer.step()`: `after_step`."""
+        self.after_step()
+
+    # ------------------------------------------------------------------------------------------------------ facts
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is an episodic memory that a commit writes to."""
+        return self.trunk.has_memory
+
+    @property
+    def num_events(self) -> int:
+        """Filled slots of the memory."""
+        return self.trunk.num_events
+
+    def follow_state(self) -> None:
+        """Set what is no tensor but follows from some; called after a state was loaded in an unusual way."""
+
+    def tensors_without_reader(self) -> list[str]:
+        """Names of trainable tensors that no loss can reach."""
+        named = {id(parameter): name for name, parameter in self.named_parameters()}
+        inside = dict(self.trunk.named_parameters())
+        return [named[id(inside[name])] for name in self.trunk.tensors_without_reader()]
+
+    def tensors_waiting(self) -> list[str]:
+        """Names of trainable tensors that no loss can reach before a later task begins."""
+        return []
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.trunk.embedding
+
+    def set_input_embeddings(self, embedding: nn.Embedding) -> None:
+        """For a vocabulary of another size; the head follows, it has no weights of its own."""
+        self.trunk.embedding = embedding
+
+
+def _pack_with_replay(x: Tensor, valid: Tensor | None, replayed: Tensor | None) -> Packed:
+    """The last token of a replayed chunk is only ever a target, so it is not run."""
+    return pack([x] if replayed is None else [x, replayed[:, :-1].to(x.device)], valid)
+
+
+def _replay_stores(config: BackboneConfig) -> ReplayStores:
+    return ReplayStores(
+        config.replay_recent_chunks,
+        config.replay_long_chunks,
+        config.replay_chunk_length,
+        seed=config.replay_seed,
+        coefficient=config.replay_coefficient,
+        batch_size=config.replay_batch_size,
+        long_fraction=config.replay_long_fraction,
+    )
+
+
+def _warn_about_pending(net: nn.Module, *_: object) -> None:
+    if isinstance(net, Backbone) and net.num_pending:
+        warnings.warn(
+            f"state_dict() was taken while the writes and replay chunks of {net.num_pending} micro-batches were "
+            "pending, which are not saved: flush them first, at the end of the optimizer step.",
+            stacklevel=3,
+        )

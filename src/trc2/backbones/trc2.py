@@ -1,0 +1,38 @@
+"""CortexNet: TRC² in the shell, under the paper's names."""
+
+from __future__ import annotations
+
+import torch
+
+from trc2.backbones.shell import Backbone
+from trc2.config import TRC2Config
+from trc2.model.cortex import Cortex
+from trc2.model.flops import pass_cost
+from trc2.nn.cost import Cost
+
+
+class CortexNet(Backbone[TRC2Config, Cortex]):
+    """TRC² as the paper calls it; see `Backbone` for the calling convention.
+
+    A training forward with targets queues writes and stages replay chunks; only `flush_pending_write` commits them.
+    An evaluation forward empties the write queue without committing, and never touches memory or stores.
+    """
+
+    cortex: Cortex
+
+    def __init__(self, config: TRC2Config, generator: torch.Generator | None = None) -> None:
+        super().__init__(config, Cortex(config, generator), name="cortex")
+
+    @property
+    def trunk(self) -> Cortex:  # type: ignore[override]
+        return self.cortex
+
+
+def build(config: TRC2Config, generator: torch.Generator | None = None) -> CortexNet:
+    return CortexNet(config, generator)
+
+
+def cost(config: TRC2Config, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
+    """FLOPs of one pass over rows × length tokens with `slots` filled memory slots."""
+    modulated = not is_replay or config.replay_path == "full"
+    return pass_cost(config, rows, length, slots=slots, is_batch=not is_replay, modulated=modulated)

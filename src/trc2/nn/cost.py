@@ -1,0 +1,41 @@
+"""Floating-point operations of matrix products: what a pass costs, forward and with its backward.
+
+Counted: 2·m·n·k per product, attention as the full T×T (torch's convention, causal kernels skip about half).
+Not counted: element-wise work, sorting, gathering.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs of one forward pass, and of forward plus backward."""
+
+    forward: float = 0.0
+    training: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forward + other.forward, self.training + other.training)
+
+    def __mul__(self, factor: float) -> Cost:
+        return Cost(self.forward * factor, self.training * factor)
+
+    def __truediv__(self, divisor: float) -> Cost:
+        return self * (1 / divisor)
+
+
+def learned(flops: float) -> Cost:
+    """A product whose backward needs gradients of both factors."""
+    return Cost(flops, 3 * flops)
+
+
+def input_fixed(flops: float) -> Cost:
+    """A product with a detached input: only the weight's gradient is formed."""
+    return Cost(flops, 2 * flops)
+
+
+def frozen(flops: float) -> Cost:
+    """A product outside the graph."""
+    return Cost(flops, flops)

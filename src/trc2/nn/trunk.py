@@ -1,0 +1,125 @@
+"""The contract between a trunk and the shell around it.
+
+A trunk is the part of a language model that its paper describes: packed tokens in, normalised states out. It returns
+what it computed and writes nothing; what it would like to remember is a `Proposal`. The shell, in
+`trc2.backbones.shell`, owns everything else: losses, replay, the queue of proposals, and when they are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from trc2.nn.decoding import Decoding, State
+from trc2.nn.segments import Packed
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the trunk's own: reported as `loss_NAME`, and added to the total with its weight."""
+
+    name: str
+    value: Float[Tensor, ""]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one micro-batch would like to remember: k_W candidates per sequence, in order of position.
+
+    `places` are their (row, place in the row): the trunk knows no more of where they come from.
+    """
+
+    surprise: Float[Tensor, "B T"]
+    num_tokens: int
+    states: Float[Tensor, "N D"]
+    scores: Float[Tensor, " N"]
+    places: Int[Tensor, "N 2"]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A proposal that waits for the end of the step, stamped with where its candidates come from."""
+
+    proposal: Proposal
+    origins: Int[Tensor, "N 4"]
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What a commit did; the paper's write dynamics."""
+
+    candidates: int = 0
+    writes: int = 0
+    raw_writes: int = 0
+    threshold: float = 0.0
+    surprise_mean: float = 0.0
+    surprise_max: float = 0.0
+    fill: float = 0.0
+
+    @property
+    def keep_fraction(self) -> float:
+        """Writes ÷ candidates."""
+        return self.writes / self.candidates if self.candidates else 0.0
+
+    @property
+    def raw_fraction(self) -> float:
+        """Share of candidates above the threshold as it was before its update."""
+        return self.raw_writes / self.candidates if self.candidates else 0.0
+
+
+@dataclass(frozen=True)
+class TrunkOutput:
+    """What a pass over packed tokens computed. Losses and proposal concern the first segment, the training batch."""
+
+    hidden: Float[Tensor, "P D"]
+    losses: tuple[Loss, ...] = ()
+    proposal: Proposal | None = None
+
+
+class Trunk(nn.Module):
+    """What every trunk has; a trunk with nothing to remember implements `forward` and `new_states` only."""
+
+    embedding: nn.Embedding
+
+    def forward(
+        self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
+    ) -> TrunkOutput:
+        """One pass. `with_losses=False` leaves out what only losses and proposals need.
+
+        `read_memory=False` runs without the memory's feedback, where there is one. `decoding` holds what every part
+        remembers of the rows' earlier tokens.
+        """
+        raise NotImplementedError
+
+    def new_states(self) -> Sequence[State]:
+        """What decoding begins with: one empty state for every part that looks back."""
+        raise NotImplementedError
+
+    def commit(self, pending: Sequence[Pending]) -> WriteReport:
+        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory."""
+        return WriteReport()
+
+    def after_step(self) -> None:
+        """Follow the weights that an optimizer step has just changed."""
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is an episodic memory that `commit` writes to."""
+        return False
+
+    @property
+    def num_events(self) -> int:
+        """Filled slots of the memory."""
+        return 0
+
+    def subsystems(self) -> dict[str, list[nn.Module]]:
+        """The trunk's modules by the subsystem they are counted in; the first one also gets what is not named."""
+        raise NotImplementedError
+
+    def tensors_without_reader(self) -> list[str]:
+        """Names of trainable tensors that no loss can ever reach."""
+        return []

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from trc2.ops import head_loss
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_chunked_loss_and_its_gradients_equal_the_plain_one(chunk: int, dtype: torch.dtype) -> None:
+    hidden = torch.randn(7, 5, dtype=dtype, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=dtype, requires_grad=True)
+    targets = torch.randint(11, (7,))
+    targets[2] = -100
+    chunked = linear_cross_entropy(hidden, weight, targets, chunk)
+    plain = cross_entropy_sum(hidden @ weight.T, targets)
+    torch.testing.assert_close(chunked, plain)
+    fast = torch.autograd.grad(3.0 * chunked, (hidden, weight))
+    slow = torch.autograd.grad(3.0 * plain, (hidden, weight))
+    torch.testing.assert_close(fast, slow)
+
+
+def test_the_gradient_is_right_by_finite_differences() -> None:
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 5, -100, 2])
+    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, targets, 2), (hidden, weight))
+
+
+def test_no_label_means_no_loss_and_no_gradient() -> None:
+    hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.full((3,), -100))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+
+
+def test_no_gradient_buffer_is_made_where_none_is_asked_for() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(hidden, weight, torch.tensor([1, 2, 3]))
+    assert counter.get_total_flops() == 2 * 3 * 4 * 5
+
+
+def test_half_precision_hidden_states_are_scored_in_float32() -> None:
+    hidden, weight = torch.randn(6, 8), torch.randn(9, 8)
+    targets = torch.randint(9, (6,))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, targets, reduction="sum"), rtol=0.05, atol=0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_predictions_equal_cross_entropy_and_argmax_whatever_the_chunk(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_loss, "chunk_rows", lambda _: rows)
+    hidden, weight = torch.randn(7, 5, dtype=torch.float64) * 30, torch.randn(11, 5, dtype=torch.float64)
+    weight[4] = weight[2]  # a tie: the first of the likeliest is named
+    targets = torch.tensor([0, 10, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 2])
+    nll, best = head_loss.linear_predict(hidden, weight, targets)
+    logits = hidden @ weight.T
+    expected = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    torch.testing.assert_close(nll, expected, atol=1e-12, rtol=1e-12)
+    assert best.tolist() == [row.index(max(row)) for row in logits.tolist()]
