@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from trc2 import CortexNet, load_recipe
-from trc2.train.checkpoint import Checkpoint, pack_optimizer, save_checkpoint
+from trc2.runs.checkpoint import Checkpoint, pack_optimizer, save_checkpoint
+from trc2.runs.writer import CheckpointWriter
 from trc2.train.optimizer import build_optimizer
-from trc2.train.writer import CheckpointWriter
 
 
 def main() -> None:

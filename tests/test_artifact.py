@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.baselines.common import tiny_baseline
+from tests.backbones.common import tiny_baseline
 from tests.conftest import fill_memory, tiny_config, tokens
 from trc2 import CortexNet, UserError
 from trc2.artifact import check_memory, load_config, load_model, save_model

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from tests.command import trc2
 from trc2.config import RunConfig
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.start import start_run
-from trc2.verify.resume import compare_runs
+from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]

@@ -12,7 +12,7 @@ import yaml
 
 from trc2.config import RunConfig, load_recipe
 from trc2.errors import UserError
-from trc2.train.checkpoint import Checkpoint, DamagedCheckpoint, load_checkpoint, save_checkpoint
+from trc2.runs.checkpoint import Checkpoint, DamagedCheckpoint, load_checkpoint, save_checkpoint
 
 
 def mutate(content: bytes, chance: random.Random) -> bytes:

@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from trc2.config import TaskConfig
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.report.summary import write_summary
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.target import find_target
 from trc2.train.resume import continue_run, resume_run
-from trc2.train.scoring import score_folder
+from trc2.train.scoring import score_target
 
 ROOT = Path(__file__).parents[1]
 QUIET = Console(quiet=True)
@@ -37,7 +38,7 @@ def test_it_is_summarised(golden: Path) -> None:
 
 
 def test_it_is_scored_as_it_was(golden: Path) -> None:
-    scores = score_folder(golden, tasks=[], files=[], split="validation", text_format="text", again=False)
+    scores = score_target(find_target(str(golden)), warn=print)
     logged = [record.metrics for record in read_run(golden).records if record.kind == "eval"][-1]
     for task in ("fruit", "tools", "sky"):
         assert scores[task]["perplexity"] == pytest.approx(logged[f"eval/{task}/perplexity"], rel=1e-4)

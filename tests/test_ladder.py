@@ -19,6 +19,7 @@ LADDER = [
     {"backbones"},
     {"replay.controller", "stream", "metrics", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"runs"},
     {"train"},
     {"report", "bench"},
     {"hf.export"},

@@ -8,10 +8,10 @@ import torch
 from trc2 import TRC2Config, load_recipe
 from trc2.artifact import outline
 from trc2.backbones.registry import build_model
-from trc2.bench.budget import active_parameters
+from trc2.bench.footprint import active_parameters
 from trc2.config import family_names, recipe_names
+from trc2.runs.plan import Plan
 from trc2.train.optimizer import build_optimizer
-from trc2.train.plan import Plan
 
 SMALL = [name for name in recipe_names() if not name.startswith("paper_") or name == "paper_compact"]
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -29,7 +29,7 @@ MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
-Target = Annotated[str, typer.Argument(help="A recipe's name, a recipe file, or a folder with a saved model.")]
+Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
 
 
@@ -63,10 +63,11 @@ def verify(
     """
     if resume:
         _verify_resume(folder, kills, seed)
+    from trc2.runs.target import find_target
     from trc2.verify import run_battery
-    from trc2.verify.show import as_table, draw, notes, summary
+    from trc2.verify.picture import as_table, draw, notes, summary
 
-    net = _load(target, overrides or [], seed)
+    net = find_target(target, overrides or []).model(_warn, seed)
     with out.status("starting") as status:
         report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
     out.print(as_table(report, out.width))
@@ -83,7 +84,7 @@ def verify(
 def _verify_resume(folder: Path, kills: int, seed: int) -> None:
     import tempfile
 
-    from trc2.verify.resume import verify_resume
+    from trc2.verify.kills import verify_resume
 
     with out.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
         report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
@@ -112,8 +113,9 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.bench.show import budget_json, budget_table, counts_line, family_rows, family_table, paper_table
-    from trc2.config import family_names, load_recipe
+    from trc2.bench.tables import budget_json, budget_table, counts_line, family_rows, family_table, paper_table
+    from trc2.config import family_names
+    from trc2.runs.target import find_target
 
     if family is not None:
         rows = family_rows(family_names(family))
@@ -128,7 +130,7 @@ def budget(
         verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
         out.print(verdict)
         raise typer.Exit(0 if not different else 1)
-    run = _saved_run(Path(target)) if Path(target).is_dir() else load_recipe(target, overrides or [])
+    run = find_target(target, overrides or []).config
     filled = run.model.read_slots if slots is None else slots
     if as_json:
         print(json.dumps(budget_json(target, run, filled), indent=2))
@@ -156,11 +158,11 @@ def bench(
 
     from trc2.bench.draw import draw_bars, draw_scaling, results_table, scaling_table
     from trc2.bench.measure import bench_recipe, bench_scaling
-    from trc2.config import load_recipe
+    from trc2.runs.target import find_target
 
     if threads is not None:
         torch.set_num_threads(threads)
-    run = _saved_run(Path(target)) if Path(target).is_dir() else load_recipe(target, overrides or [])
+    run = find_target(target, overrides or []).config
     folder.mkdir(parents=True, exist_ok=True)
     with out.status("building") as status:
         if scaling is not None:
@@ -242,7 +244,7 @@ def continue_(
 
 @app.command("eval")
 def evaluate(
-    target: Annotated[Path, typer.Argument(help="A run folder, or a folder with a saved model and tokenizer.json.")],
+    target: Target,
     task: Annotated[list[str] | None, typer.Option(help="A task of the run; all of them by default.")] = None,
     file: Annotated[list[Path] | None, typer.Option(help="A .jsonl, .txt or .parquet file to score.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
@@ -253,10 +255,17 @@ def evaluate(
     """Score a checkpoint on any task of its stream, or on any file."""
     from rich.table import Table
 
-    from trc2.train.scoring import score_folder
+    from trc2.runs.target import find_target
+    from trc2.train.scoring import score_target
 
-    scores = score_folder(
-        target, tasks=task or [], files=file or [], split=split, text_format=format_, again=again, console=err
+    scores = score_target(
+        find_target(target),
+        tasks=task or [],
+        files=file or [],
+        split=split,
+        text_format=format_,
+        again=again,
+        warn=_warn,
     )
     if as_json:
         print(json.dumps(scores, indent=2))
@@ -309,13 +318,13 @@ def export(
     """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card."""
     from trc2.hf.export import export_run
 
-    written = export_run(run, folder, __version__, with_replay=with_replay)
+    written = export_run(run, folder, __version__, with_replay=with_replay, warn=_warn)
     out.print("  ".join(str(path) for path in written), soft_wrap=True)
 
 
 @app.command()
 def generate(
-    target: Annotated[Path, typer.Argument(help="An exported model, or a run folder.")],
+    target: Target,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
@@ -324,18 +333,12 @@ def generate(
     memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
 ) -> None:
     """Continue a prompt, token by token."""
-    from trc2.artifact import load_model
     from trc2.generate import lay_out_for_decoding, stream_text
-    from trc2.train.loop import check_vocabulary
-    from trc2.train.scoring import load_run_model
-    from trc2.train.start import read_run_config, read_tokenizer
+    from trc2.runs.target import find_target
 
     if memory not in ("read", "off"):
         raise UserError(f"--memory {memory} is not known: use read or off.")
-    is_run = (target / "config.yaml").is_file()
-    net = load_run_model(target, read_run_config(target), console=err)[0] if is_run else load_model(target)
-    tokenizer = read_tokenizer(target)
-    check_vocabulary(net.config.vocab_size, tokenizer.vocab_size)
+    net, tokenizer = find_target(target).trained_model(_warn)
     lay_out_for_decoding(net)
     print(plain(prompt), end="", flush=True)
     for piece in stream_text(
@@ -384,6 +387,10 @@ def data_prepare(
     out.print(table)
 
 
+def _warn(message: str) -> None:
+    err.print(message, style="yellow")
+
+
 def _show_summary(folder: Path) -> None:
     from rich.markdown import Markdown
 
@@ -393,34 +400,6 @@ def _show_summary(folder: Path) -> None:
     text = written[0].read_text(encoding="utf-8")
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
     out.print("  ".join(str(path) for path in written), soft_wrap=True)
-
-
-def _saved_run(folder: Path) -> Any:
-    """A saved model with a step of a size it can take."""
-    from trc2.artifact import load_config
-    from trc2.config import RunConfig, TrainConfig
-
-    model = load_config(folder)
-    return RunConfig(model=model, train=TrainConfig(sequence_length=min(1024, model.max_positions)))
-
-
-def _load(target: str, overrides: list[str], seed: int) -> Any:
-    """The network a recipe describes, freshly initialised, or the one saved in a folder."""
-    import torch
-
-    from trc2.artifact import check_memory, load_model
-    from trc2.backbones.registry import build_model
-    from trc2.config import load_recipe
-
-    if Path(target).is_dir():
-        if overrides:
-            raise UserError(
-                f"{target} is a saved model, so '{overrides[0]}' cannot be changed: leave the overrides out."
-            )
-        return load_model(Path(target))
-    config = load_recipe(target, overrides).model
-    check_memory(config)
-    return build_model(config, torch.Generator().manual_seed(seed))
 
 
 def main() -> None:

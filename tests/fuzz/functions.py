@@ -14,17 +14,19 @@ from rich.console import Console
 from tests.fuzz.world import LAST, World
 from trc2.artifact import load_model
 from trc2.config import load_recipe
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.report.summary import summary_text
+from trc2.runs.checkpoint import load_checkpoint
+from trc2.runs.folder import RunFolder
+from trc2.runs.records import read_records
+from trc2.runs.target import find_target
 from trc2.stream.document import BadRows
-from trc2.stream.files import read_file
 from trc2.stream.formats import text_format
 from trc2.stream.prepare import prepare_stream
-from trc2.train.checkpoint import load_checkpoint
-from trc2.train.records import read_records
+from trc2.stream.readers import read_file
+from trc2.stream.tokenizer import read_tokenizer
 from trc2.train.resume import resume_run
-from trc2.train.scoring import score_folder
-from trc2.train.start import read_run_config, read_tokenizer
+from trc2.train.scoring import score_target
 
 
 def documents(path: Path) -> list[str]:
@@ -33,7 +35,7 @@ def documents(path: Path) -> list[str]:
 
 def prepared(folder: Path) -> Any:
     """The tokens of every split of a run's stream, as the run would read them."""
-    config = read_run_config(folder)
+    config = RunFolder(folder).config()
     assert config.stream is not None
     stream = prepare_stream(config.stream, tokenizer=read_tokenizer(folder))
     splits = {f"{name}/{split}": (task, split) for name, task in stream.tasks.items() for split in task.splits}
@@ -50,7 +52,7 @@ def use_tokenizer(folder: Path) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load_recipe": lambda name, *overrides: load_recipe(name, overrides),
-    "read_run_config": lambda folder: read_run_config(Path(folder)),
+    "read_run_config": lambda folder: RunFolder(Path(folder)).config(),
     "load_checkpoint": lambda folder: load_checkpoint(Path(folder)),
     "load_model": lambda folder: load_model(Path(folder)),
     "read_records": lambda path: read_records(Path(path)),
@@ -78,7 +80,7 @@ def _scores() -> list[dict[str, dict[str, float]]]:
     scores, spare = [], Path("spare")
     shutil.copytree("run", spare)
     for path in sorted((spare / "checkpoints").iterdir(), reverse=True):
-        found = score_folder(spare, tasks=[], files=[], split="validation", text_format="text", again=False)
+        found = score_target(find_target(str(spare)), warn=print)
         scores.append(json.loads(json.dumps(found)))
         shutil.rmtree(path)
     shutil.rmtree(spare)

@@ -18,8 +18,8 @@ from tests.fuzz.functions import FUNCTIONS
 from tests.fuzz.world import CUTS, IDLE, LAST, World
 from trc2.artifact import load_model
 from trc2.config import RunConfig
-from trc2.train.start import read_tokenizer
-from trc2.verify.resume import compare_runs
+from trc2.stream.tokenizer import read_tokenizer
+from trc2.verify.kills import compare_runs
 
 # 1 is for checks that fail and 3 for the gate; a case is never interrupted, so 130 would be a lie.
 CODES = {"verify": (0, 1, 2), "continue": (0, 2, 3), "anything": (0, 1, 2)}

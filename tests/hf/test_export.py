@@ -20,8 +20,9 @@ from trc2.artifact import load_config, load_model
 from trc2.cli import app
 from trc2.generate import stream_text
 from trc2.hf.export import export_run
-from trc2.train.scoring import load_run_model
-from trc2.train.start import read_run_config, read_tokenizer, start_run
+from trc2.runs.folder import RunFolder
+from trc2.stream.tokenizer import read_tokenizer
+from trc2.train.start import start_run
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def run(tiny_run: Callable[..., RunConfig]) -> Path:
 
 def test_the_round_trip_gives_the_same_logits_and_text(run: Path, tmp_path: Path) -> None:
     export_run(run, tmp_path / "model", "0")
-    own, step = load_run_model(run, read_run_config(run))
+    own, step = RunFolder(run).model(print)
     assert step == 12
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

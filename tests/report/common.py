@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.conftest import tiny_config
 from trc2.config import RunConfig, settings_text
-from trc2.train.records import Record
+from trc2.runs.records import Record
 
 COSTS = {
     "tokens_per_second": 1234.0,

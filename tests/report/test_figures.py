@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from tests.report.common import forgets, write_run
 from trc2.metrics.forgetting import Stretch
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary, label, look, names, plot, tidy
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 
 
 def test_looks_are_distinct() -> None:

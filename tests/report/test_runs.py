@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.common import write_run
 from trc2.errors import UserError
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.report.summary import write_summary
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.report.common import forgets, write_run
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.report.summary import Comparison, short, write_summary
 from trc2.train.start import start_run
 

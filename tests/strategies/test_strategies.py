@@ -12,9 +12,9 @@ from rich.console import Console
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
 from trc2.config import StrategyConfig
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
+from trc2.runs.records import read_records
 from trc2.strategies import AveragedGradientMemory, ElasticWeights, PullToBoundary, Strategy, build_strategy
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint
-from trc2.train.records import read_records
 from trc2.train.resume import resume_run
 from trc2.train.start import start_run
 

@@ -16,10 +16,10 @@ from tests.conftest import write_task
 from trc2.cli import app
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.train.resume import continue_run, relative_forgetting, resume_run
 from trc2.train.start import start_run
-from trc2.verify.resume import compare_runs
+from trc2.verify.kills import compare_runs
 from trc2.verify.siege import run_in_child
 
 QUIET = Console(quiet=True)

@@ -14,13 +14,14 @@ from trc2 import CortexNet
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.folder import RunFolder
+from trc2.runs.records import Record, read_records
 from trc2.stream.prepare import prepare_stream
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.train.evaluate import control_perplexity, score_task
 from trc2.train.fence import EvaluationMovedState
 from trc2.train.loop import Trainer
-from trc2.train.records import Record, read_records
-from trc2.train.start import read_run_config, start_run
+from trc2.train.start import start_run
 
 MakeRun = Callable[..., RunConfig]
 QUIET = Console(quiet=True)
@@ -39,7 +40,7 @@ class Notes:
 
 def trainer(config: RunConfig) -> tuple[Trainer, Notes]:
     notes = Notes()
-    return Trainer(config, prepare_stream(config.stream), config.output.folder, [notes]), notes
+    return Trainer(config, prepare_stream(config.stream), RunFolder(config.output.folder), [notes]), notes
 
 
 def test_a_run_folder_tells_the_whole_story(tiny_run: MakeRun) -> None:
@@ -67,7 +68,7 @@ def test_a_run_folder_tells_the_whole_story(tiny_run: MakeRun) -> None:
     assert last["efficiency/tokens_per_second"] > 0
     for name in ("config.yaml", "environment.json", "data.json", "tokenizer.json"):
         assert (folder / name).stat().st_size > 10
-    assert read_run_config(folder) == config
+    assert RunFolder(folder).config() == config
 
 
 def test_it_learns(tiny_run: MakeRun) -> None:
@@ -83,25 +84,25 @@ def test_two_runs_of_one_config_are_equal_to_the_bit(tiny_run: MakeRun) -> None:
     (first, _), (second, _) = trainer(tiny_run()), trainer(tiny_run())
     first.run()
     second.run()
-    for name, tensor in first.checkpoint().tensors.items():
-        assert torch.equal(tensor, second.checkpoint().tensors[name]), name
+    for name, tensor in first.state.to_checkpoint({}).tensors.items():
+        assert torch.equal(tensor, second.state.to_checkpoint({}).tensors[name]), name
 
 
 def test_the_objective_does_not_depend_on_how_labels_are_spread_over_micro_batches(tiny_run: MakeRun) -> None:
     """|Ω| is counted over the step: ignoring labels of one micro-batch must not weigh the others up or down."""
     config = tiny_run(model={**tiny_run().model.model_dump(), "memory": False, "replay": False, "lambda_router": 0.0})
     run, _ = trainer(config)
-    data = run.tasks["fruit"]
+    data = run.feed.tasks["fruit"]
     batches = data.train_batches(0)
     batches[0].y[:, 3:] = IGNORE_INDEX
     data.train_batches = lambda step: batches  # type: ignore[method-assign]
     run.train_step()
     model, _ = trainer(config)
     x, y = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y"))
-    _, aux = model.model(x, targets=y, return_logits=False)
+    _, aux = model.state.model(x, targets=y, return_logits=False)
     aux["loss"].backward()
-    torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
-    for (name, a), b in zip(run.model.named_parameters(), model.model.parameters(), strict=True):
+    torch.nn.utils.clip_grad_norm_(model.state.model.parameters(), 1.0)
+    for (name, a), b in zip(run.state.model.named_parameters(), model.state.model.parameters(), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(a.grad, b.grad, msg=lambda m, n=name: f"{n}: {m}", atol=1e-6, rtol=1e-4)
 
@@ -109,29 +110,31 @@ def test_the_objective_does_not_depend_on_how_labels_are_spread_over_micro_batch
 def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(tiny_run: MakeRun) -> None:
     run, _ = trainer(tiny_run())
     run.train_step()
-    before = run.checkpoint().tensors
+    before = run.state.to_checkpoint({}).tensors
     before = {name: tensor.clone() for name, tensor in before.items()}
-    weight = run.model.cortex.final_norm.gain
+    weight = run.state.model.cortex.final_norm.gain
     handle = weight.register_hook(lambda gradient: gradient * math.nan)
     record = run.train_step()
     handle.remove()
     assert record.kind == "nonfinite"
-    moved = [name for name, tensor in run.checkpoint().tensors.items() if not torch.equal(tensor, before[name])]
+    moved = [
+        name for name, tensor in run.state.to_checkpoint({}).tensors.items() if not torch.equal(tensor, before[name])
+    ]
     assert moved == ["model.clock.step"]
-    assert run.progress.step == 2
+    assert run.state.progress.step == 2
     assert run.train_step().kind == "train"
-    assert run.progress.nonfinite_streak == 0
+    assert run.state.progress.nonfinite_streak == 0
 
 
 def test_too_many_of_them_stop_the_run_with_its_checkpoint_kept(tiny_run: MakeRun) -> None:
     config = tiny_run(train={"max_nonfinite_steps": 3}, output={"checkpoint_every": 1})
     run, _ = trainer(config)
     run.train_step()
-    run.save()
-    run.model.cortex.final_norm.gain.register_hook(lambda gradient: gradient * math.nan)
+    run.saver.save(run.state, run.story)
+    run.state.model.cortex.final_norm.gain.register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row, up to step 4: lower train.learning_rate"):
         run.run()
-    run.writer.wait()
+    run.saver.writer.wait()
     (kept,) = list_checkpoints(config.output.folder / "checkpoints")
     assert step_of(kept) == 1  # none was taken in the row of failures, so none pushed this one out
     assert load_checkpoint(kept).state["progress"]["nonfinite_streak"] == 0
@@ -140,10 +143,10 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_kept(tiny_run: MakeRu
 def test_failing_steps_push_no_checkpoint_out_but_the_end_is_saved(tiny_run: MakeRun) -> None:
     config = tiny_run(train={"max_nonfinite_steps": 9}, output={"checkpoint_every": 1, "keep_checkpoints": 1})
     run, notes = trainer(config)
-    weight, plain = run.model.cortex.final_norm.gain, run.train_step
+    weight, plain = run.state.model.cortex.final_norm.gain, run.train_step
 
     def failing_from_step_8() -> Record:
-        if run.progress.step == 8:
+        if run.state.progress.step == 8:
             weight.register_hook(lambda gradient: gradient * math.nan)
         return plain()
 
@@ -155,33 +158,33 @@ def test_failing_steps_push_no_checkpoint_out_but_the_end_is_saved(tiny_run: Mak
 
 def test_a_broken_model_steers_nothing(tiny_run: MakeRun) -> None:
     run, _ = trainer(tiny_run())
-    run.control_post["fruit"] = 2.0
+    run.state.control_post["fruit"] = 2.0
     with torch.no_grad():
-        run.model.cortex.final_norm.gain.fill_(math.nan)
-    run.progress.step = 8
+        run.state.model.cortex.final_norm.gain.fill_(math.nan)
+    run.state.progress.step = 8
     with pytest.raises(UserError, match="control perplexity of task 'fruit' is nan at step 8"):
-        run.steer()
+        run.measure.steer()
 
 
 def test_the_fence_stops_an_evaluation_that_moves_something(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = trainer(tiny_run())
-    plain = type(run.model).predict
+    plain = type(run.state.model).predict
 
     def careless(self: CortexNet, x: torch.Tensor, y: torch.Tensor) -> object:
         self.cortex.hippocampus.threshold.add_(1.0)
         return plain(self, x, y)
 
-    monkeypatch.setattr(type(run.model), "predict", careless)
+    monkeypatch.setattr(type(run.state.model), "predict", careless)
     with pytest.raises(EvaluationMovedState, match="threshold"):
         run.run()
 
 
 def test_evaluating_draws_no_chance_even_if_the_model_does(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = trainer(tiny_run())
-    plain = type(run.model).predict
-    monkeypatch.setattr(type(run.model), "predict", lambda self, x, y: (torch.rand(1), plain(self, x, y))[1])
+    plain = type(run.state.model).predict
+    monkeypatch.setattr(type(run.state.model), "predict", lambda self, x, y: (torch.rand(1), plain(self, x, y))[1])
     before = torch.get_rng_state()
-    run.evaluate(["fruit"])
+    run.measure.evaluate(["fruit"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -215,18 +218,20 @@ def test_replay_can_be_off_or_fixed(tiny_run: MakeRun, mode: str, coefficient: f
 def test_evaluation_equals_a_plain_forward(tiny_run: MakeRun) -> None:
     config = tiny_run(eval={"max_batches": None})
     run, _ = trainer(config)
-    data = run.tasks["fruit"]
-    scores = score_task(run.model, data, "validation", config.eval, run.prepared.tokenizer, run.device)
-    run.model.eval()
+    data = run.feed.tasks["fruit"]
+    scores = score_task(run.state.model, data, "validation", config.eval, run.feed.tokenizer, run.state.device)
+    run.state.model.eval()
     losses, hits, count = 0.0, 0, 0
     for batch in data.eval_batches("validation", 1):
-        logits, aux = run.model(batch.x, targets=batch.y)
+        logits, aux = run.state.model(batch.x, targets=batch.y)
         losses += aux["loss_lm"].item() * batch.num_labels
         hits += int((logits.argmax(-1) == batch.y).sum())
         count += batch.num_labels
     assert scores["loss"] == pytest.approx(losses / count, rel=1e-5)
     assert scores["token_accuracy"] == pytest.approx(hits / count)
-    assert control_perplexity(run.model, data, 4, run.device) == pytest.approx(math.exp(losses / count), rel=0.2)
+    assert control_perplexity(run.state.model, data, 4, run.state.device) == pytest.approx(
+        math.exp(losses / count), rel=0.2
+    )
 
 
 def test_a_vocabulary_too_small_or_a_folder_in_use_is_told(tiny_run: MakeRun) -> None:

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from trc2.config import StreamConfig, TrainConfig
 from trc2.errors import UserError
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record
 from trc2.train.observers import Screen, build_observers
-from trc2.train.plan import Plan
-from trc2.train.records import Record
 
 PLAN = Plan.of(StreamConfig(tasks=[{"name": "a", "builtin": "prose", "steps": 10}]), TrainConfig())
 STEP = {

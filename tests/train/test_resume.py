@@ -19,14 +19,15 @@ from rich.console import Console
 from tests.conftest import write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.report.runs import read_run
-from trc2.train import checkpoint as checkpoint_module
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint, step_of
-from trc2.train.lock import lock_folder
-from trc2.train.records import read_records
-from trc2.train.resume import continue_run, newest_checkpoint, relative_forgetting, resume_run
-from trc2.train.start import Interrupted, read_run_config, start_run
-from trc2.verify.resume import compare_runs
+from trc2.report.finished import read_run
+from trc2.runs import checkpoint as checkpoint_module
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
+from trc2.runs.records import read_records
+from trc2.train.resume import continue_run, relative_forgetting, resume_run
+from trc2.train.start import Interrupted, start_run
+from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -45,7 +46,7 @@ def stop_after(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) ->
 
     def interrupted(self: Trainer) -> object:
         record = plain(self)
-        if self.progress.step == step:
+        if self.state.progress.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return record
 
@@ -72,16 +73,16 @@ def test_a_terminated_run_saves_and_goes_on_to_the_bit(
 def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
     tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trc2.train.loop import Trainer
+    from trc2.train.measure import Measure
 
-    plain = Trainer.evaluate
+    plain = Measure.evaluate
 
-    def interrupted(self: Trainer, names: list[str]) -> None:
+    def interrupted(self: Measure, names: list[str]) -> None:
         plain(self, names)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "evaluate", interrupted)
+        patch.setattr(Measure, "evaluate", interrupted)
         with pytest.raises(Interrupted, match="Stopped at step 0, before anything was saved: go on with `trc2 resume"):
             start_run(at(tiny_run, tmp_path / "parted"), QUIET)
     resume_run(tmp_path / "parted", [], QUIET)
@@ -133,7 +134,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     stop_after(at(tiny_run, tmp_path / "run"), 7, monkeypatch)
     newest, before = list_checkpoints(tmp_path / "run" / "checkpoints")[-1:-3:-1]
     damage(newest, kind)
-    found = newest_checkpoint(tmp_path / "run", Console())
+    found = RunFolder(tmp_path / "run").newest_checkpoint(print)
     assert found is not None
     assert found.step == step_of(before)
     assert "Trying the one before" in capsys.readouterr().out
@@ -171,7 +172,7 @@ def test_changed_data_is_refused_with_what_changed(
 
 
 def test_a_run_in_use_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from trc2.train.lock import lock_folder\n"
+    code = "import sys, time; from pathlib import Path; from trc2.runs.lock import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -201,7 +202,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
         patch.setattr(checkpoint_module, "write_durably", full)
         with pytest.raises(UserError, match="No space left on device; earlier ones are whole"):
             start_run(at(tiny_run, tmp_path / "run"), QUIET)
-    found = newest_checkpoint(tmp_path / "run", QUIET)
+    found = RunFolder(tmp_path / "run").newest_checkpoint(lambda message: None)
     assert found is not None
     assert found.step == 3
     resume_run(tmp_path / "run", [], QUIET)
@@ -210,8 +211,8 @@ def test_a_full_disk_loses_nothing_that_was_saved(
 
 
 def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trc2.train.checkpoint import Checkpoint
-    from trc2.train.writer import CheckpointWriter
+    from trc2.runs.checkpoint import Checkpoint
+    from trc2.runs.writer import CheckpointWriter
 
     release = threading.Event()
     plain = checkpoint_module.write_durably
@@ -247,7 +248,7 @@ def test_a_finished_run_learns_one_more_task_and_keeps_its_references(tiny_run: 
     assert set(run.summary()) >= {"cl/perplexity/aufc/fruit", "cl/perplexity/aufc/tools"}
     assert json.loads((child / "parent.json").read_text())["step"] == 12
     assert relative_forgetting(child) >= 0.0
-    assert read_run_config(child).train.schedule == "per_task"
+    assert RunFolder(child).config().train.schedule == "per_task"
     with pytest.raises(UserError, match="has learnt a task 'fruit' already"):
         continue_run(parent, tmp_path / "again", TaskConfig(name="fruit", builtin="code"), QUIET)
     with pytest.raises(UserError, match="already holds a run"):
@@ -266,7 +267,7 @@ def test_a_continued_run_can_itself_be_stopped_and_resumed(
     plain = Trainer.train_step
 
     def interrupted(self: Trainer) -> object:
-        self.stop_requested = self.progress.step == 13
+        self.stop_requested = self.state.progress.step == 13
         return plain(self)
 
     with monkeypatch.context() as patch:

@@ -13,7 +13,9 @@ from tests.conftest import write_task
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.hf.export import export_run
-from trc2.train.scoring import score_folder
+from trc2.runs.folder import Warn
+from trc2.runs.target import find_target
+from trc2.train.scoring import score_target
 from trc2.train.start import start_run
 
 QUIET = Console(quiet=True)
@@ -24,10 +26,8 @@ def run(tiny_run: Callable[..., RunConfig]) -> Path:
     return start_run(tiny_run(), QUIET)
 
 
-def score(folder: Path, file: Path, console: Console = QUIET) -> dict[str, float]:
-    scores = score_folder(
-        folder, tasks=[], files=[file], split="validation", text_format="text", again=False, console=console
-    )
+def score(folder: Path, file: Path, warn: Warn = lambda message: None) -> dict[str, float]:
+    scores = score_target(find_target(str(folder)), files=[file], warn=warn)
     return scores[str(file)]
 
 
@@ -43,14 +43,22 @@ def test_a_file_is_scored_whole_and_alike_by_a_run_and_by_its_export(run: Path, 
 
 
 def test_a_task_is_scored_as_the_run_scores_it(run: Path) -> None:
-    found = score_folder(run, tasks=["fruit"], files=[], split="validation", text_format="text", again=False)
+    found = score_target(
+        find_target(str(run)),
+        tasks=["fruit"],
+        files=[],
+        split="validation",
+        text_format="text",
+        again=False,
+        warn=print,
+    )
     assert found["fruit"]["tokens"] == 2 * 4 * 16  # max_batches × batch_size × sequence_length
 
 
 def test_rows_that_were_skipped_are_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.dumps({"text": "apple pear plum fig apple"}), "not json", json.dumps({"title": "no text"})]
     (tmp_path / "mixed.jsonl").write_text("\n".join(rows))
-    score(run, tmp_path / "mixed.jsonl", Console(width=200))
+    score(run, tmp_path / "mixed.jsonl", print)
     assert "2 rows were skipped" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ from trc2.model.critic import Appraisal, Critic
 from trc2.nn.segments import Segment
 from trc2.verify import Report, Subject, run_battery
 from trc2.verify.battery import BATTERY
-from trc2.verify.show import as_table, draw, notes, summary
+from trc2.verify.picture import as_table, draw, notes, summary
 from trc2.verify.subject import Check
 
 

@@ -11,23 +11,23 @@ from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.files import replace_folder, sync_folder, write_atomically
 from trc2.report.card import model_card
-from trc2.report.runs import read_run
-from trc2.stream.tokenizer import Tokenizer
-from trc2.train.scoring import load_run_model
-from trc2.train.start import read_run_config, read_tokenizer
+from trc2.report.finished import read_run
+from trc2.runs.folder import RunFolder, Warn
+from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
-def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: bool = False) -> list[Path]:
+def export_run(
+    run_folder: Path, folder: Path, version: str, *, with_replay: bool = False, warn: Warn = lambda message: None
+) -> list[Path]:
     """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
 
     Replay stores hold training text, so they stay behind unless they are asked for. The folder appears whole or not at
     all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
     _check_is_free(folder)
-    config = read_run_config(run_folder)
-    net, step = load_run_model(run_folder, config, with_replay=with_replay)
-    run = read_run(run_folder)
-    tokenizer = read_tokenizer(run_folder)
+    source = RunFolder(run_folder)
+    net, step = source.model(warn, with_replay=with_replay)
+    run, tokenizer = read_run(run_folder), source.tokenizer()
     parameters = sum(parameter.numel() for parameter in net.parameters())
     files = _tokenizer_files(tokenizer, net.config.max_positions)
     files["README.md"] = model_card(run, parameters, net.num_events, step, version)
@@ -36,7 +36,7 @@ def export_run(run_folder: Path, folder: Path, version: str, *, with_replay: boo
     partial = target.with_name(f".{target.name[:200]}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        save_model(net, partial, sequence_length=config.train.sequence_length)
+        save_model(net, partial, sequence_length=run.config.train.sequence_length)
         failpoint("export")
         for name, content in files.items():
             write_atomically(partial / name, content.encode())
@@ -70,7 +70,7 @@ def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
     }
     generation = {"eos_token_id": tokenizer.end_of_text, "pad_token_id": tokenizer.end_of_text}
     return {
-        "tokenizer.json": tokenizer.to_json(),
+        TOKENIZER_FILE: tokenizer.to_json(),
         "tokenizer_config.json": json.dumps(settings, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),
     }

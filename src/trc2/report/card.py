@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trc2.report.finished import FinishedRun
 from trc2.report.markdown import code, markdown
-from trc2.report.runs import FinishedRun
 from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table
 
 

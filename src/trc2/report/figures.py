@@ -11,7 +11,7 @@ from typing import Any
 from trc2.errors import plain
 from trc2.files import write_atomically
 from trc2.metrics.forgetting import Stretch, aufc_curve, mean
-from trc2.report.runs import FinishedRun
+from trc2.report.finished import FinishedRun
 
 # Okabe–Ito, told apart also without full colour vision; its yellow is hard to see on white, so brown stands for it.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3F00", "#000000")

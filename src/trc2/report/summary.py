@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trc2.files import write_atomically
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
+from trc2.report.finished import FinishedRun, check_comparable, read_run
 from trc2.report.markdown import markdown
-from trc2.report.runs import FinishedRun, check_comparable, read_run
 
 
 def write_summary(folder: Path) -> list[Path]:

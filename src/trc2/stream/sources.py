@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +16,9 @@ from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
 from trc2.stream.cache import expanded
 from trc2.stream.document import BadRows, Document
-from trc2.stream.files import COMPRESSED, TEXT_DOCUMENT_BYTES, find_files, kind_of, read_file, render_row, text_files
 from trc2.stream.formats import text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
+from trc2.stream.readers import COMPRESSED, TEXT_DOCUMENT_BYTES, find_files, kind_of, read_file, render_row, text_files
 
 SPLITS = ("train", "validation", "test")
 
@@ -218,7 +218,7 @@ class DatasetSource:
         return []
 
 
-def check_task_names(wanted: list[str], known: list[str]) -> None:
+def check_task_names(wanted: Iterable[str], known: list[str]) -> None:
     for name in wanted:
         if name not in known:
             raise UserError(f"There is no task '{name}' in this stream: {did_you_mean(name, known)}")

@@ -17,6 +17,7 @@ from trc2.files import reading
 from trc2.stream.cache import expanded
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
 PIECE = 64  # characters
 # What the pre-tokenizer may take for one word: letters and digits, or other signs, or spaces.
 KINDS = (r"[^\W_]", r"(?:[^\w\s]|[_\x1c-\x1f])", r"\s")
@@ -108,12 +109,20 @@ def without_overlong_words(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer a run or a saved model brings along."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise UserError(f"There is no {path}: put the model's tokenizer there.")
+    return Tokenizer.read(path)
+
+
 def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer:
     """A tokenizer.json from a folder, here or below the data root, or a Hugging Face name."""
     assert config.path is not None
     for folder in (expanded(config.path), expanded(data_root or Path()) / config.path):
-        if (folder / "tokenizer.json").is_file():
-            return Tokenizer.read(folder / "tokenizer.json")
+        if (folder / TOKENIZER_FILE).is_file():
+            return Tokenizer.read(folder / TOKENIZER_FILE)
     try:
         backend = tokenizers.Tokenizer.from_pretrained(config.path)
     except Exception as error:

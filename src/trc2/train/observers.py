@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from trc2.errors import UserError
-from trc2.train.plan import Plan
-from trc2.train.records import Record
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record
 
 
 class Observer(Protocol):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,87 +15,59 @@ from rich.console import Console
 from trc2.backbones.registry import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
-from trc2.errors import UserError, brief, plain
+from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import sync_folder, write_atomically
+from trc2.files import sync_folder
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.nn.keyed import keyed_generator
+from trc2.runs.binding import EXECUTION
+from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record, score_table
 from trc2.stream.prepare import PreparedStream
-from trc2.train.binding import EXECUTION, check_binding, read_data_description
 from trc2.train.chance import chance_unmoved
-from trc2.train.checkpoint import Checkpoint, DamagedCheckpoint, list_checkpoints, load_checkpoint
-from trc2.train.diary import Diary
 from trc2.train.evaluate import score_task
-from trc2.train.lock import lock_folder
 from trc2.train.loop import Trainer
-from trc2.train.plan import Plan
-from trc2.train.records import Record, read_records, score_table
-from trc2.train.start import (
-    check_is_no_run,
-    prepare_with_progress,
-    read_run_config,
-    read_tokenizer,
-    run,
-    set_up_process,
-    watch,
-    write_description,
-)
+from trc2.train.start import keep_diary, prepare_with_progress, run, set_up_process, warn_on, watch
 
 
-def resume_run(folder: Path, overrides: Iterable[str], console: Console) -> Path:
+def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
     """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
+    folder = RunFolder(path)
     config = _resumed_config(folder, overrides)
-    with lock_folder(folder):
+    with lock_folder(path):
         set_up_process(config)
-        prepared = prepare_with_progress(config, console, read_tokenizer(folder))
+        prepared = prepare_with_progress(config, console, folder.tokenizer())
         check_data(folder, prepared)
-        checkpoint = newest_checkpoint(folder, console)
-        if checkpoint is None and (folder / "parent.json").exists():
+        checkpoint = folder.newest_checkpoint(warn_on(console))
+        if checkpoint is None and folder.parent_file.exists():
             raise UserError(
                 f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
                 "`trc2 continue` again."
             )
-        history = read_records(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+        history = folder.records() if folder.has_diary else []
         trainer = Trainer(config, prepared, folder, [])
         start = -1 if checkpoint is None else checkpoint.step
-        if any(r.kind == "end" for r in history) and start >= trainer.plan.total_steps:
+        if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
             console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
-            return folder
+            return path
         if checkpoint is not None:
-            trainer.restore(checkpoint, history)
+            trainer.state.restore(checkpoint)
+            told = [record for record in history if record.step <= checkpoint.step]
+            trainer.story.go_on(told, trainer.state.progress.total_seconds)
         watch(trainer, console)
-        for observer in trainer.observers:
-            observer.see(Record("resume", start, "", {}, 0.0))
+        trainer.story.tell(Record("resume", start, "", {}, 0.0))
         run(trainer)
-    return folder
+    return path
 
 
-def newest_checkpoint(folder: Path, console: Console) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over. None before the first one.
-
-    One that is whole but belongs to another run, or whose settings, data or diary have changed, is refused.
-    """
-    paths = list_checkpoints(folder / "checkpoints")
-    for path in reversed(paths):
-        try:
-            found = load_checkpoint(path)
-        except DamagedCheckpoint as error:
-            console.print(plain(f"{error} Trying the one before."), style="yellow", markup=False, highlight=False)
-        else:
-            check_binding(folder, found)
-            return found
-    if paths:
-        raise UserError(
-            f"None of the {len(paths)} checkpoints in {folder} is whole: restore one from a copy, or run it again."
-        )
-    return None
-
-
-def _resumed_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
+def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
     """The run's own config; overrides may change *execution* (output.…), never *learning*."""
-    config = read_run_config(folder)
+    config = folder.config()
     changed = RunConfig(**apply_overrides(config.model_dump(mode="json"), overrides))
-    changed = changed.replace(output={**changed.output.model_dump(), "folder": folder})
+    changed = changed.replace(output={**changed.output.model_dump(), "folder": folder.path})
     old, new = (_learning(values.model_dump(mode="json")) for values in (config, changed))
     differences = [
         f"{path} from {old.get(path)!r} to {new.get(path)!r}"
@@ -108,7 +80,7 @@ def _resumed_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
             "output.…, stream.cache and stream.data_root may change; start a new run instead."
         )
     if config.stream is None:
-        raise UserError(f"{folder / 'config.yaml'} has no stream of tasks: it is not the config of a run.")
+        raise UserError(f"{folder.config_file} has no stream of tasks: it is not the config of a run.")
     return changed
 
 
@@ -122,9 +94,9 @@ def _learning(values: dict[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in flat.items() if not path.startswith(EXECUTION)}
 
 
-def check_data(folder: Path, prepared: PreparedStream) -> None:
+def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
     """Refuse data whose tokens are not those the run began with."""
-    known = read_data_description(folder)
+    known = folder.data()
     if known["fingerprint"] == prepared.fingerprint():
         return
     now = prepared.describe()["tasks"]
@@ -141,75 +113,80 @@ def check_data(folder: Path, prepared: PreparedStream) -> None:
 # -------------------------------------------------------------------------------------------------------- a new task
 
 
-def continue_run(parent: Path, folder: Path, task: TaskConfig, console: Console) -> Path:
+def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console) -> Path:
     """Append a task to a finished run, in a new folder; scores and references of all earlier tasks carry over.
 
     The new folder gets its name when it holds everything that resuming it takes. Before that a kill leaves nothing but
     a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
     """
-    check_is_no_run(folder, "choose another --out")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: choose another --out.")
-    config, records, checkpoint = _finished(parent, console)
-    assert config.stream is not None
-    if task.name in [known.name for known in config.stream.tasks]:
+    RunFolder(path).check_is_free("choose another --out")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty: choose another --out.")
+    ended = _finished(RunFolder(parent), console)
+    assert ended.config.stream is not None
+    if task.name in [known.name for known in ended.config.stream.tasks]:
         raise UserError(f"{parent} has learnt a task '{task.name}' already: give the new one another name.")
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = path.with_name(f".{path.name}.partial")
     with lock_folder(partial):
         _empty(partial)
         try:
-            _inherit(parent, config, records, checkpoint, task, partial, folder, console)
+            _inherit(ended, task, RunFolder(partial), path, console)
         except UserError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         failpoint("inherited")
-        os.replace(partial, folder)
-        sync_folder(folder.parent)
-    return resume_run(folder, [], console)
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    return resume_run(path, [], console)
 
 
-def _inherit(
-    parent: Path, config: RunConfig, records: list[Record], checkpoint: Checkpoint, task: TaskConfig, partial: Path,
-    folder: Path, console: Console,
-) -> None:  # fmt: skip
-    """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
-    longer = _longer_config(config, task, folder)
-    set_up_process(longer)
-    prepared = prepare_with_progress(longer, console, read_tokenizer(parent))
-    trainer = Trainer(longer, prepared, partial, [])
-    origin = {"schema": 1, "parent": str(parent), "step": checkpoint.step, "task": task.name}
-    write_atomically(partial / "parent.json", json.dumps(origin, indent=2).encode())
-    write_description(partial, longer, prepared)
-    trainer.restore(checkpoint, [])
-    diary = Diary(partial / "metrics.jsonl")
-    trainer.bind(diary)
-    for record in records:
-        if record.kind not in ("test", "end", "resume"):
-            trainer.tell(record)
-    failpoint("inherit")
-    _score_newcomer(trainer, task.name)
-    trainer.save()
-    trainer.writer.wait()
-    diary.close()
+@dataclass(frozen=True)
+class Ended:
+    """A finished run that can be gone on from."""
+
+    folder: RunFolder
+    config: RunConfig
+    records: list[Record]
+    checkpoint: Checkpoint
 
 
-def _finished(parent: Path, console: Console) -> tuple[RunConfig, list[Record], Checkpoint]:
-    """Config, records and last state of a run that can be gone on from."""
-    config = read_run_config(parent)
+def _finished(folder: RunFolder, console: Console) -> Ended:
+    config = folder.config()
     if config.stream is None:
-        raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
+        raise UserError(f"{folder} has no stream of tasks: there is nothing to go on with.")
     if config.stream.mode == "joint":
         raise UserError(
-            f"{parent} learnt all its tasks at once (stream.mode=joint), so none of them has an end from which "
+            f"{folder} learnt all its tasks at once (stream.mode=joint), so none of them has an end from which "
             "forgetting could be measured: continue a sequential run."
         )
-    records = read_records(parent / "metrics.jsonl")
+    records = folder.records()
     if not any(record.kind == "end" for record in records):
-        raise UserError(f"{parent} is not finished: `trc2 resume {parent}` first.")
-    checkpoint = newest_checkpoint(parent, console)
+        raise UserError(f"{folder} is not finished: `trc2 resume {folder}` first.")
+    checkpoint = folder.newest_checkpoint(warn_on(console))
     if checkpoint is None or checkpoint.step != Plan.of_run(config).total_steps:
-        raise UserError(f"{parent} has no checkpoint of its end: resume it, or run it again.")
-    return config, records, checkpoint
+        raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
+    return Ended(folder, config, records, checkpoint)
+
+
+def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, console: Console) -> None:
+    """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
+    config = _longer_config(ended.config, task, final)
+    set_up_process(config)
+    prepared = prepare_with_progress(config, console, ended.folder.tokenizer())
+    trainer = Trainer(config, prepared, folder, [])
+    folder.name_parent(ended.folder, ended.checkpoint.step, task.name)
+    folder.describe(config, prepared)
+    trainer.state.restore(ended.checkpoint)
+    trainer.story.go_on([], trainer.state.progress.total_seconds)
+    trainer.story.observers.append(keep_diary(trainer))
+    for record in ended.records:
+        if record.kind not in ("test", "end", "resume"):
+            trainer.story.tell(record)
+    failpoint("inherit")
+    _score_newcomer(trainer, task.name)
+    trainer.saver.save(trainer.state, trainer.story)
+    trainer.saver.writer.wait()
+    trainer.story.close()
 
 
 def _empty(partial: Path) -> None:
@@ -237,24 +214,21 @@ def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConf
 
 def _score_newcomer(trainer: Trainer, name: str) -> None:
     """The new task's scores before any training, on untrained weights, and just before its own training."""
-    config = trainer.config
+    config, feed, device = trainer.config, trainer.feed, trainer.state.device
     with chance_unmoved():  # modules draw weights of their own before ours replace them
-        untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(trainer.device)
-    scores = score_task(
-        untrained, trainer.tasks[name], "validation", config.eval, trainer.prepared.tokenizer, trainer.device
-    )
-    trainer.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
-    trainer.evaluate([name])
+        untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
+    scores = score_task(untrained, feed.tasks[name], "validation", config.eval, feed.tokenizer, device)
+    trainer.story.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
+    trainer.measure.evaluate([name])
 
 
-def relative_forgetting(folder: Path) -> float:
+def relative_forgetting(path: Path) -> float:
     """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
 
     NaN where a perplexity is: a gate must ask whether this is small, not whether it is large.
     """
-    config = read_run_config(folder)
-    stretches = Plan.of_run(config).stretches
-    table = score_table(read_records(folder / "metrics.jsonl"), PERPLEXITY, stretches)
+    folder = RunFolder(path)
+    table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)
     last = table.steps[-1] if table.steps else 0
     past = table.past(last)
     if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):

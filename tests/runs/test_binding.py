@@ -16,12 +16,14 @@ from rich.console import Console
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.hf.export import export_run
-from trc2.train.binding import learning_hash
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from trc2.runs.binding import learning_hash
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.train.resume import resume_run
-from trc2.train.scoring import load_run_model, score_folder
-from trc2.train.start import read_run_config, start_run
-from trc2.verify.resume import compare_runs
+from trc2.runs.folder import RunFolder
+from trc2.runs.target import find_target
+from trc2.train.scoring import score_target
+from trc2.train.start import start_run
+from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -41,11 +43,11 @@ def is_refused(folder: Path, match: str) -> None:
     with pytest.raises(UserError, match=match):
         resume_run(folder, [], QUIET)
     with pytest.raises(UserError, match=match):
-        load_run_model(folder, read_run_config(folder), console=QUIET)
+        RunFolder(folder).model(lambda message: None)
     with pytest.raises(UserError, match=match):
         export_run(folder, folder.parent / "export", "0")
     with pytest.raises(UserError, match=match):
-        score_folder(folder, tasks=["fruit"], files=[], split="validation", text_format="text", again=False)
+        score_target(find_target(str(folder)), tasks=["fruit"], warn=print)
 
 
 def test_an_untouched_run_goes_on(run: Path, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_an_edited_config_is_named_but_execution_and_comments_are_free(run: Path
     settings["train"]["learning_rate"] = 0.001
     settings["output"]["log_every"] = 3
     path.write_text("# mine\n" + yaml.safe_dump(settings))
-    assert learning_hash(run) == learning_hash(tmp_path / "whole")
+    assert learning_hash(run / "config.yaml") == learning_hash(tmp_path / "whole" / "config.yaml")
     resume_run(run, [], QUIET)
 
 
@@ -77,7 +79,7 @@ def test_edited_data_is_named(run: Path) -> None:
     content = json.loads((run / "data.json").read_text())
     (run / "data.json").write_text(json.dumps({**content, "fingerprint": "0" * 64}))
     with pytest.raises(UserError, match=r"data\.json describes other data"):
-        load_run_model(run, read_run_config(run), console=QUIET)
+        RunFolder(run).model(lambda message: None)
 
 
 @pytest.mark.parametrize("fault", ["lost", "truncated", "edited"])
@@ -101,7 +103,7 @@ def test_a_lost_file_is_named(run: Path, name: str) -> None:
 def test_a_manifest_of_another_step_is_damaged(run: Path) -> None:
     newest = list_checkpoints(run / "checkpoints")[-1]
     newest.rename(newest.with_name("step-00000099"))
-    checkpoint_step = load_run_model(run, read_run_config(run), console=QUIET)[1]
+    checkpoint_step = RunFolder(run).model(lambda message: None)[1]
     assert checkpoint_step < 8  # the renamed one was passed over
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trc2.config import RunConfig, StreamConfig, TrainConfig
 from trc2.metrics.forgetting import Stretch
-from trc2.train.budget import budget_of
+from trc2.runs.budget import budget_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Plan:
     def of(cls, stream: StreamConfig, train: TrainConfig, scale: float = 1.0) -> Plan:
         """Task after task; in a joint stream all of them at once, from the first step to the last.
 
-        `scale` stretches every task, see `trc2.train.budget`.
+        `scale` stretches every task, see `trc2.runs.budget`.
         """
         steps = tuple(max(1, round(task.steps * scale)) for task in stream.trained)
         stretches, start = [], 0

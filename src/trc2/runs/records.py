@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -58,7 +59,8 @@ def read_records(path: Path) -> list[Record]:
 def read_all_records(path: Path) -> list[Record]:
     """Every record in the order it was told, also those that were superseded later."""
     with reading(path):
-        records, _ = _scan(path, path.read_bytes())
+        content = path.read_bytes()
+        records, _ = _scan(path, gzip.decompress(content) if path.suffix == ".gz" else content)
     return records
 
 

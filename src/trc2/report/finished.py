@@ -11,10 +11,9 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.files import reading
 from trc2.metrics.forgetting import ScoreTable, Stretch, summarise
-from trc2.train.binding import read_data_description
-from trc2.train.plan import Plan
-from trc2.train.records import Record, read_records, score_tables
-from trc2.train.start import read_run_config
+from trc2.runs.folder import RunFolder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record, score_tables
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,14 @@ class FinishedRun:
 
 def read_run(folder: Path) -> FinishedRun:
     """Read a run folder; a missing or torn part is told in a sentence."""
-    config = read_run_config(folder)
+    files = RunFolder(folder)
+    config = files.config()
     if config.stream is None:
         raise UserError(f"{folder} is the folder of a recipe without a stream: there is nothing to report.")
-    for name in ("metrics.jsonl", "data.json"):
-        if not (folder / name).exists():
-            raise UserError(f"{folder} is not a whole run folder: {name} is missing.")
-    with reading(folder / "metrics.jsonl"):
-        records = read_records(folder / "metrics.jsonl")
-    data = read_data_description(folder)
+    for file, is_there in ((files.diary_file, files.has_diary), (files.data_file, files.data_file.exists())):
+        if not is_there:
+            raise UserError(f"{folder} is not a whole run folder: {file.name} is missing.")
+    records, data = files.records(), files.data()
     stretches = Plan.of_run(config).stretches
     name = folder.resolve().name or "run"
     run = FinishedRun(name, folder, config, data, records, stretches, score_tables(records, stretches))
@@ -90,8 +88,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 def _check_data(run: FinishedRun) -> None:
     """data.json must describe the tasks of config.yaml."""
-    path = run.folder / "data.json"
-    with reading(path):
+    with reading(RunFolder(run.folder).data_file):
         for task in run.tasks:
             split = run.data["tasks"][task]["splits"]["train"]
             if not all(isinstance(split[name], int) for name in ("tokens", "documents")):

@@ -7,7 +7,7 @@ import pytest
 
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, Stretch
-from trc2.train.records import Record, parse, read_records, score_table
+from trc2.runs.records import Record, parse, read_records, score_table
 
 
 def test_records_survive_the_round_trip_not_finite_numbers_included() -> None:

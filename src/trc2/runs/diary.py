@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.files import about
-from trc2.train.records import Record, repair
+from trc2.runs.records import Record, repair
 
 
 class Diary:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trc2.config import StreamConfig, TrainConfig
-from trc2.train.plan import Plan
+from trc2.runs.plan import Plan
 
 STREAM = StreamConfig(
     tasks=[{"name": "a", "builtin": "prose", "steps": 10}, {"name": "b", "builtin": "code", "steps": 20}]

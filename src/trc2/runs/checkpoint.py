@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
 from trc2.files import refuse_pipe, replace_folder, write_durably
@@ -28,7 +29,7 @@ NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy cal
 class Checkpoint:
     """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
 
-    `run` is what `trc2.train.binding` says of the folder it was taken in; empty where nobody asked.
+    `run` is what `trc2.runs.binding` says of the folder it was taken in; empty where nobody asked.
     """
 
     step: int
@@ -116,6 +117,17 @@ def prune_checkpoints(folder: Path, keep_last: int, keep_steps: set[int]) -> Non
     for path in paths[: max(0, len(paths) - keep_last)]:
         if step_of(path) not in keep_steps:
             shutil.rmtree(path)
+
+
+def load_state(model: Backbone, checkpoint: Checkpoint, *, without: tuple[str, ...] = ()) -> None:
+    """Put a checkpoint's weights, memory and stores into a model; tensors whose names begin so stay out."""
+    tensors = checkpoint.part("model")
+    try:
+        model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith(without)})
+    except RuntimeError as error:
+        raise UserError(
+            f"{checkpoint.name} does not fit its config.yaml ({brief(error)}): restore the file that was saved with it."
+        ) from None
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

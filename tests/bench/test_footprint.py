@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import tiny_config
 from trc2 import CortexNet, load_recipe
-from trc2.bench.budget import (
+from trc2.bench.footprint import (
     GIB,
     PAPER_COLUMNS,
     PAPER_ROWS,
@@ -14,7 +14,7 @@ from trc2.bench.budget import (
     static_budget,
     unreachable,
 )
-from trc2.bench.show import paper_table
+from trc2.bench.tables import paper_table
 
 TOTALS = {
     "paper_d256_l24": 148.9, "paper_d512_l10": 253.8, "paper_d768_l4": 226.0, "paper_d768_l8": 407.7,

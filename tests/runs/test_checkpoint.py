@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trc2.train.checkpoint import (
+from trc2.runs.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
     list_checkpoints,

@@ -11,8 +11,8 @@ import pytest
 
 from trc2.errors import UserError
 from trc2.stream.document import BadRows
-from trc2.stream.files import find_files, read_file, text_files
 from trc2.stream.formats import BadRow, text_format
+from trc2.stream.readers import find_files, read_file, text_files
 
 TEXT = text_format("text")
 

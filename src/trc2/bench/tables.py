@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from trc2.backbones.registry import step_cost
-from trc2.bench.budget import (
+from trc2.bench.footprint import (
     GIB,
     PAPER_COLUMNS,
     PAPER_ROWS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trc2.verify.resume import verify_resume
+from trc2.verify.kills import verify_resume
 
 
 def test_a_run_killed_three_times_ends_as_if_it_never_was(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from rich.console import Console
 from trc2 import RunConfig, UserError, load_recipe
 from trc2.backbones.registry import step_cost
 from trc2.nn.cost import Cost
-from trc2.report.runs import read_run
+from trc2.report.finished import read_run
 from trc2.stream.batches import Mixture
-from trc2.train.budget import budget_of
+from trc2.runs.folder import RunFolder
+from trc2.runs.budget import budget_of
 from trc2.train.loop import Trainer
-from trc2.train.plan import Plan
+from trc2.runs.plan import Plan
 from trc2.train.start import prepare_with_progress, start_run
 
 
@@ -56,16 +57,16 @@ def test_the_run_folder_tells_the_budget(tiny_run: Callable[..., RunConfig]) -> 
 
 def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Callable[..., RunConfig]) -> None:
     config = tiny_run(stream={**tiny_run().stream.model_dump(), "mode": "joint"})
-    trainer = Trainer(config, prepare_with_progress(config, Console(quiet=True)), config.output.folder, [])
-    assert isinstance(trainer.mixture, Mixture)
+    trainer = Trainer(config, prepare_with_progress(config, Console(quiet=True)), RunFolder(config.output.folder), [])
+    assert isinstance(trainer.feed.mixture, Mixture)
     mixed: list[tuple[int, tuple[int, ...]]] = []
     for step in range(trainer.plan.total_steps):
-        for batch in trainer.train_batches(step):
+        for batch in trainer.feed.batches(step):
             assert batch.x.shape == (2, 16)
             mixed += [(int(t), tuple(x.tolist())) for t, x in zip(batch.origin.task, batch.x, strict=True)]
     apart = [
         (index, tuple(x.tolist()))
-        for index, data in enumerate(trainer.tasks.values())
+        for index, data in enumerate(trainer.feed.tasks.values())
         for step in range(6)
         for batch in data.train_batches(step)
         for x in batch.x

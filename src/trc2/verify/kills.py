@@ -18,10 +18,11 @@ from rich.console import Console
 from trc2.config import RunConfig, TaskConfig
 from trc2.failpoint import CONTINUING, EXPORTING, PREPARING, TRAINING
 from trc2.hf.export import export_run
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
+from trc2.runs.folder import RunFolder
+from trc2.runs.records import Record
 from trc2.stream.cache import STAMPS
 from trc2.stream.prepare import prepare_stream
-from trc2.train.checkpoint import list_checkpoints, load_checkpoint
-from trc2.train.records import Record, read_records
 from trc2.train.resume import continue_run, resume_run
 from trc2.train.start import start_run
 from trc2.verify.siege import Losses, Trial, besiege, besiege_together, run_in_child
@@ -82,14 +83,15 @@ def verify_resume(
     together, whole = folder / "prepare" / "together", folder / "prepare" / "whole"
     for _ in range(max(1, kills // 50)):
         besiege_together(trials["prepare"], together, whole, PROCESSES, 2, lengths["prepare"], chance, losses)
-    last = load_checkpoint(list_checkpoints(folder / "train" / "whole" / "checkpoints")[-1])
+    whole_run = RunFolder(folder / "train" / "whole")
+    last = load_checkpoint(list_checkpoints(whole_run.checkpoints)[-1])
     return ResumeReport(
         kills=sum(losses.killed.values()),
         seed=seed,
         killed_at=dict(sorted(losses.killed.items())),
         ended=dict(losses.ended),
         tensors=len(last.tensors),
-        records=len(_timeless(read_records(folder / "train" / "whole" / "metrics.jsonl"))),
+        records=len(_timeless(whole_run.records())),
         differences=tuple(losses.differences),
         seconds=time.monotonic() - begun,
     )
@@ -107,7 +109,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
     config, trained = small_run(folder), folder / "train" / "whole"
 
     def train(target: Path) -> None:
-        if (target / "config.yaml").exists():
+        if RunFolder(target).is_run:
             resume_run(target, [], QUIET)
         else:
             start_run(config.replace(output={**config.output.model_dump(), "folder": target}), QUIET)
@@ -156,7 +158,7 @@ def small_run(folder: Path) -> RunConfig:
 
 def compare_runs(whole: Path, parted: Path) -> tuple[list[str], int, int]:
     """Names of everything that differs: tensors, state and records; time aside."""
-    a, b = (load_checkpoint(list_checkpoints(path / "checkpoints")[-1]) for path in (whole, parted))
+    a, b = (load_checkpoint(list_checkpoints(RunFolder(path).checkpoints)[-1]) for path in (whole, parted))
     differences = [
         name
         for name in sorted(a.tensors.keys() | b.tensors.keys())
@@ -166,7 +168,7 @@ def compare_runs(whole: Path, parted: Path) -> tuple[list[str], int, int]:
         for name in ("train_seconds", "total_seconds"):
             state["progress"].pop(name)
     differences += [f"state.{name}" for name in a.state if a.state[name] != b.state.get(name)]
-    first, second = (_timeless(read_records(path / "metrics.jsonl")) for path in (whole, parted))
+    first, second = (_timeless(RunFolder(path).records()) for path in (whole, parted))
     differences += [f"record {n}: {x} ≠ {y}" for n, (x, y) in enumerate(zip(first, second, strict=False)) if x != y]
     if len(first) != len(second):
         differences.append(f"{len(first)} records against {len(second)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trc2.errors import UserError
-from trc2.train.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from trc2.runs.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
 
 
 class CheckpointWriter:

@@ -1,0 +1,58 @@
+"""What a run reads, and when: training batches by step, and every task's splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.runs.plan import Plan
+from trc2.runs.target import check_vocabulary
+from trc2.stream.batches import Batch, Mixture, TaskData
+from trc2.stream.prepare import PreparedStream
+
+
+class Feed:
+    """All tasks of a stream as windows of tokens, laid out over the steps of a plan."""
+
+    def __init__(self, config: RunConfig, plan: Plan, prepared: PreparedStream) -> None:
+        assert config.stream is not None
+        self.plan, self.tokenizer = plan, prepared.tokenizer
+        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
+        train = config.train
+        self.tasks = {
+            task.name: TaskData(
+                prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
+                micro_batches=train.micro_batches, seed=train.seed, control_batches=config.stream.control_batches,
+            )
+            for index, task in enumerate(config.stream.tasks)
+        }  # fmt: skip
+        for name, data in self.tasks.items():
+            if data.task.splits["validation"].tokens < 2:
+                raise UserError(
+                    f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
+                    "validation.txt into its folder, or set its holdout above 0."
+                )
+        trained = [self.tasks[stretch.task] for stretch in plan.stretches]
+        self.mixture = Mixture(trained, plan.steps) if config.stream.mode == "joint" else None
+
+    def batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step: of the task that is trained, or of all of them mixed."""
+        if self.mixture is not None:
+            return self.mixture.train_batches(step)
+        stretch = self.plan.at(step)
+        return self.tasks[stretch.task].train_batches(step - stretch.start)
+
+    def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, y) of a task's own steps, one batch after the other; a batch is made when it is asked for."""
+        for step in steps:
+            for batch in self.tasks[task].train_batches(step):
+                yield batch.x.to(device), batch.y.to(device)
+
+    def steps_of(self, task: str) -> range:
+        """The numbers of a task's own steps, newest first."""
+        stretch = next(stretch for stretch in self.plan.stretches if stretch.task == task)
+        return range(stretch.end - stretch.start - 1, -1, -1)

@@ -1,0 +1,108 @@
+"""What is measured at step boundaries, and the one decision that follows from it: how much is replayed."""
+
+from __future__ import annotations
+
+import math
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.failpoint import failpoint
+from trc2.metrics.forgetting import METRICS, summarise
+from trc2.replay.controller import ControllerState, control
+from trc2.runs.plan import Plan
+from trc2.runs.records import Kind, Record, score_table
+from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
+from trc2.train.evaluate import control_perplexity, score_task
+from trc2.train.feed import Feed
+from trc2.train.fence import fence
+from trc2.train.state import RunState
+from trc2.train.story import Story
+
+
+class Measure:
+    """Scores the model between steps and tells what was found. Only `steer` changes what is learnt later."""
+
+    def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
+        self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story
+
+    def evaluate(self, names: list[str]) -> None:
+        """Score tasks on their validation splits and derive what was forgotten."""
+        failpoint("evaluation")
+        state, step, config = self.state, self.state.progress.step, self.config.eval
+        if config.text_when == "boundaries" and step > 0 and not self.plan.is_boundary(step):
+            config = config.replace(text_sequences=0)
+        metrics: dict[str, float] = {}
+        with fence(config.fence, state.model, state.optimizer):
+            for name in names:
+                scores = score_task(
+                    state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
+                )
+                metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+        record = self.record("eval", metrics)
+        for metric in METRICS.values():
+            table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
+            if step > 0 and table.has(step, names[0]):
+                record.metrics.update(summarise(table, step))
+        self.story.tell(record)
+
+    def remember_reference(self) -> None:
+        """P_post of the task that just ended, on its control subset."""
+        failpoint("boundary")
+        name = self.current_task
+        value = self.control_perplexities([name])[name]
+        self.state.control_post[name] = value
+        self.story.tell(self.record("boundary", {f"control/{name}/perplexity": value}))
+
+    def steer(self) -> None:
+        """The replay controller, once some task is past."""
+        config, state, progress = self.config.control, self.state, self.state.progress
+        past = self.plan.past(progress.step)
+        if config.mode != "closed_loop" or state.model.replay is None or not past:
+            return
+        failpoint("controller")
+        current = self.control_perplexities(past)
+        before = ControllerState(progress.gap_average, progress.integral)
+        after, trace = control(config, before, current, state.control_post)
+        progress.gap_average, progress.integral = after.gap_average, after.integral
+        state.apply(trace.settings)
+        measured = {f"control/{name}/perplexity": value for name, value in current.items()}
+        self.story.tell(self.record("control", trace.metrics() | measured))
+
+    def control_perplexities(self, names: list[str]) -> dict[str, float]:
+        """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
+        state, rows = self.state, self.config.eval.batch_size
+        with fence(self.config.eval.fence, state.model, state.optimizer):
+            found = {name: control_perplexity(state.model, self.feed.tasks[name], rows, state.device) for name in names}
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"The control perplexity of task '{name}' is {value} at step {state.progress.step}: the model is "
+                    "broken; lower train.learning_rate and start again."
+                )
+        return found
+
+    def finish(self) -> None:
+        """Test splits, once, and what the run cost."""
+        failpoint("end")
+        config, state = self.config, self.state
+        metrics: dict[str, float] = {}
+        if config.eval.test:
+            for name, data in self.feed.tasks.items():
+                if data.task.splits["test"].tokens > 1:
+                    scores = score_task(state.model, data, "test", config.eval, self.feed.tokenizer, state.device)
+                    metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
+            self.story.tell(self.record("test", metrics))
+        per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
+        tokens = state.progress.step * config.train.tokens_per_step
+        peak = peak_matmul_flops(state.device)
+        seconds = self.story.seconds
+        cost = efficiency(state.device, tokens, state.progress.train_seconds, seconds, per_token, peak)
+        self.story.tell(self.record("end", cost))
+
+    @property
+    def current_task(self) -> str:
+        """The task trained last, at step 0 the one that comes first."""
+        return self.plan.at(max(0, self.state.progress.step - 1)).task
+
+    def record(self, kind: Kind, metrics: dict[str, float]) -> Record:
+        return Record(kind, self.state.progress.step, self.current_task, metrics, self.story.seconds)

@@ -1,0 +1,85 @@
+"""The state of a run: everything that its rest depends on, to a checkpoint and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from trc2.backbones.compiled import compile_parts
+from trc2.backbones.registry import build_model
+from trc2.config import RunConfig
+from trc2.errors import UserError, brief
+from trc2.nn.keyed import keyed_generator
+from trc2.replay.controller import ReplaySettings, initial_settings
+from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
+from trc2.strategies import build_strategy
+from trc2.train.chance import chance_state, chance_tensors, restore_chance
+from trc2.train.optimizer import build_optimizer
+from trc2.train.precision import choose_dtype, loss_scaler
+
+
+@dataclass
+class Progress:
+    """Everything besides tensors that a run must remember to go on exactly."""
+
+    step: int = 0
+    nonfinite_streak: int = 0
+    gap_average: float = 0.0
+    integral: float = 0.0
+    train_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+class RunState:
+    """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self.device = device
+        self.dtype = choose_dtype(config.train.precision, device)
+        self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
+        if config.output.compile:
+            compile_parts(self.model)
+        self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
+        self.scaler = loss_scaler(device, self.dtype)
+        self.strategy = build_strategy(config.strategy, self.model)
+        self.progress = Progress()
+        self.control_post: dict[str, float] = {}  # P_post of every task that has ended
+        self.apply(initial_settings(config.control))
+
+    def apply(self, settings: ReplaySettings) -> None:
+        """Replay with these λ_rep, B_R and ρ_long from the next step on."""
+        if self.model.replay is not None:
+            self.model.replay.control(settings.coefficient, settings.batch_size, settings.long_fraction)
+
+    def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
+        """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
+        tensors |= pack_optimizer(self.optimizer)
+        tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
+        tensors |= chance_tensors()
+        state = {
+            "progress": asdict(self.progress),
+            "control_post": dict(self.control_post),
+            "scaler": self.scaler.state_dict(),
+            "chance": chance_state(),
+        }
+        return Checkpoint(self.progress.step, tensors, state, run)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where a checkpoint was taken."""
+        load_state(self.model, checkpoint)
+        try:
+            unpack_optimizer(self.optimizer, checkpoint.tensors)
+            self.strategy.restore(checkpoint.part("strategy"))
+            restore_chance(checkpoint.tensors, checkpoint.state["chance"])
+            self.progress = Progress(**checkpoint.state["progress"])
+            self.control_post = dict(checkpoint.state["control_post"])
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(checkpoint.state["scaler"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{checkpoint.name} holds a state that this version cannot take ({type(error).__name__}: "
+                f"{brief(error)}): resume it with the version that saved it."
+            ) from error
