@@ -32,7 +32,7 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Σ over labelled positions of −log softmax(hidden · weightᵀ)[target]; −100 is ignored.
 
-    A sum, not a mean: who divides, and by how many labels, is decided over the whole optimizer step.
+    A sum, not a mean: the number of labels to divide by is known only once all micro-batches of a step are.
     """
     rows = chunk_rows(weight) if chunk is None else chunk
     return with_gradient(_LinearCrossEntropy.apply, _sum_over_chunks, hidden, weight, targets, rows)
@@ -46,7 +46,7 @@ def plain_linear_cross_entropy(
 
 
 def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:
-    """The same sum from logits that exist anyway."""
+    """The sum of `linear_cross_entropy` from logits that exist anyway."""
     return F.cross_entropy(at_least_float32(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
