@@ -81,6 +81,18 @@ def test_outputs_state_and_gradients_equal_the_reference(length: int, chunk: int
     assert_same(everything(tensors, run(tensors, chunk)), everything(tensors, slowly(tensors)), 1e-12)
 
 
+@pytest.mark.parametrize("per_channel", [False, True], ids=["falcon1", "falcon2"])
+@pytest.mark.parametrize(("length", "chunk"), [(1, 8), (7, 4), (63, 16)])
+def test_values_and_gradients_equal_the_recurrence(length: int, chunk: int, per_channel: bool) -> None:
+    tensors = live(problem(2, length, 2, 3, 4, per_channel=per_channel))
+    ours, plain = run(tensors, chunk), run(tensors, None)
+    assert_same(everything(tensors, ours), everything(tensors, plain), 1e-12)
+    with torch.no_grad():
+        again = run(tensors, chunk)
+    assert torch.equal(again.output, ours.output)
+    assert torch.equal(again.state, ours.state)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),

@@ -5,8 +5,22 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.ops.compare import compare, leaf
 from trc2.ops import head_loss
-from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, plain_linear_cross_entropy
+
+
+@pytest.mark.parametrize("length", [1, 7, 63])
+@pytest.mark.parametrize("chunk", [4, None])
+def test_values_and_gradients_equal_the_plain_loss(length: int, chunk: int | None) -> None:
+    targets = torch.randint(11, (length,))
+    targets[1::3] = IGNORE_INDEX
+    compare(
+        lambda hidden, weight: linear_cross_entropy(hidden, weight, targets, chunk),
+        lambda hidden, weight: plain_linear_cross_entropy(hidden, weight, targets),
+        leaf(length, 5),
+        leaf(11, 5),
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

@@ -11,7 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trc2.ops.scan import selective_scan
+from tests.ops.compare import compare
+from trc2.ops.scan import Scanned, plain_selective_scan, selective_scan
 from trc2.reference import mamba as reference
 
 NAMES = ("x", "delta", "A", "B", "C", "state")
@@ -49,6 +50,15 @@ def test_outputs_and_gradients_equal_the_reference(length: int, chunk: int, dtyp
         torch.testing.assert_close(
             a, b, atol=close * float(b.abs().max()), rtol=close, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 4), (7, 3), (63, 16)])
+def test_values_and_gradients_equal_the_plain_scan(length: int, chunk: int) -> None:
+    def joined(scanned: Scanned) -> Tensor:
+        return torch.cat((scanned.y.flatten(), scanned.last_state.flatten()))
+
+    inputs = draw(2, length, 3, 2)
+    compare(lambda *t: joined(selective_scan(*t, chunk=chunk)), lambda *t: joined(plain_selective_scan(*t)), *inputs)
 
 
 def test_gradients_equal_finite_differences() -> None:

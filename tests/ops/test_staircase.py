@@ -4,27 +4,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.ops.compare import compare, leaf
 from trc2.nn.attention import attend
-from trc2.ops.staircase import LONGEST, SHORTEST, staircase_attention, suits
+from trc2.ops.staircase import LONGEST, SHORTEST, plain_causal_attention, staircase_attention, suits
 
 
-@pytest.mark.parametrize("length", [1, 3, 5, 64, 67])
+@pytest.mark.parametrize("length", [1, 3, 5, 7, 63, 64, 67])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
 def test_outputs_and_gradients_equal_the_plain_formula(length: int, heads: int, groups: int) -> None:
-    shapes = ((2, length, heads, 8), (2, length, groups, 8), (2, length, groups, 8))
-    q, k, v = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    ours = staircase_attention(q, k, v)
-    share = heads // groups
-    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(share, dim=2)) / 8**0.5
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-    weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-    expected = torch.einsum("bhts,bshk->bthk", weights, v.repeat_interleave(share, dim=2))
-    torch.testing.assert_close(ours, expected, atol=1e-13, rtol=1e-12)
-    heard = torch.randn_like(ours)
-    for a, b in zip(
-        torch.autograd.grad(ours, (q, k, v), heard), torch.autograd.grad(expected, (q, k, v), heard), strict=True
-    ):
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-11)
+    q, k, v = leaf(2, length, heads, 8), leaf(2, length, groups, 8), leaf(2, length, groups, 8)
+    compare(staircase_attention, plain_causal_attention, q, k, v)
+
+
+def test_the_plain_formula_is_torchs_causal_attention() -> None:
+    q, k, v = (torch.randn(2, 7, heads, 8, dtype=torch.float64) for heads in (6, 2, 2))
+    expected = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(plain_causal_attention(q, k, v), expected.transpose(1, 2), atol=1e-13, rtol=1e-12)
 
 
 def test_the_future_has_no_influence_at_all() -> None:

@@ -23,8 +23,8 @@ class Earlier:
 class Segment:
     """`rows` sequences of `length` tokens that occupy packed positions `start … stop-1`.
 
-    `valid` marks real tokens where some are padding; None means that all are real. While decoding, `earlier` tells of
-    the tokens before these.
+    `valid` marks real tokens where some are padding; None means that all are real. While decoding, `earlier` describes
+    the tokens of the same rows before these.
     """
 
     start: int
@@ -58,7 +58,8 @@ class Segment:
 
     def valid_so_far(self) -> Bool[Tensor, "B S"] | None:
         """Which tokens are real, from the first of the row to the last of this segment; None means all."""
-        if self.earlier is None or self.valid is None:  # whoever decodes marks these tokens if earlier ones are marked
+        # `Decoding.pack` marks the tokens of a segment if any earlier ones were marked, so None here means all so far.
+        if self.earlier is None or self.valid is None:
             return self.valid
         known = self.earlier.valid
         before = self.valid.new_ones(self.rows, self.earlier.length) if known is None else known

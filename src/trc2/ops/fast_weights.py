@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from trc2.ops.choose import with_gradient
+
 EPS = 1e-6
 LEAST_KEPT = 1e-4  # ε_γ: no token forgets more than all but this share
 
@@ -59,15 +61,16 @@ def fast_weights(
 ) -> Reading:
     """Run T tokens from `state`, `chunk` of them at a time: equal to `recurrence`, in less time and memory.
 
-    Products stay in the type of the arguments, whatever autocast says: halves would not do. In float32 a chunk may
-    have up to 16 tokens: their decays lie within 1e±32 of the one in the middle even if all keep only ε_γ.
+    Products stay in the type of the arguments even under autocast: half precision would not be enough. In float32 a
+    chunk may have up to 16 tokens: their decays lie within 1e±32 of the one in the middle even if all keep only ε_γ.
     """
     length, heads = q.shape[1], state.shape[:2]
     chunk = min(chunk, length)
     qx = torch.cat([_cut(tensor, chunk).permute(0, 2, 3, 1, 4) for tensor in (q, x)], dim=3).flatten(1, 2)
     others = (_cut(v, chunk), _cut(steps.write, chunk), _cut(steps.keep, chunk, filler=1.0))
+    tensors = qx, *(tensor.flatten(2, 3).contiguous() for tensor in others), state.flatten(0, 1)
     with torch.autocast(q.device.type, enabled=False):
-        output, last = _Chunks.apply(qx, *(tensor.flatten(2, 3).contiguous() for tensor in others), state.flatten(0, 1))
+        output, last = with_gradient(_Chunks.apply, _without_gradient, *tensors)
     tokens = output.flatten(0, 1).unflatten(1, heads).transpose(0, 1)
     return Reading(tokens if tokens.shape[1] == length else tokens[:, :length], last.unflatten(0, heads))
 
@@ -79,7 +82,7 @@ def recurrence(
     steps: Steps,
     state: Float[Tensor, "B H K J"],
 ) -> Reading:
-    """The same, token by token."""
+    """The plain twin: the same in torch's own words, token by token."""
     heads, weights, outputs = state.shape[:2], state.flatten(0, 1), []
     tensors = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, x, v, steps.write, steps.keep))
     for query, feature, value, write, keep in zip(*(tensor.split(1, dim=1) for tensor in tensors), strict=True):
@@ -113,33 +116,10 @@ class _Chunks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        qx: Float[Tensor, "N A _R K"],
-        v: Float[Tensor, "N C A J"],
-        write: Float[Tensor, "N C A _J"],
-        keep: Float[Tensor, "N C A _J"],
-        state: Float[Tensor, "A K J"],
-    ) -> tuple[Float[Tensor, "N C A J"], Float[Tensor, "A K J"]]:
-        num_chunks, length = v.shape[:2]
-        decay, middle, total = _decays(keep)
-        system = _System(v[0], write[0])
-        residual, output = torch.empty_like(v), torch.empty_like(v)
-        states = v.new_empty(num_chunks + 1, *state.shape)
-        states[0] = state
-        for n in range(num_chunks):
-            system.load(qx[n], write[n], keep[n])
-            read = (qx[n] @ states[n]).mul_(_swap(middle[n]))
-            _divide_by_previous(v[n], decay[n], middle[n], out=system.target)
-            system.target.sub_(_swap(read[:, length:]))
-            system.solve()
-            residual[n] = system.target
-            inside = torch.baddbmm(read[:, :length], system.scores, _swap(system.solution))
-            torch.mul(_swap(inside), decay[n], out=output[n])
-            written = _swap(system.solution * decay[n, -1:])
-            torch.baddbmm(states[n] * _swap(total[n]), qx[n, :, length:].mT, written, out=states[n + 1])
-        ctx.save_for_backward(qx, v, write, keep, decay, middle, total, residual, states, output)
-        return output, states[-1].clone()
+    def forward(ctx: Any, qx: Tensor, v: Tensor, write: Tensor, keep: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        output, last, kept = _forward(qx, v, write, keep, state)
+        ctx.save_for_backward(qx, v, write, keep, *kept, output)
+        return output, last
 
     @staticmethod
     @once_differentiable
@@ -148,6 +128,41 @@ class _Chunks(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         with torch.autocast(grad_output.device.type, enabled=False):
             return _backward(grad_output, grad_state, *ctx.saved_tensors)
+
+
+def _without_gradient(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Chunks here too: they take less time than the tokens one by one."""
+    output, last, _ = _forward(*tensors)
+    return output, last
+
+
+def _forward(
+    qx: Float[Tensor, "N A _R K"],
+    v: Float[Tensor, "N C A J"],
+    write: Float[Tensor, "N C A _J"],
+    keep: Float[Tensor, "N C A _J"],
+    state: Float[Tensor, "A K J"],
+) -> tuple[Float[Tensor, "N C A J"], Float[Tensor, "A K J"], tuple[Tensor, ...]]:
+    """Outputs, the last state, and what the backward pass needs of the way there."""
+    num_chunks, length = v.shape[:2]
+    decay, middle, total = _decays(keep)
+    system = _System(v[0], write[0])
+    residual, output = torch.empty_like(v), torch.empty_like(v)
+    states = v.new_empty(num_chunks + 1, *state.shape)
+    states[0] = state
+    for n in range(num_chunks):
+        system.load(qx[n], write[n], keep[n])
+        read = (qx[n] @ states[n]).mul_(_swap(middle[n]))
+        _divide_by_previous(v[n], decay[n], middle[n], out=system.target)
+        system.target.sub_(_swap(read[:, length:]))
+        system.solve()
+        residual[n] = system.target
+        inside = torch.baddbmm(read[:, :length], system.scores, _swap(system.solution))
+        torch.mul(_swap(inside), decay[n], out=output[n])
+        written = _swap(system.solution * decay[n, -1:])
+        torch.baddbmm(states[n] * _swap(total[n]), qx[n, :, length:].mT, written, out=states[n + 1])
+    # A copy of the last state: a view of it would keep the states of all chunks alive.
+    return output, states[-1].clone(), (decay, middle, total, residual, states)
 
 
 def _backward(

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from trc2.ops.choose import with_gradient
 from trc2.ops.islands import at_least_float32, compute_dtype
 from trc2.ops.selection import top_k
 
@@ -23,44 +24,44 @@ def chunk_rows(weight: Tensor) -> int:
     return max(1, CHUNK_ELEMENTS.get(weight.device.type, LARGE_CHUNK) // weight.shape[0])
 
 
+def linear_cross_entropy(
+    hidden: Float[Tensor, "P D"],
+    weight: Float[Tensor, "V D"],
+    targets: Int[Tensor, " P"],
+    chunk: int | None = None,
+) -> Float[Tensor, ""]:
+    """Σ over labelled positions of −log softmax(hidden · weightᵀ)[target]; −100 is ignored.
+
+    A sum, not a mean: the number of labels to divide by is known only once all micro-batches of a step are.
+    """
+    rows = chunk_rows(weight) if chunk is None else chunk
+    return with_gradient(_LinearCrossEntropy.apply, _sum_over_chunks, hidden, weight, targets, rows)
+
+
+def plain_linear_cross_entropy(
+    hidden: Float[Tensor, "P D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " P"]
+) -> Float[Tensor, ""]:
+    """The same in torch's own words, from all P×V logits at once."""
+    return cross_entropy_sum(F.linear(hidden, weight), targets)
+
+
+def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:
+    """The sum of `linear_cross_entropy` from logits that exist anyway."""
+    return F.cross_entropy(at_least_float32(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Head and loss together: gradients are formed chunk by chunk while the chunk's logits are at hand.
 
-    One buffer serves all chunks, and few passes go over it: Σ exp divides the narrow factors of the products, not the
-    wide one. In half precision the wide one is divided, because Σ exp may exceed what the type can hold.
+    The backward pass only scales what the forward pass has computed.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
-        dtype = compute_dtype(hidden)
-        rows_of, head = hidden.to(dtype), weight.to(dtype)
-        is_labelled = (targets != IGNORE_INDEX).unsqueeze(1)
-        picked_of = targets.unsqueeze(1).where(is_labelled, 0)
-        total = torch.zeros((), dtype=at_least_float32(head).dtype, device=hidden.device)
-        is_wide = dtype == total.dtype
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
-        buffer = head.new_empty(min(chunk, hidden.shape[0]), head.shape[0])
-        for start in range(0, hidden.shape[0], chunk):
-            part = slice(start, start + chunk)
-            rows, picked, counts = rows_of[part], picked_of[part], is_labelled[part]
-            scores = at_least_float32(torch.mm(rows, head.T, out=buffer[: rows.shape[0]]))
-            said, peak = scores.gather(1, picked), scores.amax(dim=1, keepdim=True)
-            exps = scores.sub_(peak).exp_()
-            sums = exps.sum(dim=1, keepdim=True)
-            total += ((peak + sums.log() - said) * counts).sum()
-            if grad_hidden is None and grad_weight is None:
-                continue
-            # softmax − one-hot, times Σ exp
-            grad, scale = exps.scatter_add_(1, picked, -sums), counts / sums
-            if not is_wide:
-                grad, scale = grad.mul_(scale).to(dtype), counts.to(dtype)
-            if grad_hidden is not None:
-                torch.mul(grad @ head, scale, out=grad_hidden[part])
-            if grad_weight is not None:
-                narrow = (rows * scale).to(weight.dtype)
-                torch.addmm(grad_weight, grad.T.to(weight.dtype), narrow, out=grad_weight)
+        total = _sum_over_chunks(hidden, weight, targets, chunk, grad_hidden, grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
@@ -75,20 +76,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
-def linear_cross_entropy(
+def _sum_over_chunks(
     hidden: Float[Tensor, "P D"],
     weight: Float[Tensor, "V D"],
     targets: Int[Tensor, " P"],
-    chunk: int | None = None,
+    chunk: int,
+    grad_hidden: Float[Tensor, "P D"] | None = None,
+    grad_weight: Float[Tensor, "V D"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Σ over labelled positions of −log softmax(hidden · weightᵀ)[target]; −100 is ignored.
+    """The loss; fills `grad_hidden` and adds to `grad_weight`, where they are given.
 
-    A sum, not a mean: who divides, and by how many labels, is decided over the whole optimizer step.
+    One buffer serves all chunks, and few passes go over it: Σ exp divides the narrow factors of the products, not the
+    wide one. In half precision the wide one is divided, because Σ exp may exceed what the type can hold.
     """
-    rows = chunk_rows(weight) if chunk is None else chunk
-    if not torch.is_grad_enabled():  # a custom function is told that gradients are needed even where none will be asked
-        hidden, weight = hidden.detach(), weight.detach()
-    return _LinearCrossEntropy.apply(hidden, weight, targets, rows)
+    dtype = compute_dtype(hidden)
+    rows_of, head = hidden.to(dtype), weight.to(dtype)
+    is_labelled = (targets != IGNORE_INDEX).unsqueeze(1)
+    picked_of = targets.unsqueeze(1).where(is_labelled, 0)  # an ignored position picks token 0, and counts 0 times
+    total = torch.zeros((), dtype=at_least_float32(head).dtype, device=hidden.device)
+    is_wide = dtype == total.dtype
+    buffer = head.new_empty(min(chunk, hidden.shape[0]), head.shape[0])
+    for start in range(0, hidden.shape[0], chunk):
+        part = slice(start, start + chunk)
+        rows, picked, counts = rows_of[part], picked_of[part], is_labelled[part]
+        scores = at_least_float32(torch.mm(rows, head.T, out=buffer[: rows.shape[0]]))
+        of_target, peak = scores.gather(1, picked), scores.amax(dim=1, keepdim=True)
+        exps = scores.sub_(peak).exp_()
+        sums = exps.sum(dim=1, keepdim=True)
+        total += ((peak + sums.log() - of_target) * counts).sum()
+        if grad_hidden is None and grad_weight is None:
+            continue
+        # softmax − one-hot, times Σ exp
+        grad, scale = exps.scatter_add_(1, picked, -sums), counts / sums
+        if not is_wide:
+            grad, scale = grad.mul_(scale).to(dtype), counts.to(dtype)
+        if grad_hidden is not None:
+            torch.mul(grad @ head, scale, out=grad_hidden[part])
+        if grad_weight is not None:
+            narrow = (rows * scale).to(weight.dtype)
+            torch.addmm(grad_weight, grad.T.to(weight.dtype), narrow, out=grad_weight)
+    return total
 
 
 @torch.no_grad()
@@ -102,17 +129,9 @@ def linear_predict(
     nll, best = [], []
     for start in range(0, hidden.shape[0], rows):
         scores = at_least_float32(F.linear(hidden[start : start + rows], weight))
-        said = scores.gather(1, picked[start : start + rows])
-        peak, likeliest = (
-            scores.amax(dim=1, keepdim=True),
-            top_k(scores, 1),
-        )  # argmax is slow
+        of_target, peak = scores.gather(1, picked[start : start + rows]), scores.amax(dim=1, keepdim=True)
+        likeliest = top_k(scores, 1)  # faster than torch's argmax
         sums = scores.sub_(peak).exp_().sum(dim=1, keepdim=True)
-        nll.append((peak + sums.log_() - said).squeeze(1))
+        nll.append((peak + sums.log_() - of_target).squeeze(1))
         best.append(likeliest.squeeze(1))
     return torch.cat(nll).where(is_labelled, 0.0), torch.cat(best)
-
-
-def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:
-    """The same sum from logits that exist anyway."""
-    return F.cross_entropy(at_least_float32(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")

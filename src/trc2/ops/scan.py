@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trc2.ops.choose import with_gradient
 from trc2.ops.islands import at_least_float32
 
 
@@ -41,41 +42,37 @@ def selective_scan(
     x, delta, A, B, C = (at_least_float32(tensor) for tensor in (x, delta, A, B, C))
     state = x.new_zeros(x.shape[0], *A.shape) if initial_state is None else at_least_float32(initial_state)
     with torch.autocast(x.device.type, enabled=False):
-        if x.shape[1] == 1 and not torch.is_grad_enabled():
-            return _step(x, delta, A, B, C, state)
-        return Scanned(*_Scan.apply(x, delta, A, B, C, state, chunk))
+        return Scanned(*with_gradient(_Scan.apply, _without_gradient, x, delta, A, B, C, state, chunk))
 
 
-def _step(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> Scanned:
-    """One token while decoding: nothing to divide into chunks and nothing to remember for a gradient."""
-    decay = torch.exp(delta.mT * A)
-    state = torch.addcmul(decay.mul_(state), (delta * x).mT, B)
-    return Scanned((state @ C.mT).mT, state)
+def plain_selective_scan(
+    x: Float[Tensor, "B T D"],
+    delta: Float[Tensor, "B T D"],
+    A: Float[Tensor, "D N"],
+    B: Float[Tensor, "B T N"],
+    C: Float[Tensor, "B T N"],
+    initial_state: Float[Tensor, "B D N"],
+) -> Scanned:
+    """The same in torch's own words, token by token; autograd would keep every state of every token."""
+    state, outputs = initial_state, []
+    for t in range(x.shape[1]):
+        decay = torch.exp(delta[:, t].unsqueeze(2) * A)
+        state = decay * state + (delta[:, t] * x[:, t]).unsqueeze(2) * B[:, t].unsqueeze(1)
+        outputs.append((state * C[:, t].unsqueeze(1)).sum(dim=2))
+    return Scanned(torch.stack(outputs, dim=1), state)
 
 
 class _Scan(torch.autograd.Function):
-    """Inside, time comes first and channels last: a step is one pass over contiguous (B, N, D), and what has no N is
-    spread over rows of D instead of single numbers."""
+    """Keeps the inputs and the states that enter the chunks; the backward pass runs every chunk again from there."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        decay, states = _buffers(x, A, chunk, 2)
-        rates = _rates(A)
-        inputs = _time_first(delta * x, delta, B, C)
-        y = torch.empty_like(inputs[0])
-        entering = [state.mT.contiguous()]
-        for driven_c, delta_c, B_c, C_c, y_c in _chunks(chunk, *inputs, y):
-            s = states[: len(y_c) + 1]
-            s[0] = entering[-1]
-            _run(decay[: len(y_c)], s, driven_c, delta_c, rates, B_c)
-            _contract(C_c, s[1:], out=y_c)
-            entering.append(s[-1].clone())
-        last = entering.pop()
+        y, last, entering = _forward(x, delta, A, B, C, state, chunk)
         ctx.save_for_backward(x, delta, A, B, C, *entering)
         ctx.chunk = chunk
-        return y.transpose(0, 1), last.mT
+        return y, last
 
     @staticmethod
     @once_differentiable
@@ -110,6 +107,46 @@ class _Scan(torch.autograd.Function):
         grad_driven, grad_delta = grad_driven.transpose(0, 1), grad_delta.transpose(0, 1)
         grad_x, grad_delta = grad_driven * delta, torch.addcmul(grad_delta, grad_driven, x)
         return grad_x, grad_delta, grad_A.t(), grad_B.transpose(0, 1), grad_C.transpose(0, 1), later.mT, None
+
+
+def _without_gradient(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Chunks here too: the twin needs several operations for every token, a chunk one for most of its work."""
+    if x.shape[1] == 1:
+        return _step(x, delta, A, B, C, state)
+    y, last, _ = _forward(x, delta, A, B, C, state, chunk)
+    return y, last
+
+
+def _step(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token while decoding: nothing to divide into chunks."""
+    decay = torch.exp(delta.mT * A)
+    state = torch.addcmul(decay.mul_(state), (delta * x).mT, B)
+    return (state @ C.mT).mT, state
+
+
+def _forward(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs, the last state, and the states that enter the chunks.
+
+    Inside, time comes first and channels last: a step is one pass over contiguous (B, N, D), and what has no N is
+    spread over rows of D instead of single numbers.
+    """
+    decay, states = _buffers(x, A, chunk, 2)
+    rates = _rates(A)
+    inputs = _time_first(delta * x, delta, B, C)
+    y = torch.empty_like(inputs[0])
+    entering = [state.mT.contiguous()]
+    for driven_c, delta_c, B_c, C_c, y_c in _chunks(chunk, *inputs, y):
+        s = states[: len(y_c) + 1]
+        s[0] = entering[-1]
+        _run(decay[: len(y_c)], s, driven_c, delta_c, rates, B_c)
+        _contract(C_c, s[1:], out=y_c)
+        entering.append(s[-1].clone())
+    last = entering.pop()
+    return y.transpose(0, 1), last.mT, entering
 
 
 def _run(

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trc2.ops.choose import with_gradient
+
 SHORTEST, LONGEST = 96, 256  # shorter rows do not pay for the calls, longer ones have too many scores to keep
 STEPS = 4
 
@@ -29,35 +31,31 @@ def staircase_attention(
     q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
 ) -> Float[Tensor, "B T H K"]:
     """softmax(QKᵀ/√K + causal) V; H/G neighbouring query heads share a key head."""
-    if not torch.is_grad_enabled():  # a custom function is told that gradients are needed even where none will be asked
-        q, k, v = q.detach(), k.detach(), v.detach()
-    return _Staircase.apply(q, k, v)
+    return with_gradient(_Staircase.apply, _without_gradient, q, k, v)
+
+
+def plain_causal_attention(
+    q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
+) -> Float[Tensor, "B T H K"]:
+    """The same in torch's own words: all T×T scores of all heads at once, the future among them."""
+    share, length = q.shape[2] // k.shape[2], q.shape[1]
+    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(share, dim=2)) / math.sqrt(q.shape[3])
+    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    return torch.einsum("bhts,bshk->bthk", weights, v.repeat_interleave(share, dim=2))
 
 
 class _Staircase(torch.autograd.Function):
-    """Queries of a step see the keys up to its end; only the triangle on the step itself is masked."""
+    """Keeps the weights of every step, which the backward pass of a softmax needs."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, length, heads, width = q.shape
-        groups = k.shape[2]
-        share = heads // groups
-        learns = any(ctx.needs_input_grad)
         keys, values = _by_head(k), _by_head(v)
-        out = torch.empty(rows, length, groups, share, width, dtype=q.dtype, device=q.device)
-        kept = []
-        for start, stop in _steps(length):
-            mask = q.new_full((stop - start, stop), -math.inf).triu_(start + 1).repeat_interleave(share, dim=0)
-            queries = _step(q, start, stop, groups)
-            scores = torch.baddbmm(mask, queries, keys[:, :stop].transpose(1, 2), alpha=width**-0.5)
-            weights = scores.softmax(dim=-1)
-            mixed = torch.bmm(weights, values[:, :stop])
-            out[:, start:stop] = mixed.view(rows, groups, -1, share, width).transpose(1, 2)
-            if learns:
-                kept += [queries, weights]
+        kept: list[Tensor] = []
+        out = _climb(q, keys, values, kept if any(ctx.needs_input_grad) else None)
         ctx.save_for_backward(keys, values, *kept)
         ctx.shape = q.shape
-        return out.flatten(2, 3)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -69,14 +67,45 @@ class _Staircase(torch.autograd.Function):
         for_q = torch.empty(rows, length, groups, share, width, dtype=grad.dtype, device=grad.device)
         for_k, for_v = torch.zeros_like(keys), torch.zeros_like(values)
         for (start, stop), queries, weights in zip(_steps(length), kept[::2], kept[1::2], strict=True):
-            heard = _step(grad, start, stop, groups)
-            for_v[:, :stop].baddbmm_(weights.transpose(1, 2), heard)
-            for_weights = torch.bmm(heard, values[:, :stop].transpose(1, 2))
+            from_above = _step(grad, start, stop, groups)
+            for_v[:, :stop].baddbmm_(weights.transpose(1, 2), from_above)
+            for_weights = torch.bmm(from_above, values[:, :stop].transpose(1, 2))
             for_scores = torch._softmax_backward_data(for_weights, weights, -1, weights.dtype)
             for_k[:, :stop].baddbmm_(for_scores.transpose(1, 2), queries, alpha=width**-0.5)
             turned = torch.bmm(for_scores, keys[:, :stop]).mul_(width**-0.5)
             for_q[:, start:stop] = turned.view(rows, groups, -1, share, width).transpose(1, 2)
         return for_q.flatten(2, 3), _by_token(for_k, rows), _by_token(for_v, rows)
+
+
+def _without_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The plain twin would form the scores of the future too."""
+    return _climb(q, _by_head(k), _by_head(v))
+
+
+def _climb(
+    q: Float[Tensor, "B T H K"],
+    keys: Float[Tensor, "A T K"],
+    values: Float[Tensor, "A T K"],
+    kept: list[Tensor] | None = None,
+) -> Float[Tensor, "B T H K"]:
+    """Attention step by step, for A = B·G key heads; adds the queries and weights of every step to `kept`.
+
+    The queries of a step see the keys up to its end: of these only the triangle on the step itself is masked.
+    """
+    rows, length, heads, width = q.shape
+    groups = keys.shape[0] // rows
+    share = heads // groups
+    out = torch.empty(rows, length, groups, share, width, dtype=q.dtype, device=q.device)
+    for start, stop in _steps(length):
+        mask = q.new_full((stop - start, stop), -math.inf).triu_(start + 1).repeat_interleave(share, dim=0)
+        queries = _step(q, start, stop, groups)
+        scores = torch.baddbmm(mask, queries, keys[:, :stop].transpose(1, 2), alpha=width**-0.5)
+        weights = scores.softmax(dim=-1)
+        mixed = torch.bmm(weights, values[:, :stop])
+        out[:, start:stop] = mixed.view(rows, groups, -1, share, width).transpose(1, 2)
+        if kept is not None:
+            kept += [queries, weights]
+    return out.flatten(2, 3)
 
 
 def _steps(length: int) -> Iterator[tuple[int, int]]:
