@@ -40,6 +40,7 @@ class TooLong(BaseException):
 class Outcome:
     """What became of a case. CPU seconds count laying out and judging, but not what else the machine does."""
 
+    kind: str
     problems: tuple[Problem, ...]
     seconds: float
     code: int | None
@@ -64,7 +65,7 @@ class Border:
                 self._lay_out(case)
                 before, told = snapshot(self.scratch), self.log.stat().st_size
                 memory, begun = _peak_mb(), time.monotonic()
-                ran = self._call(case) if case.kind in FUNCTIONS else self._type(case)
+                ran = self._call(case) if case.is_call else self._type(case)
                 seconds, growth = time.monotonic() - begun, _peak_mb() - memory
                 _reset_process()
                 problems = [] if ran.problem is None else [ran.problem]
@@ -73,7 +74,7 @@ class Border:
                 problems = problems or list(self.judge.judge(case, ran, before))
             native = self.log.read_bytes()[told:].decode("utf-8", "replace")  # of Rust, OpenMP and the like
             output = f"{ran.out}\n---\n{ran.err}\n---\n{native}"
-            return Outcome(tuple(problems), seconds, ran.code, growth, time.process_time() - worked, output)
+            return Outcome(case.kind, tuple(problems), seconds, ran.code, growth, time.process_time() - worked, output)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
