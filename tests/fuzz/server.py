@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.fuzz.border import SECONDS, Outcome
+from tests.fuzz.border import WAITING_SECONDS, Outcome
 from tests.fuzz.cases import Case
 from tests.fuzz.guard import guard
 from tests.fuzz.judge import Problem
@@ -26,6 +26,7 @@ from tests.fuzz.judge import Problem
 PER_CHILD = 200  # a fork costs about as much as one case; state that leaks is thrown away this often
 SPARE_BYTES = 6 * 2**30  # address space beyond what the child begins with
 LEAK_MB = 500
+PATIENCE = WAITING_SECONDS + 15  # after which a case that heeds no alarm is killed
 
 
 class Numbered(Protocol):
@@ -43,7 +44,7 @@ class Runs(Protocol):
 class Server:
     """Runs numbered cases and yields their outcomes in order."""
 
-    def __init__(self, cases: Numbered, border: Runs, nest: Path, log: Path, patience: float = SECONDS + 20) -> None:
+    def __init__(self, cases: Numbered, border: Runs, nest: Path, log: Path, patience: float = PATIENCE) -> None:
         self.cases, self.border, self.nest, self.log, self.patience = cases, border, nest, log, patience
 
     def run(self, numbers: Sequence[int]) -> Iterator[Outcome]:
@@ -97,7 +98,7 @@ class Server:
         try:
             self._settle()
             for number in numbers:
-                faulthandler.dump_traceback_later(SECONDS + 5)
+                faulthandler.dump_traceback_later(WAITING_SECONDS + 5)
                 outcome = self.border.run(self.cases[number])
                 faulthandler.cancel_dump_traceback_later()
                 _write_line(writer, asdict(outcome))
