@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trc2 import TRC2Config, load_recipe
-from trc2.baselines import build_model
 from trc2.artifact import outline
+from trc2.baselines import build_model
 from trc2.bench.budget import active_parameters
 from trc2.config import family_names, recipe_names
 from trc2.train.optimizer import build_optimizer
