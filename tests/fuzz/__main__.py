@@ -40,7 +40,7 @@ class Tally:
     slowest: list[tuple[float, int, str]] = field(default_factory=list)
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, number: int, outcome: Outcome, seed: int, cases: Cases) -> None:
+    def add(self, number: int, outcome: Outcome, again: str, cases: Cases) -> None:
         self.count[outcome.kind] += 1
         self.refused[outcome.kind] += outcome.code == 2
         self.seconds[outcome.kind] += outcome.cpu_seconds
@@ -52,7 +52,7 @@ class Tally:
                 self.failures[key] = {
                     "count": 0,
                     "cases": [],
-                    "reproduce": f"python -m tests.fuzz --seed {seed} --only {number}",
+                    "reproduce": f"{again} --only {number}",
                     "command": shlex.join([*([] if case.is_call else ["trc2"]), *case.argv]),
                     "case": asdict(case),
                     "text": problem.text,
@@ -87,9 +87,11 @@ def main() -> int:
         server, cases = make_server(root, options)
         print(f"world made in {time.monotonic() - began:.1f} s", file=sys.stderr)
         numbers = options.only or [n for n in range(options.cases) if n % options.shard[1] == options.shard[0]]
+        again = f"python -m tests.fuzz --seed {options.seed}"
+        again += f" --kinds {','.join(options.kinds)}" if options.kinds else ""
         tally, began, told = Tally(), time.monotonic(), 0.0
         for done, (number, outcome) in enumerate(zip(numbers, server.run(numbers), strict=True), start=1):
-            tally.add(number, outcome, options.seed, cases)
+            tally.add(number, outcome, again, cases)
             passed = time.monotonic() - began
             if options.only:
                 show(cases[number], outcome)
