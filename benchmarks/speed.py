@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from trc2.backbones.compiled import compile_parts
 from trc2.bench.measure import lesioned, pass_flops
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import (
@@ -35,7 +36,6 @@ from trc2.bench.subjects import (
 )
 from trc2.bench.timing import Timing, ratios, take_turns
 from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
-from trc2.backbones.compiled import compile_parts
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
 from trc2.train.allocator import keep_freed_memory

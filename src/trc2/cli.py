@@ -229,7 +229,10 @@ def continue_(
         raise UserError(f"--max-forgetting {max_forgetting} is no limit: give a number such as 0.05.")
     known = {"name": task, "steps": steps, "builtin": builtin, "dataset": dataset, "subset": subset, "format": format_}
     config = TaskConfig(**known, folder=None if source is None else str(Path(source).resolve()))
-    target = folder or (parent if parent.name else parent.resolve()).with_name(f"{parent.resolve().name}+{task}")
+    home = parent.resolve()
+    if not home.name:
+        raise UserError(f"{parent} is not a run folder: name one.")
+    target = folder or (parent if parent.name else home).with_name(f"{home.name}+{task}")
     continue_run(parent, target, config, out)
     _show_summary(target)
     risen = relative_forgetting(target)

@@ -57,7 +57,10 @@ def replace_folder(partial: Path, folder: Path) -> None:
         os.replace(folder, old)
     os.replace(partial, folder)
     sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    if old.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        old.unlink(missing_ok=True)
 
 
 def refuse_pipe(path: Path) -> None:

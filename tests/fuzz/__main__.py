@@ -16,7 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch must not be imported before its environment is set
+    from tests.fuzz.border import Outcome
+    from tests.fuzz.cases import Case, Cases
+    from tests.fuzz.server import Server
 
 # One thread, no network, no colours: a case must depend on its number only.
 ENVIRONMENT = {
@@ -35,26 +40,26 @@ class Tally:
     slowest: list[tuple[float, int, str]] = field(default_factory=list)
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, result: Any, seed: int) -> None:
-        case, outcome = result.case, result.outcome
-        self.count[case.kind] += 1
-        self.refused[case.kind] += outcome.code == 2
-        self.seconds[case.kind] += outcome.cpu_seconds
-        self.slowest = sorted([*self.slowest, (outcome.seconds, case.index, case.kind)], reverse=True)[:10]
+    def add(self, number: int, outcome: Outcome, again: str, cases: Cases) -> None:
+        self.count[outcome.kind] += 1
+        self.refused[outcome.kind] += outcome.code == 2
+        self.seconds[outcome.kind] += outcome.cpu_seconds
+        self.slowest = sorted([*self.slowest, (outcome.seconds, number, outcome.kind)], reverse=True)[:10]
         for problem in outcome.problems:
             key = f"{problem.rule}: {problem.place}"
             if key not in self.failures:
+                case = cases[number]
                 self.failures[key] = {
                     "count": 0,
                     "cases": [],
-                    "reproduce": f"python -m tests.fuzz --seed {seed} --only {case.index}",
-                    "command": shlex.join(["trc2", *case.argv]),
+                    "reproduce": f"{again} --only {number}",
+                    "command": shlex.join([*([] if case.is_call else ["trc2"]), *case.argv]),
                     "case": asdict(case),
                     "text": problem.text,
                 }
             found = self.failures[key]
             found["count"] += 1
-            found["cases"] = [*found["cases"], case.index][:10]
+            found["cases"] = [*found["cases"], number][:10]
 
     def to_json(self, seed: int, total: float) -> dict[str, Any]:
         kinds = {
@@ -79,15 +84,17 @@ def main() -> int:
     warnings.simplefilter("ignore")
     with scratch_folder(options.keep) as root:
         began = time.monotonic()
-        server = make_server(root, options)
+        server, cases = make_server(root, options)
         print(f"world made in {time.monotonic() - began:.1f} s", file=sys.stderr)
         numbers = options.only or [n for n in range(options.cases) if n % options.shard[1] == options.shard[0]]
+        again = f"python -m tests.fuzz --seed {options.seed}"
+        again += f" --kinds {','.join(options.kinds)}" if options.kinds else ""
         tally, began, told = Tally(), time.monotonic(), 0.0
-        for done, result in enumerate(server.run(numbers), start=1):
-            tally.add(result, options.seed)
+        for done, (number, outcome) in enumerate(zip(numbers, server.run(numbers), strict=True), start=1):
+            tally.add(number, outcome, again, cases)
             passed = time.monotonic() - began
             if options.only:
-                show(result)
+                show(cases[number], outcome)
             elif passed - told > 10:
                 told = passed
                 left = passed / done * (len(numbers) - done)
@@ -129,7 +136,7 @@ def scratch_folder(keep: Path | None) -> Iterator[Path]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def make_server(root: Path, options: argparse.Namespace) -> Any:
+def make_server(root: Path, options: argparse.Namespace) -> tuple[Server, Cases]:
     """Everything a case may need is imported here, once, before any child is forked."""
     import datasets  # noqa: F401
     import torch
@@ -147,11 +154,11 @@ def make_server(root: Path, options: argparse.Namespace) -> Any:
     nest.mkdir(parents=True)
     border = Border(world, nest / "nest" / "case", log)
     kinds = [kind for kind in all_kinds(world) if not options.kinds or kind.name in options.kinds]
-    return Server(Cases(kinds, options.seed), border, root / "nest", log)
+    cases = Cases(kinds, options.seed)
+    return Server(cases, border, root / "nest", log), cases
 
 
-def show(result: Any) -> None:
-    case, outcome = result.case, result.outcome
+def show(case: Case, outcome: Outcome) -> None:
     print(f"case {case.index}: {case.kind}\n  {shlex.join(['trc2', *case.argv])}\n  {case.argv!r}")
     print(f"  parts {', '.join(case.parts)}")
     for damage in case.damage:

@@ -41,6 +41,11 @@ class Case:
     index: int = field(default=-1, compare=False)
 
     @property
+    def is_call(self) -> bool:
+        """Whether it goes to a function below the commands; those have names with an underscore."""
+        return "_" in self.kind
+
+    @property
     def is_spoilt(self) -> bool:
         """Whether a checkpoint is wrong although its checksums are right: training it fails or differs, by right."""
         return any(damage.how in ("forged", "no numbers") for damage in self.damage)

@@ -234,6 +234,8 @@ def damage_file(path: Path, how: str, chance: random.Random) -> None:
     match how:
         case "missing":
             pass
+        case "pipe":
+            os.mkfifo(path)
         case "folder":
             path.mkdir()
             if chance.random() < 0.3:
@@ -252,7 +254,7 @@ def damage_file(path: Path, how: str, chance: random.Random) -> None:
                 shutil.copyfile(other, path)
 
 
-HOWS = ("content",) * 16 + ("missing",) * 4 + ("folder", "loop", "dangling", "other", "stray") * 2
+HOWS = ("content",) * 16 + ("missing",) * 4 + ("folder", "loop", "dangling", "other", "stray") * 2 + ("pipe",)
 
 
 def _add_stray(folder: Path, chance: random.Random) -> None:

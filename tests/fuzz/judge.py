@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.fuzz.cases import Case
-from tests.fuzz.functions import FUNCTIONS
+from tests.fuzz.values import ODD_RUN
 from tests.fuzz.world import CUTS, IDLE, LAST, World
 from trc2.artifact import load_model
 from trc2.config import RunConfig
@@ -27,6 +27,8 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png", "comparison.md", "comparison.png")
 WRITTEN_BY_RUNS = ("metrics.jsonl", "config.yaml", "config.json", "model.safetensors")
 NOTE = "Trying the one before."
+# How a run folder must end: as the undisturbed run of this name.
+WHOLE = {**{cut: whole for whole, cut in CUTS.items()}, **{whole: whole for whole in CUTS}, ODD_RUN: "plain"}
 
 Snapshot = dict[str, bytes | str]
 
@@ -58,7 +60,7 @@ class Judge:
         self.world, self.scratch, self.expected = world, scratch, expected
 
     def judge(self, case: Case, ran: Ran, before: Snapshot) -> Iterator[Problem]:
-        if case.kind not in FUNCTIONS:
+        if not case.is_call:
             yield from self._output(case, ran)
         elif ran.code == 0:
             yield from self._value(case, ran.value)
@@ -126,15 +128,14 @@ class Judge:
 
     def _resumed(self, case: Case, ran: Ran, before: Snapshot) -> Iterator[Problem]:
         """A resumed run is the undisturbed one, or it was refused and nothing was lost; never a third thing."""
-        is_function = case.kind in FUNCTIONS
-        folder = case.argv[0 if is_function else 1]
-        whole = {**{cut: whole for whole, cut in CUTS.items()}, **{whole: whole for whole in CUTS}}.get(folder)
+        folder = case.argv[0 if case.is_call else 1]
+        whole = WHOLE.get(folder)
         if whole is None or folder not in case.parts:
             yield from self._unchanged(case, before)
             return
         is_idle = all(d.how in ("content", "missing") and Path(d.path).name in IDLE for d in case.damage)
         if ran.code != 0:
-            if is_idle and len(case.argv) == (1 if is_function else 2):
+            if is_idle and len(case.argv) == (1 if case.is_call else 2):
                 yield Problem("needless refusal", case.kind, ran.err[-500:])
             yield from self._untouched(ran, before)
         elif not case.is_spoilt:  # with right checksums nothing can tell it from a checkpoint of ours

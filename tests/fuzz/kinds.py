@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 
 from tests.fuzz.cases import Case, Kind, Pieces, Strategy, called, line, option, sometimes, typed
 from tests.fuzz.damage import TEXTS
-from tests.fuzz.values import FILES, as_json, numbers, paths_to_read, paths_to_write, rows, values, weighted, words
+from tests.fuzz.values import (
+    FILES,
+    ODD_RUN,
+    as_json,
+    numbers,
+    paths_to_read,
+    paths_to_write,
+    rows,
+    values,
+    weighted,
+    words,
+)
 from tests.fuzz.world import LAST, World
 
 DATA = ("data", "cache")
@@ -94,6 +105,7 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("eval", "model", "--file", st.sampled_from(FILES[:-1]), on=("model", "files"),
                   after=damage("model", "files"))),
         (1, typed("eval", paths_to_read, task, split, on=("run", "model", *DATA))),
+        (1, typed("eval", ODD_RUN, split, task, on=(ODD_RUN, *DATA))),
         (1, typed("eval", "plain", "--split=test", sometimes(st.just("--again"), 2), on=("plain", *DATA),
                   after=damage("plain"))),
     )  # fmt: skip
@@ -107,12 +119,14 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("report", "plain", "run", out, on=("run", "plain"), after=damage("run", "plain"))),
         (1, typed("report", many, out, on=("run", "plain", "other"), after=damage("other"))),
         (3, typed("report", st.lists(words, max_size=3).map(tuple), out)),
+        (1, typed("report", ODD_RUN, sometimes(st.just("plain")), out, on=(ODD_RUN, "plain"))),
     )
     stores = sometimes(st.just("--with-replay"))
     export = weighted(
         (1, typed("export", "run", paths_to_write, stores, on=("run", "model"))),
         (2, typed("export", "run", "new", stores, on=("run",), after=damage("run"))),
         (1, typed("export", paths_to_read, "new", on=("run", "model"))),
+        (1, typed("export", ODD_RUN, "new", on=(ODD_RUN,))),
     )
     how = line(
         option("--max-new-tokens", ("1", "5"), numbers), option("--temperature", ("0", "0.7"), numbers),
@@ -149,6 +163,7 @@ def _training(pieces: Pieces) -> list[Kind]:
         (2, typed("resume", "plain_cut", on=("plain_cut", *DATA), after=damage("plain_cut", "data", "cache"))),
         (1, typed("resume", "child_cut", on=("child_cut", *DATA), after=damage("child_cut"))),
         (8, typed("resume", "cut", overrides, REFUSED, on=("cut", *DATA))),
+        (1, typed("resume", ODD_RUN, sometimes(overrides, 2), on=(ODD_RUN, *DATA))),
         (8, typed("resume", paths_to_read, on=("model", "cut/config.yaml"))),
     )
     gate = option("--max-forgetting", ("0", "0.5"), numbers)
@@ -163,6 +178,7 @@ def _training(pieces: Pieces) -> list[Kind]:
         (3, typed("continue", "plain", "--task=x", "--steps", numbers, "--builtin", words, on=("plain",))),
         (5, typed("continue", paths_to_read, *extra, on=("cut", "model", "data/extra"))),
         (1, typed("continue", "plain", *extra, "--out", paths_to_write, on=("plain", "model", *DATA))),
+        (1, typed("continue", ODD_RUN, *extra, gate, on=(ODD_RUN, *DATA))),
         (2, typed("continue", "run", *extra, gate, on=("run", *DATA), after=damage("run", "data"))),
         (1, typed("continue", "plain", *extra, "--max-forgetting=0.5", on=("plain", *DATA), after=spoilt)),
     )  # fmt: skip

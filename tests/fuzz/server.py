@@ -14,39 +14,44 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.fuzz.border import SECONDS, Border, Outcome
-from tests.fuzz.cases import Case, Cases
+from tests.fuzz.border import WAITING_SECONDS, Outcome
+from tests.fuzz.cases import Case
 from tests.fuzz.guard import guard
 from tests.fuzz.judge import Problem
 
 PER_CHILD = 200  # a fork costs about as much as one case; state that leaks is thrown away this often
 SPARE_BYTES = 6 * 2**30  # address space beyond what the child begins with
 LEAK_MB = 500
+PATIENCE = WAITING_SECONDS + 15  # after which a case that heeds no alarm is killed
 
 
-@dataclass(frozen=True)
-class Result:
-    """What became of one case."""
+class Numbered(Protocol):
+    """Cases by number, see `Cases`."""
 
-    case: Case
-    outcome: Outcome
+    def __getitem__(self, index: int) -> Case: ...
+
+
+class Runs(Protocol):
+    """Whoever runs a case, see `Border`."""
+
+    def run(self, case: Case) -> Outcome: ...
 
 
 class Server:
     """Runs numbered cases and yields their outcomes in order."""
 
-    def __init__(self, cases: Cases, border: Border, nest: Path, log: Path) -> None:
-        self.cases, self.border, self.nest, self.log = cases, border, nest, log
+    def __init__(self, cases: Numbered, border: Runs, nest: Path, log: Path, patience: float = PATIENCE) -> None:
+        self.cases, self.border, self.nest, self.log, self.patience = cases, border, nest, log, patience
 
-    def run(self, numbers: Sequence[int]) -> Iterator[Result]:
+    def run(self, numbers: Sequence[int]) -> Iterator[Outcome]:
         place = 0
         while place < len(numbers):
             for outcome in self._child(numbers[place : place + PER_CHILD]):
-                yield Result(self.cases[numbers[place]], outcome)
+                yield outcome
                 place += 1
 
     def _child(self, numbers: Sequence[int]) -> Iterator[Outcome]:
@@ -61,7 +66,7 @@ class Server:
         os.close(writer)
         count, ended = 0, False
         with open(reader, "rb", buffering=0) as pipe:
-            for line in _lines(pipe, SECONDS + 20):
+            for line in _lines(pipe, self.patience):
                 if line is None:
                     os.kill(pid, signal.SIGKILL)
                     break
@@ -73,18 +78,19 @@ class Server:
                     raise RuntimeError(f"case {numbers[count]} could not be run: {message['broken']}")
                 count += 1
                 problems = tuple(Problem(**problem) for problem in message.pop("problems"))
-                yield Outcome(problems, **message)
+                yield Outcome(problems=problems, **message)
         _, status = os.waitpid(pid, 0)
         if not ended and count < len(numbers):
-            yield self._died(status)
+            yield self._died(status, self.cases[numbers[count]])
 
-    def _died(self, status: int) -> Outcome:
+    def _died(self, status: int, case: Case) -> Outcome:
         by_signal = os.WIFSIGNALED(status)
         how = f"signal {os.WTERMSIG(status)}" if by_signal else f"exit code {os.WEXITSTATUS(status)}"
         told = self.log.read_bytes()[-3000:].decode("utf-8", "replace")
         spot = next((line.strip() for line in told.splitlines() if "/trc2/" in line), "").rsplit("/trc2/", 1)[-1]
         rule = "hang" if by_signal and os.WTERMSIG(status) == signal.SIGKILL else "crash"
-        return Outcome((Problem(rule, f"{how} {spot}", told),), SECONDS + 20, None, 0.0)
+        problem = Problem(rule, f"{how} {spot}".strip(), told)
+        return Outcome(case.kind, (problem,), self.patience, None, 0.0)
 
     def _serve(self, numbers: Sequence[int], writer: int) -> None:
         """The child's life."""
@@ -92,7 +98,7 @@ class Server:
         try:
             self._settle()
             for number in numbers:
-                faulthandler.dump_traceback_later(SECONDS + 5)
+                faulthandler.dump_traceback_later(WAITING_SECONDS + 5)
                 outcome = self.border.run(self.cases[number])
                 faulthandler.cancel_dump_traceback_later()
                 _write_line(writer, asdict(outcome))

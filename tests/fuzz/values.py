@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 TITLE = "\x1b]0;owned\x07"  # sets a terminal's title
 LONG = "x" * 300  # longer than a file's name may be
+ODD_RUN = "[bold]\x1b[31m | `run`"  # a finished run's folder
 
 WORDS = (
     "", " ", "-", "--", "x", "nan", "null", "true", "off", "~", "[]", "{}", "[/red]", "[bold]x", "[link=x]y[/link]",

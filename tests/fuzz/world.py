@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from tests.fuzz.values import ODDITIES
+from tests.fuzz.values import ODD_RUN, ODDITIES
 from trc2 import __version__
 from trc2.config import RunConfig, TaskConfig
 from trc2.hf.export import export_run
@@ -98,8 +98,9 @@ def _make() -> dict[str, Files]:
         for name in IDLE:
             Path(whole, name).touch()
         _cut(Path(whole), Path(cut))
+    shutil.copytree("plain", ODD_RUN)
     export_run(Path("run"), Path("model"), __version__, with_replay=True)
-    folders = ("data", "files", "cache", "model", "other", *CUTS, *CUTS.values())
+    folders = ("data", "files", "cache", "model", "other", ODD_RUN, *CUTS, *CUTS.values())
     recipes = {name: Path(name).read_bytes() for name in RECIPES.values()}
     return {**{name: _read(Path(name)) for name in folders}, "recipes": recipes}
 
@@ -123,8 +124,11 @@ def _write_data(root: Path) -> None:
     for name, vocabulary in TASKS.items():
         (root / name).mkdir(parents=True)
         for split, count in (("train", 12), ("validation", 2), ("test", 2)):
+            rows = _rows(chance, vocabulary, split, count)
             path = root / name / f"{split}.jsonl"
-            path.write_bytes(_rows(chance, vocabulary, split, count))
+            if name == "extra" and split == "train":
+                path, rows = path.with_name("train.txt.gz"), gzip.compress(rows, mtime=0)
+            path.write_bytes(rows)
             os.utime(path, ns=(TIME_NS, TIME_NS))
 
 
@@ -156,8 +160,9 @@ def add_oddities(folder: Path) -> None:
     (folder / loop).symlink_to(loop)
     (folder / dangling).symlink_to("nowhere")
     (folder / empty).mkdir()
-    for name in (empty_file, *files):
-        (folder / name).write_bytes(b"")
+    (folder / empty_file).write_bytes(b"")
+    for name in files:
+        (folder / name).write_bytes(b'{"text": "an apple and a pear"}\n')
 
 
 @contextlib.contextmanager

@@ -123,3 +123,26 @@ def test_a_pipe_is_refused_instead_of_waited_for(run: Path) -> None:
             resume_run(run, [], QUIET)
         path.unlink()
         path.write_bytes(content)
+
+
+def test_a_lock_is_never_written_through_a_link(run: Path) -> None:
+    (run / "lock").unlink()
+    (run / "lock").symlink_to("data.json")
+    before = (run / "data.json").read_bytes()
+    with pytest.raises(OSError, match="symbolic links"):
+        resume_run(run, [], QUIET)
+    assert (run / "data.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("part", "value"), [("run", [1]), ("run", {"diary": 3}), ("progress", "text")])
+def test_a_checkpoint_of_another_shape_is_a_sentence(run: Path, part: str, value: object) -> None:
+    newest = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+    if part == "run":
+        forged = replace(newest, run=value)
+    else:
+        forged = replace(newest, state={**newest.state, "progress": {**newest.state["progress"], "train_seconds": "x"}})
+    save_checkpoint(run / "checkpoints", forged)
+    try:
+        resume_run(run, [], QUIET)
+    except UserError as error:
+        assert part == "progress" and "cannot take" in str(error)  # noqa: PT018, PT017 - of the others one goes back

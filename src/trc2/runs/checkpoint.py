@@ -89,6 +89,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")
         tensors = safetensors.torch.load(contents["tensors.safetensors"])
         found = Checkpoint(manifest["step"], tensors, json.loads(contents["state.json"]), manifest.get("run", {}))
+        if not isinstance(found.run, dict) or not isinstance(found.run.get("diary", {}), dict):
+            raise DamagedCheckpoint(f"{path.name} does not say to which run it belongs: it is not what was saved.")
         if found.step != step_of(path) or found.state.get("progress", {}).get("step", found.step) != found.step:
             raise DamagedCheckpoint(f"{path.name} says that it is of step {found.step!r}: it is not what was saved.")
         return found

@@ -19,7 +19,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
     no stale locks to clean up.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as file:
+    # Never through a link: what it points to would be overwritten.
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(handle, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,6 +76,8 @@ def remembered(path: Path, make: Callable[[], str], read: Callable[[str], Found]
 
 
 def _recall(path: Path, read: Callable[[str], Found]) -> Found | None:
+    if not path.is_file():  # a pipe of this name would be waited for
+        return None
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         is_whole = hashlib.sha256(kept["text"].encode()).hexdigest() == kept["sha256"]
@@ -94,6 +97,8 @@ def is_whole(folder: Path, checksums: dict[str, str]) -> bool:
     for name, checksum in checksums.items():
         try:
             status = (folder / name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                return False
             stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, checksum]
             if stamps[name] != known.get(name) and file_checksum(folder / name) != checksum:
                 return False
@@ -107,6 +112,8 @@ def is_whole(folder: Path, checksums: dict[str, str]) -> bool:
 
 
 def _read_stamps(folder: Path) -> dict[str, object]:
+    if not (folder / STAMPS).is_file():
+        return {}
     try:
         stamps = json.loads((folder / STAMPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

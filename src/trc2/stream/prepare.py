@@ -255,8 +255,11 @@ def _limited_documents(documents: Iterator[Document], max_bytes: int | None) -> 
 
 def _open_task(folder: Path, key: str) -> PreparedTask | None:
     """What a folder of the cache holds, or None if it is not there, or not as it was written."""
+    path = folder / "manifest.json"
+    if not path.is_file():  # a pipe of this name would be waited for
+        return None
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         checksum = manifest.pop("checksum")
         if manifest["key"] != key or checksum != digest(manifest):
             return None

@@ -71,7 +71,12 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, special_in_text: bool = False) -> Tokenizer:
-        return cls(tokenizers.Tokenizer.from_str(text), special_in_text=special_in_text)
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text), special_in_text=special_in_text)
+        except (UserError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are no `Exception`
+            raise ValueError(brief(error)) from error
 
     @classmethod
     def read(cls, path: Path) -> Tokenizer:

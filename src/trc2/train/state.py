@@ -75,6 +75,8 @@ class RunState:
             self.strategy.restore(checkpoint.part("strategy"))
             restore_chance(checkpoint.tensors, checkpoint.state["chance"])
             self.progress = Progress(**checkpoint.state["progress"])
+            if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
+                raise TypeError("its progress is no numbers")
             self.control_post = dict(checkpoint.state["control_post"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(checkpoint.state["scaler"])
