@@ -51,7 +51,7 @@ CASES = [
     Case(lora_drs, tiny_baseline(LoraDRSConfig, rank=2)),
 ]
 
-# (module, config, d_model, layers, the paper's millions, ours minus the paper's): BASELINES §9
+# (module, config, d_model, layers, the paper's millions, ours minus the paper's), see docs/baselines.md
 PAPER_ROWS = [
     (transformer, TransformerConfig, 512, 28, 144, -0.27),
     (transformer, TransformerConfig, 768, 20, 228, +0.16),

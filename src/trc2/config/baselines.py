@@ -144,14 +144,3 @@ class LoraDRSConfig(BaselineConfig):
     @property
     def num_parts(self) -> int:
         return self.num_layers * (1 + self.num_adapters)
-
-
-BASELINES: tuple[type[BaselineConfig], ...] = (
-    TransformerConfig,
-    MoEConfig,
-    MambaConfig,
-    DeepSeekMoEConfig,
-    BlkAttnResConfig,
-    FalconConfig,
-    LoraDRSConfig,
-)

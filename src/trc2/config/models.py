@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trc2.config import baselines, model  # noqa: F401 - importing a config registers it
 from trc2.config.backbone import BackboneConfig
-from trc2.config.baselines import BASELINES
-from trc2.config.model import TRC2Config
 from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
 
-_CONFIGS: tuple[type[BackboneConfig], ...] = (TRC2Config, *BASELINES)
-MODELS = {str(config.model_fields["name"].default): config for config in _CONFIGS}
+
+def _named(parent: type[BackboneConfig]) -> Iterator[tuple[str, type[BackboneConfig]]]:
+    """Every config below another whose `name` is fixed, in the order they were written."""
+    for config in parent.__subclasses__():
+        name = config.model_fields["name"].default
+        if isinstance(name, str):
+            yield name, config
+        yield from _named(config)
+
+
+MODELS: dict[str, type[BackboneConfig]] = {"trc2": model.TRC2Config, **dict(_named(BackboneConfig))}
 
 
 def model_config(values: Mapping[str, Any]) -> BackboneConfig:

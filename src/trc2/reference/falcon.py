@@ -23,7 +23,7 @@ def mixer(config: FalconConfig) -> Part:
 
 
 def mix_row(u: Tensor, weights: Weights, config: FalconConfig) -> Tensor:
-    """(T, D): BASELINES §7.2, in its order."""
+    """(T, D): one step after the other, in the order of the recurrence."""
     projected = [weights["qkv.weight"] @ token for token in u]
     mixed = convolve(projected, weights["conv_weight"], torch.zeros_like(projected[0]))
     gains = [2 * torch.sigmoid(weights["gain.weight"] @ token + weights["gain.bias"]) for token in u]

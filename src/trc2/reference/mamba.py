@@ -20,7 +20,7 @@ def mixer(config: MambaConfig) -> Part:
 
 
 def mix_row(u: Tensor, weights: Weights, config: MambaConfig) -> Tensor:
-    """(T, D): BASELINES §4.1, in its order."""
+    """(T, D): one step after the other, in the order of the recurrence."""
     inner, rank, num_states = config.inner_dim, config.rank, config.state_dim
     both = [weights["input.weight"] @ token for token in u]
     xs, zs = [b[:inner] for b in both], [b[inner:] for b in both]
