@@ -157,7 +157,7 @@ def bench(
     import torch
 
     from trc2.bench.draw import draw_bars, draw_scaling, results_table, scaling_table
-    from trc2.bench.measure import bench_recipe, bench_scaling
+    from trc2.bench.comparison import bench_recipe, bench_scaling
     from trc2.runs.target import find_target
 
     if threads is not None:

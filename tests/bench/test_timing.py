@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.conftest import tiny_config
 from trc2 import UserError, load_recipe
 from trc2.backbones.registry import build_model
-from trc2.bench.measure import bench_recipe, bench_scaling, pass_flops, peak_memory
+from trc2.bench.comparison import bench_recipe, bench_scaling, pass_flops, peak_memory
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import prepared_model, rival
 from trc2.bench.timing import Timing, ratio, ratios, take_turns
