@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from trc2.backbones.compiled import compile_parts
-from trc2.bench.measure import lesioned, pass_flops
+from trc2.bench.comparison import lesioned, pass_flops
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import (
     decoding,
