@@ -9,15 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.command import trc2 as in_process
 from tests.conftest import tiny_config, write_task
-from trc2 import CortexNet, __version__
+from trc2 import CortexNet, __version__, cli
 from trc2.artifact import save_model
-from trc2.cli import app
+from trc2.cli import COMMANDS, app
 from trc2.config import RunConfig
 from trc2.train.start import start_run
 
@@ -32,6 +33,18 @@ def trc2(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
 
 def test_version() -> None:
     assert trc2("--version").stdout.strip() == f"trc2 {__version__}"
+
+
+def test_the_package_itself_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "trc2", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"trc2 {__version__}"
+
+
+def test_every_command_has_one_file_and_help_keeps_their_order() -> None:
+    group = typer.main.get_group(app)
+    assert tuple(group.commands) == COMMANDS
+    folder = Path(cli.__file__).parent
+    assert {path.stem for path in folder.glob("cmd_*.py")} == {f"cmd_{name}" for name in COMMANDS}
 
 
 def test_verify_prints_a_table_writes_json_and_a_picture_and_exits_0(tmp_path: Path) -> None:
@@ -96,9 +109,19 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], sentenc
 
 def test_importing_the_package_is_quick_and_pulls_in_nothing_heavy() -> None:
     heavy = ("matplotlib", "typer", "rich", "transformers", "datasets")
-    code = f"import sys, trc2; print([name for name in {heavy} if name in sys.modules])"
+    assert imported("trc2", heavy) == []
+
+
+def test_the_command_starts_without_what_only_some_of_it_needs() -> None:
+    heavy = ("matplotlib", "transformers", "datasets", "tokenizers", "trc2.stream", "trc2.train", "trc2.verify")
+    assert imported("trc2.cli", heavy) == []
+
+
+def imported(module: str, names: tuple[str, ...]) -> list[str]:
+    """Which of some modules are there once one has been imported."""
+    code = f"import json, sys, {module}; print(json.dumps([name for name in {names} if name in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    return list(json.loads(done.stdout))
 
 
 def tiny_recipe(tiny_run: Callable[..., RunConfig], folder: Path) -> str:

@@ -25,6 +25,7 @@ LADDER = [
     {"hf.export"},
     {"verify"},
     {"cli"},
+    {"__main__"},
 ]
 
 

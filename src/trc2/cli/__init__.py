@@ -1,0 +1,41 @@
+"""The `trc2` command: one file each, which parses, calls and prints. `main` is the border around all of them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib import import_module
+
+from rich.text import Text
+
+from trc2.cli.app import app, err, out
+from trc2.errors import UserError, plain, sentence_of
+
+__all__ = ["COMMANDS", "app", "err", "main", "out"]
+
+# `trc2 NAME` is cmd_NAME.py, which registers itself as it is imported; `trc2 --help` keeps this order.
+COMMANDS = (
+    "verify", "budget", "bench", "train", "resume", "continue", "eval", "report", "export", "generate", "data",
+)  # fmt: skip
+for _name in COMMANDS:
+    import_module(f"{__name__}.cmd_{_name}")
+
+
+def main() -> None:
+    """The border: what users or their disks did wrong is one sentence and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign is no reason to stop
+    try:
+        app()
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        code = getattr(error, "exit_code", UserError.exit_code)
+        label = Text("error: ", style="bold red") if code == UserError.exit_code else Text()
+        err.print(label + Text(plain(" ".join(sentence.split()))), soft_wrap=True)
+        sys.exit(code)

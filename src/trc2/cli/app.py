@@ -1,0 +1,59 @@
+"""What all commands share: the app, the two consoles, how a model is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2 import __version__
+from trc2.console import PlainConsole
+
+app = typer.Typer(
+    name="trc2",
+    help="Language models that keep learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
+
+Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"trc2 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def warn(message: str) -> None:
+    """Something was passed over, on standard error; the command goes on."""
+    err.print(message, style="yellow")
+
+
+def show_summary(folder: Path) -> None:
+    """Write a run's summary, show it without its pictures, and say where it is."""
+    from rich.markdown import Markdown
+
+    from trc2.report.summary import write_summary
+
+    written = write_summary(folder)
+    text = written[0].read_text(encoding="utf-8")
+    out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
+    out.print("  ".join(str(path) for path in written), soft_wrap=True)

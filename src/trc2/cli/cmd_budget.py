@@ -1,0 +1,48 @@
+"""`trc2 budget`: what a model costs, counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, Overrides, Target, app, out
+
+
+@app.command()
+def budget(
+    target: Target = "paper_compact",
+    overrides: Overrides = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
+    family: Annotated[str | None, typer.Option(help="One table of all backbones: lab or paper.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0, max=MAX_COUNT)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Parameters, static memory and FLOPs per token, by subsystem."""
+    from trc2.bench.tables import budget_json, budget_table, counts_line, family_rows, family_table, paper_table
+    from trc2.config import family_names
+    from trc2.runs.target import find_target
+
+    if family is not None:
+        rows = family_rows(family_names(family))
+        if as_json:
+            print(json.dumps({"schema": 1, "family": family, "recipes": rows}, indent=2))
+        else:
+            out.print(family_table(f"The {family} family", rows))
+        return
+    if paper:
+        table, different = paper_table()
+        out.print(table)
+        verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
+        out.print(verdict)
+        raise typer.Exit(0 if not different else 1)
+    run = find_target(target, overrides or []).config
+    filled = run.model.read_slots if slots is None else slots
+    if as_json:
+        print(json.dumps(budget_json(target, run, filled), indent=2))
+        return
+    out.print(budget_table(target, run, filled))
+    out.print(counts_line(run))
