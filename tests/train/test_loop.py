@@ -194,12 +194,12 @@ def test_a_restored_trainer_goes_on_as_if_nothing_had_happened(tiny_run: MakeRun
     parted, _ = trainer(tiny_run())
     for _ in range(5):
         parted.train_step()
-    checkpoint = parted.checkpoint()
+    checkpoint = parted.state.to_checkpoint({})
     torch.rand(7)
     resumed, _ = trainer(tiny_run())
-    resumed.restore(checkpoint, [])
+    resumed.state.restore(checkpoint)
     resumed.run()
-    expected, found = whole.checkpoint(), resumed.checkpoint()
+    expected, found = whole.state.to_checkpoint({}), resumed.state.to_checkpoint({})
     for name, tensor in expected.tensors.items():
         assert torch.equal(tensor, found.tensors[name]), name
     assert found.state["control_post"] == expected.state["control_post"]
