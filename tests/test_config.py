@@ -16,18 +16,19 @@ from trc2.config import (
     EvalConfig,
     OutputConfig,
     ReplayControlConfig,
-    StrategyConfig,
     StreamConfig,
     TaskConfig,
     TokenizerConfig,
     TrainConfig,
     recipe_names,
     round_up,
+    strategy_names,
 )
+from trc2.config.strategy import strategy_class
 
 SECTIONS: list[type[BaseModel]] = [
-    *MODELS.values(), BudgetConfig, EvalConfig, OutputConfig, ReplayControlConfig, StrategyConfig, StreamConfig,
-    TaskConfig, TokenizerConfig, TrainConfig,
+    *MODELS.values(), BudgetConfig, EvalConfig, OutputConfig, ReplayControlConfig, StreamConfig, TaskConfig,
+    TokenizerConfig, TrainConfig, *map(strategy_class, strategy_names()),
 ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def leaves(annotation: Any) -> set[Any]:
 
 
 NUMBERS = [
-    pytest.param(section, name, id=f"{section.__name__}.{name}")
+    pytest.param(section, name, id=f"{section.__module__.split('.')[-1]}.{section.__name__}.{name}")
     for section in SECTIONS
     for name, field in section.model_fields.items()
     if leaves(field.annotation) & {int, float}
@@ -120,6 +121,9 @@ def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], n
         (["strategy=[1]"], "strategy=[1] is not valid"),
         (["strategy.name={}"], "strategy.name: There is no strategy {}: choose one of"),
         (["strategy=ewk"], "strategy.name: There is no strategy 'ewk': did you mean 'ewc'?"),
+        (["strategy=replai"], "strategy.name: There is no strategy 'replai': did you mean 'replay'?"),
+        (["strategy=ewc", "strategy.decai=1"], "Unknown setting 'strategy.decai': did you mean 'decay'?"),
+        (["strategy=l2", "strategy.ewc_strenght=1"], "Unknown setting 'strategy.ewc_strenght'"),
         (["strategy={1: 2}"], "The override 'strategy={1: 2}' has no readable value"),
         (["model..x=1"], "The override 'model..x=1' leads to no setting"),
         ([".=1"], "The override '.=1' leads to no setting"),
@@ -130,8 +134,8 @@ def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], n
         (["model.self=1"], "Unknown setting 'model.self'"),
         (["control.coefficient_range=[0.2, 0.1]"], "control: coefficient_range=[0.2, 0.1] is reversed"),
         (["control.batch_range=[6, 2]"], "control: batch_range=[6, 2] is reversed"),
-        (["control.coefficient=0.2"], "control: coefficient=0.2 is outside coefficient_range=[0.0, 0.15]"),
-        (["control.batch_size=7"], "control: batch_size=7 is outside batch_range=[2, 6]"),
+        (["control.coefficient=0.2"], "model.replay_coefficient=0.2 is outside control.coefficient_range=[0.0"),
+        (["control.batch_size=7"], "model.replay_batch_size=7 is outside control.batch_range=[2, 6]"),
         (['output.folder="a\\0b"'], "output.folder='a\\x00b' holds a NUL or is not UTF-8"),
         (["output.folder=~nobody-of-this-name/x"], "output.folder: ~nobody-of-this-name/x begins with the home of"),
         (["model.num_columns=2000000000"], "model: The depth of 2000000000 gives a network of 8000000000 blocks"),
@@ -152,13 +156,17 @@ def test_words_of_yaml_1_1_are_words() -> None:
     assert load_recipe("demo", ["model.replay=off"]).model.replay is False
     assert load_recipe("demo", ["model.replay=yes"]).model.replay is True
     assert load_recipe("demo", ["train.learning_rate=1e-3"]).train.learning_rate == 0.001
-    # the strategy looks at the model before it is checked, and understands the same words
+    # agem looks at the model before it is checked, and understands the same words
     assert load_recipe("demo", ["strategy=agem", "model.replay=off"]).control.mode == "off"
 
 
 def test_the_papers_control_is_valid_and_a_fixed_one_may_lie_anywhere() -> None:
-    assert ReplayControlConfig().coefficient == 0.05
-    assert ReplayControlConfig(mode="fixed", coefficient=2.0, batch_size=16).batch_size == 16
+    strong = ["model.replay_coefficient=2.0", "model.replay_batch_size=16"]
+    assert load_recipe("demo").model.replay_coefficient == 0.05
+    assert load_recipe("demo", ["control.mode=fixed", *strong]).model.replay_batch_size == 16
+    assert load_recipe("demo", ["model.replay=false", *strong]).control.mode == "closed_loop"
+    alone = TRC2Config(replay_coefficient=2.0, replay_batch_size=16)  # an exported model: nobody steers it
+    assert RunConfig(model=alone).model == alone
 
 
 def test_a_home_folder_is_expanded_and_a_relative_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
-from trc2.config import StrategyConfig
+from trc2.config import strategy_config, strategy_names
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.records import read_records
-from trc2.strategies import AveragedGradientMemory, ElasticWeights, PullToBoundary, Strategy, build_strategy
+from trc2.strategies import Strategy, agem, build_strategy, ewc, l2, none
 from trc2.train.resume import resume_run
 from trc2.train.start import start_run
 
@@ -35,20 +35,29 @@ def accumulate(model: CortexNet, seed: int = 1) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_none_and_replay_leave_gradients_alone() -> None:
-    for name in ("none", "replay", "replay_controlled"):
-        model = net()
-        strategy = build_strategy(StrategyConfig(name=name), model)
-        strategy.end_task([rows(model)])
-        before = accumulate(model)
-        assert strategy.correct_gradients(0) == {}
-        assert type(strategy) is Strategy
-        assert all(torch.equal(before[n], p.grad) for n, p in model.named_parameters() if n in before)
+def test_every_file_is_a_strategy_that_is_built_from_its_own_settings() -> None:
+    assert strategy_names() == ("agem", "ewc", "l2", "none")
+    built = {name: build_strategy(strategy_config({"name": name}), net()) for name in strategy_names()}
+    assert {name: type(strategy) for name, strategy in built.items()} == {
+        "agem": agem.AveragedGradientMemory,
+        "ewc": ewc.ElasticWeights,
+        "l2": l2.PullToBoundary,
+        "none": Strategy,
+    }
+
+
+def test_none_leaves_gradients_alone() -> None:
+    model = net()
+    strategy = build_strategy(none.Settings(), model)
+    strategy.end_task([rows(model)])
+    before = accumulate(model)
+    assert strategy.correct_gradients(0) == {}
+    assert all(torch.equal(before[n], p.grad) for n, p in model.named_parameters() if n in before)
 
 
 def test_l2_adds_the_gradient_of_its_penalty() -> None:
     model = net()
-    strategy = PullToBoundary(model, 0.3)
+    strategy = l2.PullToBoundary(model, l2.Settings(strength=0.3))
     accumulate(model)
     assert strategy.correct_gradients(0) == {}  # no boundary yet
     strategy.end_task([])
@@ -69,7 +78,7 @@ def test_l2_adds_the_gradient_of_its_penalty() -> None:
 
 def test_fisher_is_the_mean_square_of_each_sequences_gradient() -> None:
     model = net()
-    strategy = ElasticWeights(model, 1.0, 0.5, 4)
+    strategy = ewc.ElasticWeights(model, ewc.Settings(strength=1.0, decay=0.5, fisher_sequences=4))
     x, y = rows(model, 6)
     strategy.end_task([(x, y)])  # only four of the six sequences are used
     expected = torch.zeros_like(model.cortex.embedding.weight)
@@ -88,7 +97,7 @@ def test_fisher_is_the_mean_square_of_each_sequences_gradient() -> None:
 
 def test_ewc_pulls_important_weights_only() -> None:
     model = net()
-    strategy = ElasticWeights(model, 2.0, 1.0, 2)
+    strategy = ewc.ElasticWeights(model, ewc.Settings(strength=2.0, decay=1.0, fisher_sequences=2))
     strategy.end_task([rows(model)])
     name = "cortex.embedding.weight"
     anchor = model.cortex.embedding.weight.detach().clone()
@@ -102,7 +111,7 @@ def test_ewc_pulls_important_weights_only() -> None:
 
 def test_agem_never_leaves_a_step_that_works_against_the_memory() -> None:
     model = net(replay_coefficient=0.0)
-    strategy = AveragedGradientMemory(model, 4)
+    strategy = agem.AveragedGradientMemory(model, agem.Settings(chunks=4))
     accumulate(model)
     assert strategy.correct_gradients(0) == {}  # the first task has no past
     model.flush_pending_write()
@@ -129,7 +138,7 @@ def test_agem_never_leaves_a_step_that_works_against_the_memory() -> None:
 
 def test_a_reference_gradient_leaves_no_trace() -> None:
     model = net()
-    strategy = Strategy(model)
+    strategy = Strategy(model, none.Settings())
     accumulate(model)
     model.flush_pending_write()
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -143,7 +152,11 @@ def test_a_reference_gradient_leaves_no_trace() -> None:
 
 def test_an_unknown_strategy_gets_a_hint() -> None:
     with pytest.raises(UserError, match="no strategy 'ewcc': did you mean 'ewc'"):
-        StrategyConfig(name="ewcc")
+        strategy_config({"name": "ewcc"})
+    with pytest.raises(UserError, match="no strategy 'base'"):  # what they share is none
+        strategy_config({"name": "base"})
+    with pytest.raises(UserError, match="Unknown setting 'strenght': did you mean 'strength'"):
+        strategy_config({"name": "l2", "strenght": 1})
 
 
 @pytest.mark.parametrize("name", ["replay", "replay_controlled", "ewc", "agem", "l2"])

@@ -6,13 +6,12 @@ from trc2.config.models import MODELS, model_config
 from trc2.config.reader import read_settings, settings_text
 from trc2.config.run import RunConfig, family_names, load_recipe, recipe_names
 from trc2.config.section import Section
-from trc2.config.strategy import STRATEGIES, BudgetConfig, StrategyConfig
+from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config, strategy_names
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 
 __all__ = [
     "MODELS",
-    "STRATEGIES",
     "BackboneConfig",
     "BudgetConfig",
     "EvalConfig",
@@ -33,4 +32,6 @@ __all__ = [
     "recipe_names",
     "round_up",
     "settings_text",
+    "strategy_config",
+    "strategy_names",
 ]

@@ -9,35 +9,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import SerializeAsAny, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
-from trc2.config.model import TRC2Config
+from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
 from trc2.config.models import MODELS, model_config, switch_backbone
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse, parse_settings, read_settings
-from trc2.config.section import Section, SettingError, check_names, shown
-from trc2.config.strategy import BudgetConfig, StrategyConfig
+from trc2.config.section import Section, SettingError, shown
+from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 from trc2.errors import UserError, brief, did_you_mean, sentence_of
 
 NAMED_SECTIONS = ("model", "strategy")
 MAX_BASES = 16
-
-
-def _as_dict(section: Any) -> dict[str, Any]:
-    return section.model_dump() if isinstance(section, Section) else dict(section)
-
-
-def _has_replay(model: Mapping[str, Any]) -> bool:
-    """Whether settings of a model that nobody has checked yet ask for replay."""
-    name = model.get("name", "trc2")
-    config = MODELS.get(name, TRC2Config) if isinstance(name, str) else TRC2Config
-    try:
-        return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
-    except ValidationError:
-        return False  # the model's own check tells
 
 
 class RunConfig(Section):
@@ -47,39 +33,35 @@ class RunConfig(Section):
     stream: StreamConfig | None = None
     train: TrainConfig = TrainConfig()
     control: ReplayControlConfig = ReplayControlConfig()
-    strategy: StrategyConfig = StrategyConfig()
+    strategy: SerializeAsAny[StrategyConfig] = Field(default_factory=lambda: strategy_config({}))
     budget: BudgetConfig = BudgetConfig()
     eval: EvalConfig = EvalConfig()
     output: OutputConfig = OutputConfig()
 
     @model_validator(mode="before")
     @classmethod
-    def _strategy_is_resolved(cls, values: Any) -> Any:
-        """What a strategy sets in other sections is written there, so that a run folder tells all of it."""
-        strategy = values.get("strategy")
-        sections = {name: values.get(name, {}) for name in ("model", "control")}
-        if not all(isinstance(section, dict | Section) for section in (strategy, *sections.values())):
-            return values  # what is wrong with them, their own fields tell
-        if not isinstance(strategy, dict):
-            return values
-        given = {name: _as_dict(section) for name, section in sections.items()}
-        try:
-            check_names(strategy)
-            resolved = StrategyConfig(**strategy).settings(_has_replay(given["model"]))
-        except SettingError as problem:
-            raise problem.within("strategy") from None
-        wanted, mode = resolved.get("control", {}).get("mode"), given["control"].get("mode")
-        if wanted is not None and mode not in (None, wanted):
-            raise SettingError(
-                f"strategy={strategy['name']} means control.mode={wanted}, but control.mode={mode} is set: leave one "
-                "of them out."
-            )
-        return {**values, **{name: {**given[name], **settings} for name, settings in resolved.items()}}
+    def _in_todays_words(cls, values: Any) -> Any:
+        """Earlier versions' settings are understood, and a run folder tells only today's."""
+        return in_todays_words(values)
 
     @field_validator("model", mode="before")
     @classmethod
     def _which_backbone(cls, values: Any) -> Any:
         return model_config(values) if isinstance(values, dict) else values
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _which_strategy(cls, values: Any) -> Any:
+        return strategy_config(values) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _replay_starts_in_range(self) -> RunConfig:
+        """Only a closed loop obeys the ranges: a fixed strength may lie anywhere, and so may one nobody trains with."""
+        model, control = self.model, self.control
+        if self.stream is not None and model.replay and control.mode == "closed_loop":
+            _check_within("coefficient", model.replay_coefficient, "coefficient_range", control.coefficient_range)
+            _check_within("batch_size", model.replay_batch_size, "batch_range", control.batch_range)
+        return self
 
     @model_validator(mode="after")
     def _adapters_suffice(self) -> RunConfig:
@@ -106,6 +88,15 @@ class RunConfig(Section):
                 f"so no chunk would ever be stored: choose at most {length}, or model.replay=false."
             )
         return self
+
+
+def _check_within(name: str, value: float, range_name: str, limits: tuple[float, float]) -> None:
+    low, high = limits
+    if not low <= value <= high:
+        raise ValueError(
+            f"model.replay_{name}={value} is outside control.{range_name}=[{low}, {high}]: choose a value "
+            "within it, widen it, or set control.mode=fixed."
+        )
 
 
 def recipe_names() -> list[str]:
@@ -146,12 +137,18 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if len(above) > MAX_BASES:
         raise UserError(f"base: {brief(' → '.join(chain))} is a chain of more than {MAX_BASES}: shorten it.")
     values = _read_one(name)
+    if isinstance(values.get("strategy"), str):
+        values["strategy"] = {"name": values["strategy"]}
     base = values.pop("base", None)
     if base is None:
         return values
     if not isinstance(base, str):
         raise UserError(f"{name} has base={shown(base)}, which is no name: name a recipe or its file.")
-    return _merge(_read_recipe(base, chain), values)
+    below, strategy = _read_recipe(base, chain), values.get("strategy")
+    forget_earlier_words(below, values)
+    if isinstance(below.get("strategy"), dict) and isinstance(strategy, dict) and "name" in strategy:
+        below["strategy"] = switch_strategy(below["strategy"], strategy["name"])
+    return _merge(below, values)
 
 
 def _identity(name: str) -> str:
@@ -209,16 +206,25 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise UserError(
                 f"The override '{told}' has no readable value ({problem}): correct it, or quote it."
             ) from None
+        forget_earlier_words(result, _nested(parts, value))
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
             value = _renamed(path, target.get(field, {}), value)
         target[field] = value
     return result
 
 
+def _nested(path: list[str], value: Any) -> dict[str, Any]:
+    *sections, field = path
+    told = {field: value}
+    for section in reversed(sections):
+        told = {section: told}
+    return told
+
+
 def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:
     kept = values if isinstance(values, dict) else {}
-    if section != "model":
-        return {**kept, "name": name}
+    if section == "strategy":
+        return switch_strategy(kept, name)
     try:
         return switch_backbone(kept, name)
     except SettingError as problem:

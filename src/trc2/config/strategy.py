@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from trc2.config.section import Fraction, NonNegative, Section, SettingError, Size, shown
+from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.errors import did_you_mean
 
-STRATEGIES = ("none", "replay", "replay_controlled", "ewc", "agem", "l2")
+SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
 
 
 class StrategyConfig(Section):
-    """One strategy for any backbone. TRC²'s own replay belongs to the model and is there whatever is named here."""
+    """Settings of any strategy; `name` says which one. `trc2.strategies.NAME` holds its own as `Settings`."""
 
-    name: str = Field(
-        "none",
-        description="none; replay: the paper's two stores; replay_controlled: the same, steered by measured "
-        "forgetting; ewc: online elastic weight consolidation; agem: averaged gradient episodic memory; "
-        "l2: pull to the last boundary",
-    )
-    ewc_strength: NonNegative = Field(1000.0, description="λ: the penalty is λ/2 · F (θ − θ*)²")
-    ewc_decay: Fraction = Field(0.9, description="γ: what earlier tasks' Fisher information still counts")
-    fisher_sequences: Size = Field(32, description="sequences of a task that estimate its Fisher information")
-    l2_strength: NonNegative = Field(0.01, description="λ: the penalty is λ/2 · (θ − θ*)²")
-    agem_chunks: Size = Field(8, description="stored chunks whose gradient must not be worked against")
+    name: str
 
-    @field_validator("name", mode="before")
-    @classmethod
-    def _known(cls, name: Any) -> Any:
-        if name not in STRATEGIES:
-            raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), STRATEGIES)}")
-        return name
 
-    def settings(self, has_replay: bool) -> dict[str, dict[str, Any]]:
-        """What the strategy sets elsewhere: the stores belong to the model, their control to the trainer.
+@cache
+def strategy_names() -> tuple[str, ...]:
+    """Every strategy: the files of `trc2.strategies`, but for what they share."""
+    files = iter_modules(import_module("trc2.strategies").__path__)
+    return tuple(sorted(file.name for file in files if file.name != "base" and not file.name.startswith("_")))
 
-        `has_replay` tells a model that replays of its own accord, as TRC² does.
-        """
-        if self.name == "replay":
-            return {"model": {"replay": True}, "control": {"mode": "fixed"}}
-        if self.name == "replay_controlled":
-            return {"model": {"replay": True}, "control": {"mode": "closed_loop"}}
-        if self.name == "agem" and not has_replay:  # stores are filled, but only gradients are compared with them
-            return {"model": {"replay": True}, "control": {"mode": "off"}}
-        return {}
+
+def strategy_class(name: object) -> type[StrategyConfig]:
+    """The settings class of the strategy of this name."""
+    if not isinstance(name, str) or name not in strategy_names():
+        known = (*strategy_names(), *SHORTHANDS)
+        raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), known)}", "name")
+    settings: type[StrategyConfig] = import_module(f"trc2.strategies.{name}").Settings
+    return settings
+
+
+def strategy_config(values: Mapping[str, Any]) -> StrategyConfig:
+    """The settings of the strategy that `name` tells, none by default."""
+    check_names(values)
+    return strategy_class(values.get("name", "none"))(**values)
 
 
 class BudgetConfig(Section):

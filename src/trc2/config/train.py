@@ -33,34 +33,27 @@ class TrainConfig(Section):
 
 
 class ReplayControlConfig(Section):
-    """The replay controller; its settings are the paper's."""
+    """The replay controller; its settings are the paper's. λ_0, B_0 and ρ_0, where it starts, are `model.replay_…`."""
 
     mode: Literal["off", "fixed", "closed_loop"] = Field(
         "closed_loop",
         description="off: no replay; fixed: λ_0, B_0 and ρ_0 throughout; closed_loop: by measured forgetting",
     )
     every_steps: Count = Field(240, description="N_ctrl")
-    coefficient: NonNegative = Field(0.05, description="λ_0")
     coefficient_range: tuple[NonNegative, NonNegative] = (0.0, 0.15)
     target_gap: NonNegative = Field(0.001, description="g_tar")
     proportional_gain: NonNegative = Field(1.0, description="k_p")
     integral_gain: NonNegative = Field(0.05, description="k_i")
     integral_limit: NonNegative = Field(1.0, description="I_max")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
-    batch_size: Size = Field(4, description="B_0")
     batch_range: tuple[Size, Size] = (2, 6)
     batch_gain: NonNegative = Field(4.0, description="k_B")
-    long_fraction: Fraction = Field(0.5, description="ρ_0")
     long_gain: NonNegative = Field(4.0, description="k_ρ")
 
     @model_validator(mode="after")
     def _ranges_hold(self) -> ReplayControlConfig:
-        """Only the closed loop obeys the ranges: a fixed strength may lie anywhere."""
         _check_range("coefficient_range", self.coefficient_range)
         _check_range("batch_range", self.batch_range)
-        if self.mode == "closed_loop":
-            _check_within("coefficient", self.coefficient, "coefficient_range", self.coefficient_range)
-            _check_within("batch_size", self.batch_size, "batch_range", self.batch_range)
         return self
 
 
@@ -68,15 +61,6 @@ def _check_range(name: str, limits: tuple[float, float]) -> None:
     low, high = limits
     if low > high:
         raise ValueError(f"{name}=[{low}, {high}] is reversed: write the smaller one first.")
-
-
-def _check_within(name: str, value: float, range_name: str, limits: tuple[float, float]) -> None:
-    low, high = limits
-    if not low <= value <= high:
-        raise ValueError(
-            f"{name}={value} is outside {range_name}=[{low}, {high}]: choose a value within it, widen it, or set "
-            "control.mode=fixed."
-        )
 
 
 class EvalConfig(Section):

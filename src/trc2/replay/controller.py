@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trc2.config import ReplayControlConfig
+from trc2.config import BackboneConfig, ReplayControlConfig
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class ControlTrace:
 
 def control(
     config: ReplayControlConfig,
+    base: ReplaySettings,
     state: ControllerState,
     current: Mapping[str, float],
     post: Mapping[str, float],
@@ -62,8 +63,8 @@ def control(
     g̃ ← (1 − β) g̃ + β g                          e = max(0, g̃ − g_tar),  I ← min(I_max, I + e)
     λ = clip(λ₀ + k_p e + k_i I)                  B_R = clip(round(B₀ (1 + k_B e))),  ρ = clip(ρ₀ + k_ρ e)
 
-    A perplexity that is not finite makes all measured quantities and λ NaN, from then on: who asked must look. B_R and
-    ρ are then the base values.
+    `base` is λ₀, B₀, ρ₀. A perplexity that is not finite makes all measured quantities and λ NaN, from then on: who
+    asked must look. B_R and ρ are then the base values.
     """
     if not current:
         raise ValueError("the controller was called before any task was past")
@@ -73,24 +74,28 @@ def control(
     average = (1.0 - config.smoothing) * state.gap_average + config.smoothing * gap
     error = _rise(average - config.target_gap)
     if math.isnan(error):  # nothing was measured
-        settings = ReplaySettings(math.nan, config.batch_size, config.long_fraction)
+        settings = replace(base, coefficient=math.nan)
         return ControllerState(math.nan, math.nan), ControlTrace(forgotten, gap, average, error, math.nan, settings)
     integral = min(config.integral_limit, state.integral + error)
     settings = ReplaySettings(
         coefficient=_clip(
-            config.coefficient + config.proportional_gain * error + config.integral_gain * integral,
+            base.coefficient + config.proportional_gain * error + config.integral_gain * integral,
             *config.coefficient_range,
         ),
-        batch_size=round(_clip(config.batch_size * (1.0 + config.batch_gain * error), *config.batch_range)),
-        long_fraction=_clip(config.long_fraction + config.long_gain * error, 0.0, 1.0),
+        batch_size=round(_clip(base.batch_size * (1.0 + config.batch_gain * error), *config.batch_range)),
+        long_fraction=_clip(base.long_fraction + config.long_gain * error, 0.0, 1.0),
     )
     return ControllerState(average, integral), ControlTrace(forgotten, gap, average, error, integral, settings)
 
 
-def initial_settings(config: ReplayControlConfig) -> ReplaySettings:
+def base_settings(model: BackboneConfig) -> ReplaySettings:
+    """λ₀, B₀ and ρ₀: what a model replays with while nobody steers."""
+    return ReplaySettings(model.replay_coefficient, model.replay_batch_size, model.replay_long_fraction)
+
+
+def initial_settings(config: ReplayControlConfig, base: ReplaySettings) -> ReplaySettings:
     """Before the first call: the base values, or no replay at all."""
-    coefficient = 0.0 if config.mode == "off" else config.coefficient
-    return ReplaySettings(coefficient, config.batch_size, config.long_fraction)
+    return replace(base, coefficient=0.0) if config.mode == "off" else base
 
 
 def _clip(value: float, low: float, high: float) -> float:

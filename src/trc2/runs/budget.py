@@ -30,7 +30,7 @@ def budget_of(config: RunConfig) -> Budget:
     """The run's budget, with replay at the size its config starts with and a memory that is full."""
     train = config.train
     replays = config.model.replay and config.control.mode != "off"
-    chunks = config.control.batch_size if replays else 0
+    chunks = config.model.replay_batch_size if replays else 0
     replayed = chunks * (config.model.replay_chunk_length - 1) * train.micro_batches
     flops = _step_flops(config.model, config, with_replay=replays)
     scale = 1.0
@@ -47,6 +47,6 @@ def budget_of(config: RunConfig) -> Budget:
 
 def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:
     train = config.train
-    sized = model.replace(replay_batch_size=config.control.batch_size)
+    sized = model.replace(replay_batch_size=config.model.replay_batch_size)
     costs = step_cost(sized, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=with_replay)
     return sum(costs.values(), Cost()).training * train.micro_batches

@@ -1,26 +1,32 @@
 """What can be added to any backbone: each strategy is a few tensors and a correction of the gradient.
 
-The two replay strategies are not here: stores are part of every backbone's shell, see `StrategyConfig.settings`.
+`trc2.strategies.NAME` serves the strategy called NAME: nothing else to register. Replay is no strategy: its stores are
+part of every backbone's shell (`model.replay`), its strength is the trainer's (`control.mode`).
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Protocol, cast
+
 from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
-from trc2.strategies.agem import AveragedGradientMemory
-from trc2.strategies.anchors import ElasticWeights, PullToBoundary
 from trc2.strategies.base import Strategy
 
 
-def build_strategy(config: StrategyConfig, model: Backbone) -> Strategy:
-    """The strategy a config names; one that does nothing for `none` and for replay."""
-    if config.name == "ewc":
-        return ElasticWeights(model, config.ewc_strength, config.ewc_decay, config.fisher_sequences)
-    if config.name == "l2":
-        return PullToBoundary(model, config.l2_strength)
-    if config.name == "agem":
-        return AveragedGradientMemory(model, config.agem_chunks)
-    return Strategy(model)
+class StrategyModule(Protocol):
+    """What the file of a strategy offers."""
+
+    Settings: type[StrategyConfig]
+
+    def build(self, model: Backbone, settings: StrategyConfig) -> Strategy:
+        """The strategy at the beginning of a run: its class."""
+        ...
 
 
-__all__ = ["AveragedGradientMemory", "ElasticWeights", "PullToBoundary", "Strategy", "build_strategy"]
+def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
+    """The strategy a config names."""
+    return cast(StrategyModule, import_module(f"trc2.strategies.{settings.name}")).build(model, settings)
+
+
+__all__ = ["Strategy", "build_strategy"]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+from pydantic import Field
 
 from trc2.backbones.shell import Backbone
+from trc2.config import StrategyConfig
+from trc2.config.section import Size
 from trc2.strategies.base import Sequences, Strategy
+
+
+class Settings(StrategyConfig):
+    name: Literal["agem"] = "agem"
+    chunks: Size = Field(8, description="stored chunks whose gradient must not be worked against")
 
 
 class AveragedGradientMemory(Strategy):
@@ -15,9 +25,9 @@ class AveragedGradientMemory(Strategy):
     replay stores, as it was at the start of the step; the correction begins with the second task.
     """
 
-    def __init__(self, model: Backbone, chunks: int) -> None:
-        super().__init__(model)
-        self.chunks = chunks
+    def __init__(self, model: Backbone, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self.chunks = settings.chunks
 
     def correct_gradients(self, step: int) -> dict[str, float]:
         stores = self.model.replay
@@ -42,3 +52,6 @@ class AveragedGradientMemory(Strategy):
     def end_task(self, sequences: Sequences) -> None:
         """From now on there is a past to protect."""
         self.tensors["tasks"] = self.tensors.get("tasks", torch.zeros((), dtype=torch.int64)) + 1
+
+
+build = AveragedGradientMemory

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
+from trc2.config import StrategyConfig
 
 Sequences = Iterable[tuple[Tensor, Tensor]]  # (x, y) of shape (B, T)
 
@@ -18,7 +19,7 @@ class Strategy:
     `tensors` is all their state: it is saved in every checkpoint and put back on resume.
     """
 
-    def __init__(self, model: Backbone) -> None:
+    def __init__(self, model: Backbone, settings: StrategyConfig) -> None:
         self.model = model
         self.tensors: dict[str, Tensor] = {}
 

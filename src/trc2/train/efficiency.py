@@ -39,8 +39,7 @@ def peak_memory_bytes(device: torch.device) -> float:
 def training_flops_per_token(config: RunConfig, slots: int, with_replay: bool) -> float:
     """Arithmetic of forward and backward, replay included, per token of the batch."""
     train = config.train
-    model = config.model.replace(replay_batch_size=config.control.batch_size)
-    costs = step_cost(model, train.batch_size, train.sequence_length, slots=slots, with_replay=with_replay)
+    costs = step_cost(config.model, train.batch_size, train.sequence_length, slots=slots, with_replay=with_replay)
     return sum(costs.values(), Cost()).training / (train.batch_size * train.sequence_length)
 
 

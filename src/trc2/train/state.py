@@ -12,7 +12,7 @@ from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
-from trc2.replay.controller import ReplaySettings, initial_settings
+from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.train.chance import chance_state, chance_tensors, restore_chance
@@ -46,7 +46,7 @@ class RunState:
         self.strategy = build_strategy(config.strategy, self.model)
         self.progress = Progress()
         self.control_post: dict[str, float] = {}  # P_post of every task that has ended
-        self.apply(initial_settings(config.control))
+        self.apply(initial_settings(config.control, base_settings(config.model)))
 
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""

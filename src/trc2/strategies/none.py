@@ -1,0 +1,15 @@
+"""No strategy: what the backbone does by itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trc2.config import StrategyConfig
+from trc2.strategies.base import Strategy
+
+
+class Settings(StrategyConfig):
+    name: Literal["none"] = "none"
+
+
+build = Strategy
