@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import sys
 import time
 import traceback
@@ -83,7 +84,8 @@ class Border:
         self.world.lay_out(case.parts, self.scratch)
         add_oddities(self.scratch)
         for damage in case.damage:
-            with suppress(OSError):  # an earlier damage may have left nothing to damage
+            # An earlier damage may have left nothing to damage, or nothing that could be forged.
+            with suppress(OSError, LookupError, TypeError, ValueError, struct.error):
                 self._damage(damage)
         for name, text in case.texts:
             Path(name).write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -58,8 +58,8 @@ def _looking(pieces: Pieces) -> list[Kind]:
     verify = weighted(
         (3, typed("verify", paths_to_read, overrides, out, seed, REFUSED, on=(*RECIPES, "model"))),
         (3, typed("verify", recipe, overrides, seed, out, REFUSED, on=RECIPES)),
-        (3, typed("verify", "model", "--out", "new", on=("model",), after=core)),
-        (2, typed("verify", "model", "--seed", numbers, REFUSED, on=("model",), after=damage("model"))),
+        (1, typed("verify", "model", "--out", "new", on=("model",), after=core)),
+        (4, typed("verify", "model", "--seed", numbers, REFUSED, on=("model",), after=damage("model"))),
         (1, typed("verify", "x", "--resume", "--kills", st.sampled_from(("0", "-1", "nan", "", "x")))),
     )
     bench = weighted(
