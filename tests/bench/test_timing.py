@@ -82,7 +82,7 @@ def test_parts_leave_the_network_alone() -> None:
 
 @pytest.mark.parametrize("axis", ["tokens", "batch", "slots", "experts", "columns"])
 def test_scaling_follows_its_axis(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trc2.bench import measure
+    from trc2.bench import comparison as measure
 
     field, _ = measure.SCALING[axis]
     monkeypatch.setitem(measure.SCALING, axis, (field, (4, 8)))

@@ -1,0 +1,1 @@
+"""What a run folder is: every file name once, records, checkpoints, the lock, the plan."""

@@ -1,0 +1,144 @@
+"""A run folder: every file name stands here once, and everyone who reads one reads it here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
+from trc2.config import RunConfig, read_settings, settings_text
+from trc2.errors import UserError
+from trc2.files import reading, write_atomically
+from trc2.runs.binding import Binding, check_binding, learning_hash
+from trc2.runs.budget import budget_of
+from trc2.runs.checkpoint import Checkpoint, DamagedCheckpoint, list_checkpoints, load_checkpoint, load_state
+from trc2.runs.diary import Diary
+from trc2.runs.environment import describe_environment
+from trc2.runs.records import Record, current, read_all_records
+from trc2.stream.prepare import PreparedStream
+from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer, read_tokenizer
+
+Warn = Callable[[str], None]
+"""Hears a sentence that users should see, but that stops nothing."""
+
+
+class RunFolder:
+    """What a run leaves behind, read back; a part that is missing or damaged is told in a sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.data_file = path / "data.json"
+        self.tokenizer_file = path / TOKENIZER_FILE
+        self.diary_file = path / "metrics.jsonl"
+        self.packed_diary_file = path / "metrics.jsonl.gz"
+        self.budget_file = path / "budget.json"
+        self.environment_file = path / "environment.json"
+        self.parent_file = path / "parent.json"
+        self.checkpoints = path / "checkpoints"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    @property
+    def is_run(self) -> bool:
+        """The config is written last: where it is, the rest of the description is."""
+        return self.config_file.is_file()
+
+    @property
+    def has_diary(self) -> bool:
+        return self.diary_file.exists() or self.packed_diary_file.exists()
+
+    def check_is_free(self, advice: str) -> None:
+        """Refuse a folder in which a run has begun."""
+        if self.has_diary or list_checkpoints(self.checkpoints):
+            raise UserError(f"{self} already holds a run: {advice}, or `trc2 resume {self}`.")
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def config(self) -> RunConfig:
+        """The resolved config: every setting, defaults too."""
+        if not self.is_run:
+            raise UserError(f"{self} is not a run folder: it has no {self.config_file.name}.")
+        return RunConfig(**read_settings(self.config_file))
+
+    def tokenizer(self) -> Tokenizer:
+        return read_tokenizer(self.path)
+
+    def data(self) -> dict[str, Any]:
+        """What the run learns from: fingerprint, and documents, tokens and checksums of every split."""
+        with reading(self.data_file):
+            content: dict[str, Any] = json.loads(self.data_file.read_text(encoding="utf-8"))
+            if not isinstance(content["fingerprint"], str) or not isinstance(content["tasks"], dict):
+                raise TypeError("it does not describe data")
+        return content
+
+    def records(self) -> list[Record]:
+        """The records that count: without those that a resume superseded."""
+        return current(self.all_records())
+
+    def all_records(self) -> list[Record]:
+        """Every record ever told; also from a diary that was packed to save room."""
+        is_packed = not self.diary_file.exists() and self.packed_diary_file.exists()
+        return read_all_records(self.packed_diary_file if is_packed else self.diary_file)
+
+    def newest_checkpoint(self, warn: Warn) -> Checkpoint | None:
+        """The newest checkpoint that is whole; damaged ones are named and passed over. None before the first one.
+
+        One that is whole but belongs to another run, or whose settings, data or diary have changed, is refused.
+        """
+        paths = list_checkpoints(self.checkpoints)
+        for path in reversed(paths):
+            try:
+                found = load_checkpoint(path)
+            except DamagedCheckpoint as error:
+                warn(f"{error} Trying the one before.")
+            else:
+                self._check_binding(found)
+                return found
+        if paths:
+            raise UserError(
+                f"None of the {len(paths)} checkpoints in {self} is whole: restore one from a copy, or run it again."
+            )
+        return None
+
+    def model(self, warn: Warn, *, with_replay: bool = True) -> tuple[Backbone, int]:
+        """The network of the newest checkpoint, and the step it was taken at."""
+        config = self.config().model
+        checkpoint = self.newest_checkpoint(warn)
+        if checkpoint is None:
+            raise UserError(f"{self} has no checkpoint yet: let the run reach its first one.")
+        net = build_model(config if with_replay else config.replace(replay=False))
+        load_state(net, checkpoint, without=() if with_replay else ("replay.",))
+        return net, checkpoint.step
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def describe(self, config: RunConfig, prepared: PreparedStream) -> None:
+        """The parts that never change: data, tokenizer, environment, and last the config."""
+        write_atomically(self.budget_file, json.dumps(budget_of(config).describe(), indent=2).encode())
+        write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
+        write_atomically(self.data_file, json.dumps(prepared.describe(), indent=2).encode())
+        write_atomically(self.tokenizer_file, prepared.tokenizer.to_json().encode())
+        write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
+
+    def name_parent(self, parent: RunFolder, step: int, task: str) -> None:
+        """Say from which run, and from which step of it, this one goes on."""
+        origin = {"schema": 1, "parent": str(parent), "step": step, "task": task}
+        write_atomically(self.parent_file, json.dumps(origin, indent=2).encode())
+
+    def open_diary(self) -> Diary:
+        return Diary(self.diary_file)
+
+    def binding(self, diary: Diary) -> Binding:
+        """What the checkpoints of this run say they belong to."""
+        return Binding(learning_hash(self.config_file), self.data()["fingerprint"], diary)
+
+    def _check_binding(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.run:  # checkpoints of earlier versions have none
+            check_binding(checkpoint, self.config_file, self.data_file, self.data()["fingerprint"], self.diary_file)
