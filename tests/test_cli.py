@@ -165,7 +165,7 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
         (["eval", "a", "--split", "tests"], "There is no split 'tests'"),
         (["eval", "a", "--task", "fruits"], "did you mean 'fruit'?"),
         (["eval", "a", "--file", "nothing.jsonl"], "There is no file nothing.jsonl"),
-        (["eval", "nowhere"], "There is no nowhere/config.json"),
+        (["eval", "nowhere"], "There is no recipe or file 'nowhere'"),
         (["report", "nowhere"], "is not a run folder"),
         (["train", "paper_compact"], "has no stream of tasks"),
         (["data", "prepare", "paper_compact"], "has no stream of tasks"),

@@ -18,9 +18,9 @@ from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.binding import learning_hash
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from trc2.train.resume import resume_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
+from trc2.train.resume import resume_run
 from trc2.train.scoring import score_target
 from trc2.train.start import start_run
 from trc2.verify.kills import compare_runs

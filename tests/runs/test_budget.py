@@ -12,11 +12,11 @@ from trc2 import RunConfig, UserError, load_recipe
 from trc2.backbones.registry import step_cost
 from trc2.nn.cost import Cost
 from trc2.report.finished import read_run
-from trc2.stream.batches import Mixture
-from trc2.runs.folder import RunFolder
 from trc2.runs.budget import budget_of
-from trc2.train.loop import Trainer
+from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
+from trc2.stream.batches import Mixture
+from trc2.train.loop import Trainer
 from trc2.train.start import prepare_with_progress, start_run
 
 

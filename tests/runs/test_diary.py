@@ -17,9 +17,9 @@ from trc2.report.finished import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
 from trc2.runs.diary import Diary
 from trc2.runs.records import Record, read_all_records, read_records
+from trc2.runs.writer import CheckpointWriter
 from trc2.train.resume import resume_run
 from trc2.train.start import start_run
-from trc2.runs.writer import CheckpointWriter
 
 QUIET = Console(quiet=True)
 

@@ -58,8 +58,8 @@ def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
         return Target(name, run.config(), path, is_run=True)
     if not (path / CONFIG_FILE).is_file():
         raise UserError(
-            f"There is no {run.config_file.name} and no {CONFIG_FILE} in {name}: name a recipe, a run folder or a folder "
-            "with a saved model."
+            f"There is no {CONFIG_FILE} in {name}, and no {run.config_file.name}: name a recipe, a run folder or a "
+            "folder with a saved model."
         )
     config = RunConfig(model=load_config(path), train=TrainConfig(sequence_length=trained_length(path)))
     return Target(name, config, path, is_run=False)
