@@ -19,9 +19,13 @@ from trc2.nn.trunk import Pending, Proposal, WriteReport
 from trc2.ops.islands import at_least_float32
 from trc2.ops.selection import top_k
 
-SCORE_BLOCK = {"cpu": 2**22}  # scores formed at a time
+# How many scores are formed before their best are taken. On a CPU 2^22 of them (16 MB) still fit its cache; a GPU wants
+# fewer, larger products.
+SCORE_BLOCK = {"cpu": 2**22}
 LARGE_BLOCK = 2**26
-MANY_QUERIES = 1024  # of so many at a time; fewer, as in decoding, see more slots at a time
+# A block is shared out between queries and slots. It is laid out for up to this many queries; where there are fewer, as
+# in decoding, each of them is compared with more slots at once.
+MANY_QUERIES = 1024
 
 
 class Cursor(HostState):
@@ -117,10 +121,11 @@ class Hippocampus(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
-        """Slots of the k best scores, scanning at least `read_chunk` slots at a time; ties go to the lowest slot.
+        """Slots of the k best scores; ties go to the lowest slot.
 
-        Scores are formed block by block in one buffer, small enough for a CPU's cache: its size depends neither on the
-        number of tokens nor on that of slots.
+        The window is scanned in chunks of `read_chunk` slots or more: `read_chunk` is a lower bound, because larger
+        chunks are faster wherever the block of scores has room for them, and the result does not depend on it.
+        All scores are formed in one buffer, whose size depends neither on the number of tokens nor on that of slots.
         """
         block = SCORE_BLOCK.get(query.device.type, LARGE_BLOCK)
         width = max(self.read_chunk, block // min(query.shape[0], MANY_QUERIES))
@@ -132,9 +137,9 @@ class Hippocampus(nn.Module):
         widest = max(stop - start for start, stop in chunks)
         rows = min(query.shape[0], max(1, block // widest))
         buffer = query.new_empty(rows * widest)
-        return torch.cat([self._search_block(block, chunks, buffer) for block in query.split(rows)])
+        return torch.cat([self._search_rows(part, chunks, buffer) for part in query.split(rows)])
 
-    def _search_block(
+    def _search_rows(
         self, query: Float[Tensor, "Q K"], chunks: list[tuple[int, int]], buffer: Float[Tensor, " N"]
     ) -> Int[Tensor, "Q k"]:
         best_scores = best_slots = None

@@ -31,19 +31,19 @@ class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        share = torch.sigmoid(gate)
-        silu = gate * share
-        ctx.save_for_backward(gate_up, share, silu)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        ctx.save_for_backward(gate_up, sigmoid, silu)
         return silu * up
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        gate_up, share, silu = ctx.saved_tensors
+        gate_up, sigmoid, silu = ctx.saved_tensors
         _, up = gate_up.chunk(2, dim=-1)
         both = torch.empty_like(gate_up)
         for_gate, for_up = both.chunk(2, dim=-1)
-        slope = torch.lerp(silu, silu.new_ones(()), share)  # SiLU′ = SiLU + σ (1 − SiLU)
+        slope = torch.lerp(silu, silu.new_ones(()), sigmoid)  # SiLU′ = SiLU + σ (1 − SiLU)
         torch.mul(slope.mul_(up), grad, out=for_gate)
         torch.mul(silu, grad, out=for_up)
         return both

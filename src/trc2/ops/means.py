@@ -52,28 +52,28 @@ class _WholeRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
-        share = _share(z)
-        ctx.save_for_backward(share)
-        return _mean_of_sums(z, share)
+        reciprocal = _one_over_earlier(z)
+        ctx.save_for_backward(reciprocal)
+        return _mean_of_sums(z, reciprocal)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """∂z_s = Σ_{t>s} ∂μ_t / max(1, t − 1): the sum over the row less the part up to s."""
-        (share,) = ctx.saved_tensors
-        running = (grad * share).cumsum(dim=1)
+        (reciprocal,) = ctx.saved_tensors
+        running = (grad * reciprocal).cumsum(dim=1)
         return running[:, -1:] - running
 
 
 def _without_gradient(z: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
-    return _mean_of_sums(z, _share(z))
+    return _mean_of_sums(z, _one_over_earlier(z))
 
 
-def _mean_of_sums(z: Float[Tensor, "B T R"], share: Float[Tensor, "T 1"]) -> Float[Tensor, "B T R"]:
-    return z.cumsum(dim=1).sub_(z).mul_(share)
+def _mean_of_sums(z: Float[Tensor, "B T R"], reciprocal: Float[Tensor, "T 1"]) -> Float[Tensor, "B T R"]:
+    return z.cumsum(dim=1).sub_(z).mul_(reciprocal)
 
 
-def _share(z: Float[Tensor, "B T R"]) -> Float[Tensor, "T 1"]:
+def _one_over_earlier(z: Float[Tensor, "B T R"]) -> Float[Tensor, "T 1"]:
     """1 / max(1, t − 1): what one earlier token weighs in the mean at token t."""
     return torch.arange(z.shape[1], dtype=z.dtype, device=z.device).clamp_min_(1.0).reciprocal_().view(-1, 1)
 

@@ -38,11 +38,11 @@ def plain_causal_attention(
     q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
 ) -> Float[Tensor, "B T H K"]:
     """The same in torch's own words: all T×T scores of all heads at once, the future among them."""
-    share, length = q.shape[2] // k.shape[2], q.shape[1]
-    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(share, dim=2)) / math.sqrt(q.shape[3])
+    per_key, length = q.shape[2] // k.shape[2], q.shape[1]
+    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(per_key, dim=2)) / math.sqrt(q.shape[3])
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-    return torch.einsum("bhts,bshk->bthk", weights, v.repeat_interleave(share, dim=2))
+    return torch.einsum("bhts,bshk->bthk", weights, v.repeat_interleave(per_key, dim=2))
 
 
 class _Staircase(torch.autograd.Function):
@@ -63,8 +63,8 @@ class _Staircase(torch.autograd.Function):
         keys, values, *kept = ctx.saved_tensors
         rows, length, heads, width = ctx.shape
         groups = keys.shape[0] // rows
-        share = heads // groups
-        for_q = torch.empty(rows, length, groups, share, width, dtype=grad.dtype, device=grad.device)
+        per_key = heads // groups
+        for_q = torch.empty(rows, length, groups, per_key, width, dtype=grad.dtype, device=grad.device)
         for_k, for_v = torch.zeros_like(keys), torch.zeros_like(values)
         for (start, stop), queries, weights in zip(_steps(length), kept[::2], kept[1::2], strict=True):
             from_above = _step(grad, start, stop, groups)
@@ -73,7 +73,7 @@ class _Staircase(torch.autograd.Function):
             for_scores = torch._softmax_backward_data(for_weights, weights, -1, weights.dtype)
             for_k[:, :stop].baddbmm_(for_scores.transpose(1, 2), queries, alpha=width**-0.5)
             turned = torch.bmm(for_scores, keys[:, :stop]).mul_(width**-0.5)
-            for_q[:, start:stop] = turned.view(rows, groups, -1, share, width).transpose(1, 2)
+            for_q[:, start:stop] = turned.view(rows, groups, -1, per_key, width).transpose(1, 2)
         return for_q.flatten(2, 3), _by_token(for_k, rows), _by_token(for_v, rows)
 
 
@@ -94,15 +94,15 @@ def _climb(
     """
     rows, length, heads, width = q.shape
     groups = keys.shape[0] // rows
-    share = heads // groups
-    out = torch.empty(rows, length, groups, share, width, dtype=q.dtype, device=q.device)
+    per_key = heads // groups
+    out = torch.empty(rows, length, groups, per_key, width, dtype=q.dtype, device=q.device)
     for start, stop in _steps(length):
-        mask = q.new_full((stop - start, stop), -math.inf).triu_(start + 1).repeat_interleave(share, dim=0)
+        mask = q.new_full((stop - start, stop), -math.inf).triu_(start + 1).repeat_interleave(per_key, dim=0)
         queries = _step(q, start, stop, groups)
         scores = torch.baddbmm(mask, queries, keys[:, :stop].transpose(1, 2), alpha=width**-0.5)
         weights = scores.softmax(dim=-1)
         mixed = torch.bmm(weights, values[:, :stop])
-        out[:, start:stop] = mixed.view(rows, groups, -1, share, width).transpose(1, 2)
+        out[:, start:stop] = mixed.view(rows, groups, -1, per_key, width).transpose(1, 2)
         if kept is not None:
             kept += [queries, weights]
     return out.flatten(2, 3)

@@ -94,7 +94,7 @@ def _check_data(run: FinishedRun) -> None:
             if not all(isinstance(split[name], int) for name in ("tokens", "documents")):
                 raise TypeError(f"it does not say how much text {task} has")
         for shared in dict(run.data.get("overlap") or {}).values():
-            if not all(isinstance(share, float | int) for share in dict(shared).values()):
+            if not all(isinstance(overlap, float | int) for overlap in dict(shared).values()):
                 raise TypeError("its overlaps are no numbers")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trc2.errors import UserError
-from trc2.nn.provenance import Origin
+from trc2.nn.provenance import UNKNOWN, Origin
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.stream.prepare import PreparedTask
 
@@ -33,15 +33,60 @@ class Batch:
         return int((self.y != IGNORE_INDEX).sum())
 
 
-class TaskData:
-    """One task's packed tokens as windows of T tokens, with a control subset that is never trained on."""
+class SplitWindows:
+    """One task's packed splits as windows of T tokens, for whoever only reads them."""
+
+    def __init__(self, task: PreparedTask, length: int, index: int = UNKNOWN) -> None:
+        self.task, self.length, self.index = task, length, index
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def eval_batches(self, split: str, batch_size: int, max_batches: int | None = None) -> Iterator[Batch]:
+        """A split from its start: whole windows in batches, then what is left as one short row."""
+        tokens = self.task.splits[split].tokens
+        whole = max(0, (tokens - 1) // self.length)
+        count = 0
+        for start in range(0, whole, batch_size):
+            if max_batches is not None and count >= max_batches:
+                return
+            yield self._windows(split, np.arange(start, min(start + batch_size, whole)))
+            count += 1
+        rest = tokens - 1 - whole * self.length
+        if rest > 0 and (max_batches is None or count < max_batches):
+            yield self._rows(split, np.asarray([whole * self.length]), rest)
+
+    def sample_windows(self, split: str, count: int) -> Batch | None:
+        """Evenly spaced whole windows of a split."""
+        whole = max(0, (self.task.splits[split].tokens - 1) // self.length)
+        if whole == 0 or count == 0:
+            return None
+        return self._windows(split, np.unique(np.linspace(0, whole - 1, min(count, whole)).astype(np.int64)))
+
+    def _windows(self, split: str, windows: NDArray[np.int64]) -> Batch:
+        return self._rows(split, windows * self.length, self.length)
+
+    def _rows(self, split: str, starts: NDArray[np.int64], length: int) -> Batch:
+        tokens = self.task.tokens(split)
+        index = starts[:, None] + np.arange(length + 1)
+        ids = torch.from_numpy(np.asarray(tokens[index]).astype(np.int64))
+        begins = np.asarray(self.task.document_starts(split))
+        document = np.searchsorted(begins, index[:, :-1], side="right") - 1
+        position = index[:, :-1] - begins[document]
+        origin = Origin(self.index, torch.from_numpy(document), torch.from_numpy(position))
+        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), origin)
+
+
+class TaskData(SplitWindows):
+    """A task that is trained: its windows in an order of its own, less a control subset that is never trained on."""
 
     def __init__(
         self, task: PreparedTask, index: int, *, length: int, batch_size: int, micro_batches: int, seed: int,
         control_batches: int,
     ) -> None:  # fmt: skip
-        self.task, self.index = task, index
-        self.length, self.batch_size, self.micro_batches, self.seed = length, batch_size, micro_batches, seed
+        super().__init__(task, length, index)
+        self.batch_size, self.micro_batches, self.seed = batch_size, micro_batches, seed
         self.num_windows = max(0, (task.splits["train"].tokens - 1) // length)
         wanted = control_batches * batch_size
         self.num_control = min(wanted, max(1, int(self.num_windows * MAX_CONTROL_SHARE)))
@@ -52,17 +97,6 @@ class TaskData:
                 f"of {length} besides the control subset, but one step takes {needed}: give it more text, or lower "
                 "train.batch_size, train.micro_batches or train.sequence_length."
             )
-
-    @classmethod
-    def for_scoring(cls, task: PreparedTask, length: int) -> TaskData:
-        """For reading splits only: no batch needs to fit."""
-        data = cls.__new__(cls)
-        data.task, data.index, data.length = task, -1, length
-        return data
-
-    @property
-    def name(self) -> str:
-        return self.task.name
 
     @property
     def num_pool(self) -> int:
@@ -91,46 +125,12 @@ class TaskData:
         for start in range(0, len(windows), batch_size):
             yield self._windows("train", windows[start : start + batch_size])
 
-    def eval_batches(self, split: str, batch_size: int, max_batches: int | None = None) -> Iterator[Batch]:
-        """A split from its start: whole windows in batches, then what is left as one short row."""
-        tokens = self.task.splits[split].tokens
-        whole = max(0, (tokens - 1) // self.length)
-        count = 0
-        for start in range(0, whole, batch_size):
-            if max_batches is not None and count >= max_batches:
-                return
-            yield self._windows(split, np.arange(start, min(start + batch_size, whole)))
-            count += 1
-        rest = tokens - 1 - whole * self.length
-        if rest > 0 and (max_batches is None or count < max_batches):
-            yield self._rows(split, np.asarray([whole * self.length]), rest)
-
-    def sample_windows(self, split: str, count: int) -> Batch | None:
-        """Evenly spaced whole windows of a split."""
-        whole = max(0, (self.task.splits[split].tokens - 1) // self.length)
-        if whole == 0 or count == 0:
-            return None
-        return self._windows(split, np.unique(np.linspace(0, whole - 1, min(count, whole)).astype(np.int64)))
-
     def _pool(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first places of one fixed permutation are the control subset, the others are trained on.
 
         It does not depend on the seed, so that runs of different seeds are controlled by the same text.
         """
         return permute(places, self.num_windows, ("control", self.name))
-
-    def _windows(self, split: str, windows: NDArray[np.int64]) -> Batch:
-        return self._rows(split, windows * self.length, self.length)
-
-    def _rows(self, split: str, starts: NDArray[np.int64], length: int) -> Batch:
-        tokens = self.task.tokens(split)
-        index = starts[:, None] + np.arange(length + 1)
-        ids = torch.from_numpy(np.asarray(tokens[index]).astype(np.int64))
-        begins = np.asarray(self.task.document_starts(split))
-        document = np.searchsorted(begins, index[:, :-1], side="right") - 1
-        position = index[:, :-1] - begins[document]
-        origin = Origin(self.index, torch.from_numpy(document), torch.from_numpy(position))
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), origin)
 
 
 class Mixture:

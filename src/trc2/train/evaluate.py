@@ -13,7 +13,7 @@ from trc2.config import EvalConfig
 from trc2.metrics.language import Tally
 from trc2.metrics.text import text_scores
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.stream.batches import Batch, TaskData
+from trc2.stream.batches import Batch, SplitWindows, TaskData
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.chance import chance_unmoved
 
@@ -53,7 +53,7 @@ def tally(model: Any, batches: Iterable[Batch], device: torch.device) -> Tally:
 
 def score_task(
     model: Any,
-    data: TaskData,
+    data: SplitWindows,
     split: str,
     config: EvalConfig,
     tokenizer: Tokenizer,
@@ -69,7 +69,7 @@ def score_task(
 
 
 def _score_text(
-    model: Any, data: TaskData, split: str, config: EvalConfig, tokenizer: Tokenizer, device: torch.device
+    model: Any, data: SplitWindows, split: str, config: EvalConfig, tokenizer: Tokenizer, device: torch.device
 ) -> dict[str, float]:
     sample = data.sample_windows(split, config.text_sequences)
     if sample is None:

@@ -87,12 +87,12 @@ class Trainer:
             x, y = batch.x.to(state.device), batch.y.to(state.device)
             with autocast(state.device, state.dtype):
                 _, aux = model(x, y, origin=batch.origin, return_logits=False)
-            share, weight = batch.num_labels / max(1, num_labels), 1 / len(batches)
+            label_share, weight = batch.num_labels / max(1, num_labels), 1 / len(batches)
             # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
-            loss = aux["loss_lm"] * share + (aux["loss"] - aux["loss_lm"]) * weight
+            loss = aux["loss_lm"] * label_share + (aux["loss"] - aux["loss_lm"]) * weight
             state.scaler.scale(loss).backward()
             parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}
-            for name, value in {**parts, "loss_lm": aux["loss_lm"] * share, "loss": loss}.items():
+            for name, value in {**parts, "loss_lm": aux["loss_lm"] * label_share, "loss": loss}.items():
                 losses[name] = losses.get(name, 0.0) + float(value.detach())
 
         state.scaler.unscale_(state.optimizer)

@@ -10,7 +10,7 @@ from trc2.errors import UserError
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
-from trc2.stream.batches import TaskData
+from trc2.stream.batches import SplitWindows
 from trc2.stream.cache import expanded
 from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
 from trc2.stream.sources import SPLITS, FileSource, check_task_names
@@ -61,7 +61,7 @@ def score_target(
         available = task.splits[part].tokens - 1
         if available < 1:
             raise UserError(f"{name} has no {part} text to score: give it at least two tokens.")
-        scores[name] = score_task(model, TaskData.for_scoring(task, length), part, settings, tokenizer, device)
+        scores[name] = score_task(model, SplitWindows(task, length), part, settings, tokenizer, device)
         limit = None if settings.max_batches is None else settings.max_batches * settings.batch_size * length
         scores[name]["tokens"] = available if limit is None else min(available, limit)
     if of_tasks and split == "test":

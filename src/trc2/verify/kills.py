@@ -76,9 +76,9 @@ def verify_resume(
     for name, trial in trials.items():
         watch(f"{name}: undisturbed")
         lengths[name] = run_in_child(trial.attempt, folder / name / "whole")
-    for name, share in shares(kills).items():
+    for name, count in shares(kills).items():
         parted = folder / name / "parted"
-        besiege(trials[name], parted, folder / name / "whole", share, lengths[name], chance, losses, watch)
+        besiege(trials[name], parted, folder / name / "whole", count, lengths[name], chance, losses, watch)
     watch(f"prepare: {PROCESSES} processes at once")
     together, whole = folder / "prepare" / "together", folder / "prepare" / "whole"
     for _ in range(max(1, kills // 50)):
