@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -80,6 +81,7 @@ class Tally:
 
 def main() -> int:
     options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder goes, too
     os.environ.update(ENVIRONMENT)  # before torch, tokenizers and the hub are imported
     warnings.simplefilter("ignore")
     with scratch_folder(options.keep) as root:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -36,6 +37,7 @@ ODD_VALUES: tuple[Any, ...] = (
     "", "x", "nan", "[/red]", TITLE, "\ud800", LONG, [], [1], [[]], {}, {"x": 1}, {"": None}, [None] * 3, "../x",
     "/dev/null",
 )  # fmt: skip
+NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 STRAYS = (
     "step-3.bak", "step-", "step-x", "step-00000099", "step--0000001", "step-٣", "step-3", "step-000000000003",
     "step-1e3",
@@ -157,16 +159,18 @@ def change_yaml(content: bytes, chance: random.Random) -> bytes:
     """A recipe in which one line says something else; text, because parsing would cost more than the case."""
     lines = content.decode("utf-8", "replace").split("\n")
     place = chance.randrange(max(1, len(lines) - 1))
-    key, colon, _ = lines[place].partition(":")
+    key, colon, value = lines[place].partition(":")
     if not colon or key.strip("- ") in LONG_BY_RIGHT:
         return mutate(content, chance)
-    match chance.randrange(6):
+    match chance.randrange(8):
         case 0:
             del lines[place]
         case 1:
             lines.insert(place, lines[place])
+        case 6 | 7 if NUMBER.fullmatch(value.strip()):  # as somebody would who wants another run
+            lines[place] = f"{key}: {chance.choice((float(value) * 2, float(value) / 2, int(float(value)) + 1))}"
         case 2:
-            lines[place] = f"{key}x:{_}"
+            lines[place] = f"{key}x:{value}"
         case 3:
             lines[place] = f" {lines[place]}"
         case 4:

@@ -198,12 +198,18 @@ def _functions(pieces: Pieces) -> list[Kind]:
     settings, tokenizer, diary = "plain/config.yaml", "model/tokenizer.json", "run/metrics.jsonl"
     story = of(("plain/metrics.jsonl", "plain/metrics.jsonl", "plain/data.json", settings), inside=12)
     forged = _whole("plain_cut", ("forged", "forged", "foreign", "no numbers"), "step-00000003", "step-00000004")
+    told = of(
+        [f"plain_cut/{name}" for name in ("config.yaml", "data.json", "tokenizer.json", "metrics.jsonl")], inside=12
+    )
+    orphan = of(("child_cut/checkpoints", "child_cut/parent.json"), hows=("missing", "folder", "content"))
     resume_run = weighted(
         (2, called("resume_run", line("cut"), on=("cut", *DATA), after=damage("cut"))),
         (1, called("resume_run", line("cut"), on=("cut", *DATA), after=damage("cache"))),
         (2, called("resume_run", line("plain_cut"), on=("plain_cut", *DATA), after=damage("plain_cut"))),
         (2, called("resume_run", line("child_cut"), on=("child_cut", *DATA), after=damage("child_cut"))),
         (2, called("resume_run", line("plain_cut"), on=("plain_cut", *DATA), after=forged)),
+        (3, called("resume_run", line("plain_cut"), on=("plain_cut", *DATA), after=told)),
+        (1, called("resume_run", line("child_cut"), on=("child_cut", *DATA), after=orphan)),
     )
 
     def simple(name: str, weight: int, argument: str, on: str, after: Strategy) -> Kind:

@@ -113,6 +113,7 @@ class Server:
 
     def _settle(self) -> None:
         """Limits, and nothing of the parent's that a case could reach."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         handle = os.open(self.log, os.O_WRONLY | os.O_APPEND)
         for target in (1, 2):
             os.dup2(handle, target)
