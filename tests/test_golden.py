@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from trc2.artifact import load_model
 from trc2.config import TaskConfig
 from trc2.report.finished import read_run
 from trc2.report.summary import write_summary
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.train.resume import continue_run, resume_run
 from trc2.train.scoring import score_target
@@ -62,3 +65,12 @@ def test_it_is_continued(golden: Path, tmp_path: Path) -> None:
     child = continue_run(golden, tmp_path / "child", task, QUIET)
     assert json.loads((child / "parent.json").read_text())["step"] == 24
     assert read_run(child).is_finished
+
+
+def test_a_model_exported_by_an_earlier_version_is_what_its_run_holds(golden: Path) -> None:
+    exported, (own, _) = (
+        load_model(ROOT / "tests" / "golden" / "export"),
+        RunFolder(golden).model(print, with_replay=False),
+    )
+    assert exported.state_dict().keys() == own.state_dict().keys()
+    assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in exported.state_dict().items())
