@@ -95,8 +95,10 @@ def test_training_refuses_a_folder_with_checkpoints_and_leaves_nothing_when_refu
 ) -> None:
     start_run(at(tiny_run, tmp_path / "run"), QUIET)
     (tmp_path / "run" / "metrics.jsonl").unlink()
+    (tmp_path / "run" / "lock").write_text("another process")
     with pytest.raises(UserError, match="already holds a run"):
         start_run(at(tiny_run, tmp_path / "run"), QUIET)
+    assert (tmp_path / "run" / "lock").read_text() == "another process"
     with pytest.raises(UserError, match="but one step takes"):
         start_run(at(tiny_run, tmp_path / "refused", train={"batch_size": 100_000}), QUIET)
     assert not (tmp_path / "refused").exists()

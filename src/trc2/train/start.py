@@ -29,6 +29,7 @@ def start_run(config: RunConfig, console: Console) -> Path:
     if config.stream is None:
         raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
     folder = RunFolder(config.output.folder)
+    folder.check_is_free("choose another output.folder")  # before its lock is touched; and again when it is held
     is_new = not folder.path.exists()
     try:
         with lock_folder(folder.path):
