@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -45,6 +46,17 @@ def test_hostile_input_gets_a_sentence_or_a_right_result(shard: int, tmp_path: P
     report = findings(start_fuzzer(2_000, 0, shard, 2, tmp_path / "fuzz.json"), tmp_path / "fuzz.json")
     assert report["cases"] == 1_000
     assert all(report["kinds"][command]["cases"] >= 8 for command in COMMANDS)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_more(tmp_path: Path) -> None:
+    shards = os.cpu_count() or 1
+    outs = [tmp_path / f"fuzz-{shard}.json" for shard in range(shards)]
+    fuzzers = [start_fuzzer(100_000, 1, shard, shards, out) for shard, out in enumerate(outs)]
+    reports = [findings(fuzzer, out) for fuzzer, out in zip(fuzzers, outs, strict=True)]
+    assert sum(report["cases"] for report in reports) == 100_000
+    for command in COMMANDS:
+        assert sum(report["kinds"][command]["cases"] for report in reports) > 1_500
 
 
 # What follows needs no command: the two readers that every damaged file meets first, and how often they refuse.

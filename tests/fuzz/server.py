@@ -66,7 +66,7 @@ class Server:
         os.close(writer)
         count, ended = 0, False
         with open(reader, "rb", buffering=0) as pipe:
-            for line in _lines(pipe, self.patience):
+            for line in _lines(pipe, pid, self.patience):
                 if line is None:
                     os.kill(pid, signal.SIGKILL)
                     break
@@ -132,22 +132,34 @@ class Server:
         guard(self.nest)
 
 
-def _lines(pipe: Any, seconds: float) -> Iterator[bytes | None]:
-    """Whole lines as they come; None once nothing came for too long."""
-    held = b""
-    deadline = time.monotonic() + seconds
+def _lines(pipe: Any, pid: int, patience: float) -> Iterator[bytes | None]:
+    """Whole lines as they come; None once nothing came for too long and the child is not just short of the machine."""
+    held, worked, deadline = b"", _work_of(pid)[1], time.monotonic() + patience
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
+            state, work = _work_of(pid)
+            if state == "R" and work - worked < patience:
+                deadline = time.monotonic() + patience
+                continue
             yield None
             return
         received = pipe.read(65536)
         if not received:
             return
         held += received
-        deadline = time.monotonic() + seconds
+        worked, deadline = _work_of(pid)[1], time.monotonic() + patience
         *whole, held = held.split(b"\n")
         yield from whole
+
+
+def _work_of(pid: int) -> tuple[str, float]:
+    """Whether a process is running or could ("R"), and its seconds of work; unknown where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return "", 0.0
+    return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _write_line(writer: int, message: Any) -> None:
