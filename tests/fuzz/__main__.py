@@ -88,7 +88,8 @@ def main() -> int:
         began = time.monotonic()
         server, cases = make_server(root, options)
         print(f"world made in {time.monotonic() - began:.1f} s", file=sys.stderr)
-        numbers = options.only or [n for n in range(options.cases) if n % options.shard[1] == options.shard[0]]
+        shard, shards = options.shard
+        numbers = options.only or [n for n in range(options.first, options.cases) if n % shards == shard]
         again = f"python -m tests.fuzz --seed {options.seed}"
         again += f" --kinds {','.join(options.kinds)}" if options.kinds else ""
         tally, began, told = Tally(), time.monotonic(), 0.0
@@ -116,6 +117,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="where to begin, after an interruption say")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=lambda text: Path(text).absolute(), help="a JSON report")
     parser.add_argument("--shard", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1), metavar="I/N")
