@@ -73,10 +73,10 @@ def test_every_row_of_the_papers_table_has_a_recipe_that_prints_its_count(model:
     assert counts == sorted(PRINTED[model])
 
 
-def test_the_lab_family_has_about_the_same_active_body() -> None:
+def test_the_active_bodies_of_the_lab_family_are_within_two_percent_of_each_other() -> None:
     bodies = {name: active_parameters(load_recipe(name).model)[1] for name in family_names("lab")}
     assert len(bodies) == len(MODELS)
-    assert all(2.4e6 < body < 2.9e6 for body in bodies.values()), bodies
+    assert max(bodies.values()) <= 1.02 * min(bodies.values()), bodies
 
 
 def test_lesions_cover_all_eight_combinations() -> None:
