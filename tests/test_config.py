@@ -320,3 +320,8 @@ def test_derived_sizes_are_those_of_the_paper() -> None:
         6,
         16,
     ]
+
+
+def test_a_seed_is_a_seed_of_replay_too() -> None:
+    assert load_recipe("demo", ["train.seed=5"]).model.replay_seed == 5
+    assert load_recipe("demo", ["train.seed=5", "model.replay_seed=0"]).model.replay_seed == 0

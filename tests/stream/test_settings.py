@@ -59,3 +59,30 @@ def test_no_path_holds_a_nul_character() -> None:
     for name in ("data_root", "cache"):
         with pytest.raises(UserError, match="NUL"):
             StreamConfig(tasks=[{"name": "x", "builtin": "prose"}], **{name: "a\0b"})
+
+
+TASKS = [{"name": name, "builtin": name} for name in ("prose", "code", "arithmetic")]
+
+
+def test_an_order_changes_what_is_trained_when_and_nothing_else() -> None:
+    listed, other = StreamConfig(tasks=TASKS), StreamConfig(tasks=TASKS, order=["code", "arithmetic", "prose"])
+    assert [task.name for task in listed.trained] == ["prose", "code", "arithmetic"]
+    assert [task.name for task in other.trained] == ["code", "arithmetic", "prose"]
+    assert other.tasks == listed.tasks
+    assert [task.name for task in other.model_copy(update={"only": ("prose", "code")}).trained] == ["code", "prose"]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (["code", "prose"], r"order=\[code, prose\] is no order of the tasks: name prose, code, arithmetic once each"),
+        (["code", "code", "prose", "arithmetic"], "is no order of the tasks"),
+        ([], "is no order of the tasks"),
+        ("code", "order='code' is no list of names"),
+        ([1, 2, 3], "is no list of names"),
+        ("all", "order=all is many runs: write it into a matrix for `trc2 sweep`"),
+    ],
+)
+def test_what_is_no_order_is_refused(order: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        StreamConfig(tasks=TASKS, order=order)

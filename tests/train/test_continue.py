@@ -122,3 +122,10 @@ def test_a_model_whose_perplexity_is_no_number_never_passes_the_gate(
         monkeypatch.setattr("trc2.train.resume.relative_forgetting", lambda folder, value=value: value)
         out = ["--out", str(tmp_path / f"gated {number}"), "--max-forgetting", "1e9"]
         assert CliRunner().invoke(app, [*arguments, *out]).exit_code == 3
+
+
+def test_a_new_task_comes_last_in_an_order_too(tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig) -> None:
+    names = [task.name for task in tiny_run().stream.tasks]  # type: ignore[union-attr]
+    parent = start_run(tiny_run(stream={"order": names[::-1]}), QUIET)
+    child = continue_run(parent, tmp_path / "child", colours, QUIET)
+    assert [stretch.task for stretch in read_run(child).stretches] == [*names[::-1], "colours"]

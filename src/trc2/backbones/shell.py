@@ -297,7 +297,7 @@ def _replay_stores(config: BackboneConfig) -> ReplayStores:
         config.replay_recent_chunks,
         config.replay_long_chunks,
         config.replay_chunk_length,
-        seed=config.replay_seed,
+        seed=config.replay_seed or 0,
         coefficient=config.replay_coefficient,
         batch_size=config.replay_batch_size,
         long_fraction=config.replay_long_fraction,

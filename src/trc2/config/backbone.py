@@ -30,7 +30,7 @@ class BackboneConfig(Section):
     replay_batch_size: Size = 4
     replay_coefficient: NonNegative = 0.05
     replay_long_fraction: Fraction = 0.5
-    replay_seed: Seed = 0
+    replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
     max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
 
     # objective

@@ -55,6 +55,13 @@ class RunConfig(Section):
         return strategy_config(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
+    def _one_seed_for_all(self) -> RunConfig:
+        """A seed is a seed of everything: replay draws follow it unless they have their own."""
+        if self.stream is not None and self.model.replay_seed is None:
+            object.__setattr__(self, "model", self.model.replace(replay_seed=self.train.seed))
+        return self
+
+    @model_validator(mode="after")
     def _replay_starts_in_range(self) -> RunConfig:
         """Only a closed loop obeys the ranges: a fixed strength may lie anywhere, and so may one nobody trains with."""
         model, control = self.model, self.control

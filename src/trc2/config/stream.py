@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from trc2.config.section import Count, Section
+from trc2.config.section import Count, Section, shown
 from trc2.errors import did_you_mean
 
 Builtin = Literal["prose", "code", "arithmetic"]
@@ -93,17 +93,29 @@ class TokenizerConfig(Section):
 
 
 class StreamConfig(Section):
-    """Tasks in the order they are learnt."""
+    """Tasks, and in which order they are learnt. The order changes neither tokenizer nor packed text."""
 
     tasks: tuple[TaskConfig, ...]
     mode: Literal["sequential", "joint"] = Field(
         "sequential", description="joint: one shuffled mixture of all tasks, with as many tokens of each"
+    )
+    order: tuple[str, ...] | None = Field(
+        None, description="the names of all tasks in the order they are learnt; None: as they are listed"
     )
     only: tuple[str, ...] | None = Field(None, description="train only these tasks; the others are still measured")
     tokenizer: TokenizerConfig = TokenizerConfig()
     data_root: Path | None = None
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
+
+    @field_validator("order", mode="before")
+    @classmethod
+    def _one_order(cls, order: Any) -> Any:
+        if order == "all":
+            raise ValueError("order=all is many runs: write it into a matrix for `trc2 sweep`, or name one order here.")
+        if order is None or (isinstance(order, list | tuple) and all(isinstance(name, str) for name in order)):
+            return order
+        raise ValueError(f"order={shown(order)} is no list of names: write it as [first, second, …].")
 
     @model_validator(mode="after")
     def _names_differ(self) -> StreamConfig:
@@ -118,9 +130,14 @@ class StreamConfig(Section):
                 raise ValueError(f"only names '{name}', which is no task: {did_you_mean(name, names)}")
         if self.only == ():
             raise ValueError("only is empty: name at least one task, or leave it out.")
+        if self.order is not None and sorted(self.order) != sorted(names):
+            raise ValueError(
+                f"order=[{', '.join(self.order)}] is no order of the tasks: name {', '.join(names)} once each."
+            )
         return self
 
     @property
     def trained(self) -> tuple[TaskConfig, ...]:
-        """The tasks that are trained, in order."""
-        return tuple(task for task in self.tasks if self.only is None or task.name in self.only)
+        """The tasks that are trained, in the order they are learnt."""
+        named = {task.name: task for task in self.tasks}
+        return tuple(named[name] for name in self.order or named if self.only is None or name in self.only)

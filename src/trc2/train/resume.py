@@ -203,6 +203,8 @@ def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConf
     assert config.stream is not None
     stream = config.stream.model_dump(mode="json")
     stream["tasks"] = [*stream["tasks"], task.model_dump(mode="json")]
+    if stream["order"] is not None:  # the new task comes last
+        stream["order"] = [*stream["order"], task.name]
     if stream["only"] is not None:  # the tasks that are trained: the new one is
         stream["only"] = [*stream["only"], task.name]
     values: dict[str, Any] = config.model_dump(mode="json")
