@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
+from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig
 from trc2.metrics.language import Tally
 from trc2.metrics.text import text_scores
@@ -33,7 +33,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def tally(model: Any, batches: Iterable[Batch], device: torch.device) -> Tally:
+def tally(model: Backbone, batches: Iterable[Batch], device: torch.device) -> Tally:
     """Sums over all labelled positions of the batches."""
     total = Tally()
     for batch in batches:
@@ -52,7 +52,7 @@ def tally(model: Any, batches: Iterable[Batch], device: torch.device) -> Tally:
 
 
 def score_task(
-    model: Any,
+    model: Backbone,
     data: SplitWindows,
     split: str,
     config: EvalConfig,
@@ -69,7 +69,7 @@ def score_task(
 
 
 def _score_text(
-    model: Any, data: SplitWindows, split: str, config: EvalConfig, tokenizer: Tokenizer, device: torch.device
+    model: Backbone, data: SplitWindows, split: str, config: EvalConfig, tokenizer: Tokenizer, device: torch.device
 ) -> dict[str, float]:
     sample = data.sample_windows(split, config.text_sequences)
     if sample is None:
@@ -84,7 +84,7 @@ def _score_text(
     return text_scores(predictions, references)
 
 
-def control_perplexity(model: Any, data: TaskData, batch_size: int, device: torch.device) -> float:
+def control_perplexity(model: Backbone, data: TaskData, batch_size: int, device: torch.device) -> float:
     """Perplexity on the task's control subset: what the replay controller looks at."""
     with evaluation_mode(model):
         return tally(model, data.control_batches(batch_size), device).metrics(1.0)["perplexity"]

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
-
+from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.verify import causality, coverage, deferral, persistence, replay
 from trc2.verify.subject import Check, CheckFunction, Subject
@@ -74,9 +73,9 @@ def _json_number(value: float | None) -> float | str | None:
 
 
 def run_battery(
-    model: nn.Module, name: str = "model", seed: int = 0, watch: Callable[[str], None] = lambda _: None
+    model: Backbone, name: str = "model", seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Put a model through every check; `watch` hears the name of each before it runs."""
+    """Put a model through every check; `watch` is called with the name of each before it runs."""
     subject = Subject(model, seed)
     start = time.monotonic()
     checks: list[Check] = []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from trc2.backbones.shell import Backbone
 from trc2.verify.subject import EXACT, Check, Fill, Subject, gap, largest, skipped, smallest
 
 
-def _logits(model: Any, x: Tensor, y: Tensor | None = None) -> Tensor:
+def _logits(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
     logits, _ = model(x, targets=y)
     return logits
 
@@ -66,8 +67,6 @@ def prefix_consistency(subject: Subject) -> list[Check]:
 def decoding_in_pieces(subject: Subject) -> list[Check]:
     """Δ_decode: tokens run one by one, with nothing but the state of those before, give the logits of the whole."""
     claim = "logits of tokens run one by one less those of the whole"
-    if not hasattr(subject.model, "start_decoding"):
-        return skipped("A", "decoding with state", claim, "it has none")
     checks = []
     x = subject.tokens("probe")
     for fill in subject.fills:

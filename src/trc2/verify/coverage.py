@@ -37,8 +37,7 @@ def graph_coverage(subject: Subject) -> list[Check]:
         train_forward(model, subject.tokens("batch"), subject.tokens("targets"))
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         without = {name for name, p in named if p.grad is None}
-        documented = set(getattr(model, "tensors_without_reader", list)())
-        documented |= set(getattr(model, "tensors_waiting", list)())
+        documented = {*model.tensors_without_reader(), *model.tensors_waiting()}
         wrong = sorted(without ^ documented)
         note = "no gradient, as documented: " + (", ".join(sorted(without)) or "none")
         if wrong:
@@ -50,10 +49,10 @@ def graph_coverage(subject: Subject) -> list[Check]:
             idle = [
                 n for n, p in named if any(part in n for part in PATHWAYS) and p.grad is not None and not p.grad.any()
             ]
-            told = "zero gradient: " + ", ".join(idle) if idle else ""
+            idle_note = "zero gradient: " + ", ".join(idle) if idle else ""
             checks.append(
                 Check("E", "pathways are live", "tensors of thalamus and hippocampus with a zero gradient",
-                      float(len(idle)), "==", 0.0, told)
+                      float(len(idle)), "==", 0.0, idle_note)
             )  # fmt: skip
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad and p.grad is not None}
     checks.append(Check("E", "frozen tensors", "frozen tensors that got a gradient", float(len(frozen)), "==", 0.0))

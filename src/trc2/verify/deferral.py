@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from trc2.backbones.shell import Backbone
 from trc2.verify.subject import (
     EXACT,
     Check,
@@ -21,7 +20,7 @@ from trc2.verify.subject import (
 )
 
 
-def _probe(model: Any, x: Tensor, y: Tensor | None = None) -> Tensor:
+def _probe(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
     model.eval()
     with torch.no_grad():
         logits, _ = model(x, targets=y)

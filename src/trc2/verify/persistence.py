@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from trc2.backbones.shell import Backbone
 from trc2.verify.subject import Check, Subject, changed, gap, memory_of, skipped, state_of, train_step
 
 MAX_STEPS = 20
@@ -42,7 +43,7 @@ def memory_persists(subject: Subject) -> list[Check]:
     if not memory.has_readout:
         return checks + [c for n, k in zip(names, claims, strict=True) for c in skipped("C", n, k, "no late column")]
     # The same weights with the events taken away: what differs is the memory and nothing else.
-    amnesic = _forgetting_clone(model)
+    amnesic = Subject(model).fresh("empty").eval()
     read, blank = _readout(model, probe), _readout(amnesic, probe)
     with torch.no_grad():
         amnesic_logits, _ = amnesic(probe)
@@ -53,12 +54,7 @@ def memory_persists(subject: Subject) -> list[Check]:
     ]
 
 
-def _forgetting_clone(model: nn.Module) -> nn.Module:
-    clone = Subject(model).fresh("empty")
-    return clone.eval()
-
-
-def _readout(model: nn.Module, probe: Tensor) -> Tensor:
+def _readout(model: Backbone, probe: Tensor) -> Tensor:
     """R at the real injection point, caught on its way into the output map; zeros where nothing was read."""
     memory = memory_of(model)
     assert memory is not None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from trc2.backbones.shell import Backbone
 from trc2.replay.stores import cut_chunks
-from trc2.verify.subject import Check, Subject, changed, replay_of, skipped, state_of, train_forward, train_step
+from trc2.verify.subject import Check, Subject, changed, skipped, state_of, train_forward, train_step
 
 
-def _counts(model: Any) -> tuple[int, int, int]:
-    """Recent, long and seen: full stores hold no more, but they still see."""
-    stores = replay_of(model)
+def _counts(model: Backbone) -> tuple[int, int, int]:
+    """Chunks in the ring, in the reservoir, and ever seen: the last still grows when both stores are full."""
+    stores = model.replay
     assert stores is not None
     return stores.num_recent, stores.num_long, stores.num_seen
 
@@ -26,7 +25,7 @@ def counts(subject: Subject) -> list[Check]:
     if not subject.has_replay:
         return skipped("D", name, claim, "no replay")
     model = subject.fresh()
-    stores = replay_of(model)
+    stores = model.replay
     assert stores is not None
     x, y = subject.tokens("batch"), subject.tokens("targets")
     offered = cut_chunks(x, stores.chunk_length).shape[0]
@@ -60,7 +59,7 @@ def never_the_current_batch(subject: Subject) -> list[Check]:
     if not subject.has_replay:
         return skipped("D", name, claim, "no replay")
     model = subject.fresh()
-    stores = replay_of(model)
+    stores = model.replay
     assert stores is not None
     drawn: list[torch.Tensor] = []
     original = stores.sample

@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.keyed import keyed_generator
-from trc2.replay.stores import ReplayStores
 
 EXACT = 1e-12  # "numerical precision" in float64: sums may be taken in another order
 FILLED_EVENTS = 256
@@ -47,19 +47,17 @@ class Check:
 class Subject:
     """A model under test. Every check works on a fresh float64 clone, so that none can disturb another."""
 
-    def __init__(self, model: Any, seed: int = 0, batch: int = 2, length: int | None = None) -> None:
+    def __init__(self, model: Backbone, seed: int = 0, batch: int = 2, length: int | None = None) -> None:
         self.model = model
         self.seed, self.batch = seed, batch
-        stores = replay_of(model)
-        limit = int(getattr(model.config, "max_positions", 1024))
-        shortest = 24 if stores is None else stores.chunk_length
-        self.length = min(limit, max(24, shortest)) if length is None else length
+        shortest = 24 if model.replay is None else model.replay.chunk_length
+        self.length = min(model.config.max_positions, max(24, shortest)) if length is None else length
         if self.length < 3:
             raise UserError(f"The model reads only {self.length} tokens, too few to disturb a suffix: allow 3 or more.")
 
     @property
     def vocab_size(self) -> int:
-        return int(self.model.config.vocab_size)
+        return self.model.config.vocab_size
 
     @property
     def has_memory(self) -> bool:
@@ -72,7 +70,7 @@ class Subject:
 
     @property
     def has_replay(self) -> bool:
-        return replay_of(self.model) is not None
+        return self.model.replay is not None
 
     @property
     def fills(self) -> tuple[Fill, ...]:
@@ -82,18 +80,17 @@ class Subject:
     def label(self, name: str, fill: Fill) -> str:
         return f"{name} ({fill})" if len(self.fills) > 1 else name
 
-    def fresh(self, fill: Fill = "empty") -> Any:
+    def fresh(self, fill: Fill = "empty") -> Backbone:
         """A clone on the CPU in float64, without dropout and with nothing pending.
 
         Its memory and replay stores are emptied, or hold events and chunks: its own, else random ones.
         """
-        clone: Any = copy.deepcopy(self.model).to("cpu", torch.float64)
+        clone = copy.deepcopy(self.model).to("cpu", torch.float64)
         for module in clone.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        if hasattr(clone, "discard_pending_write"):
-            clone.discard_pending_write()
-        memory, stores = memory_of(clone), replay_of(clone)
+        clone.discard_pending_write()
+        memory, stores = memory_of(clone), clone.replay
         chance = keyed_generator("verify fill", self.seed)
         if memory is not None and fill == "empty":
             memory.forget()
@@ -131,13 +128,8 @@ class Subject:
         return other
 
 
-def memory_of(model: nn.Module) -> Hippocampus | None:
+def memory_of(model: Backbone) -> Hippocampus | None:
     found = [module for module in model.modules() if isinstance(module, Hippocampus)]
-    return found[0] if found else None
-
-
-def replay_of(model: nn.Module) -> ReplayStores | None:
-    found = [module for module in model.modules() if isinstance(module, ReplayStores)]
     return found[0] if found else None
 
 
@@ -166,7 +158,7 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     return float(sum(not torch.equal(before[name], after[name]) for name in before))
 
 
-def train_forward(model: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def train_forward(model: Backbone, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """One micro-step: forward and backward, no flush."""
     model.train()
     _, aux = model(x, targets=y)
@@ -174,7 +166,7 @@ def train_forward(model: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return aux
 
 
-def train_step(model: Any, batches: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> None:
+def train_step(model: Backbone, batches: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> None:
     """The paper's order: all micro-steps, flush, optimizer, slow targets."""
     optimizer.zero_grad()
     for x, y in batches:
