@@ -22,6 +22,7 @@ from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
 from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.zero_gradient import anchor
+from trc2.ranks.group import ALONE, Ranks
 
 
 class Cortex(Trunk):
@@ -115,8 +116,8 @@ class Cortex(Trunk):
             return None, None
         return decoding.states[index], decoding.states[len(self.columns) + index]  # type: ignore[return-value]
 
-    def commit(self, pending: Sequence[Pending]) -> WriteReport:
-        return WriteReport() if self.hippocampus is None else self.hippocampus.commit(pending)
+    def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
+        return WriteReport() if self.hippocampus is None else self.hippocampus.commit(pending, ranks)
 
     def after_step(self) -> None:
         """Move the slow heads towards the fast ones."""

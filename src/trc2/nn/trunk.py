@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.segments import Packed
+from trc2.ranks.group import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,11 @@ class Trunk(nn.Module):
         """What decoding begins with: one empty state for every part that looks back."""
         raise NotImplementedError
 
-    def commit(self, pending: Sequence[Pending]) -> WriteReport:
-        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory."""
+    def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
+        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory.
+
+        `pending` are this rank's own; what is written is the same on all ranks.
+        """
         return WriteReport()
 
     def after_step(self) -> None:

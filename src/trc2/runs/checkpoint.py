@@ -39,7 +39,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        return f"{PREFIX}{self.step:08d}"
+        return name_of(self.step)
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of one part, e.g. "model", by their names inside it."""
@@ -107,6 +107,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(
         (path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
     )
+
+
+def name_of(step: int) -> str:
+    return f"{PREFIX}{step:08d}"
 
 
 def step_of(path: Path) -> int:

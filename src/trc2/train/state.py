@@ -12,12 +12,15 @@ from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
+from trc2.ranks import ALONE, Ranks
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.train.chance import chance_state, chance_tensors, restore_chance
 from trc2.train.optimizer import build_optimizer
+from trc2.train.parallel import build_parallel
 from trc2.train.precision import choose_dtype, loss_scaler
+from trc2.train.unison import check_unison
 
 
 @dataclass
@@ -35,12 +38,14 @@ class Progress:
 class RunState:
     """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
+        self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
+        self.parallel = build_parallel(self.model, ranks)
         self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
@@ -48,10 +53,20 @@ class RunState:
         self.control_post: dict[str, float] = {}  # P_post of every task that has ended
         self.apply(initial_settings(config.control, base_settings(config.model)))
 
+    def key_chance(self, micro_step: int) -> None:
+        """Dropout's masks follow from (seed, step, micro-step), whichever rank draws them."""
+        if self.model.config.dropout > 0:
+            torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, micro_step).initial_seed())
+
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
             self.model.replay.control(settings.coefficient, settings.batch_size, settings.long_fraction)
+
+    def check_unison(self) -> None:
+        """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
+        others = {**pack_optimizer(self.optimizer), **self.strategy.tensors}
+        check_unison(self.ranks, self.model, others)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
         """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
