@@ -28,7 +28,7 @@ def test_it_builds_and_its_lengths_fit(name: str) -> None:
 def test_it_takes_a_step(name: str) -> None:
     run = load_recipe(name)
     net = build_model(run.model)
-    optimizer = build_optimizer(net, run.train, net.tensors_without_reader())
+    optimizer = build_optimizer(net, run.train)
     x = torch.randint(run.model.vocab_size, (2, run.train.sequence_length + 1))
     before = net.get_input_embeddings().weight.detach().clone()
     for _ in range(2):  # the second step replays, where the recipe does

@@ -58,7 +58,7 @@ def training_step(net: Backbone, run_config: RunConfig) -> Run:
     """A whole optimizer step as the trainer makes it: gradients, clipping, flush, optimizer, slow heads."""
     train = run_config.train
     x, y = tokens_of(net.config, train.batch_size, train.sequence_length)
-    optimizer = build_optimizer(net, train, net.tensors_without_reader())
+    optimizer = build_optimizer(net, train)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)

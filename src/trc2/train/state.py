@@ -41,7 +41,7 @@ class RunState:
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
         if config.output.compile:
             compile_parts(self.model)
-        self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
+        self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
         self.progress = Progress()
