@@ -11,7 +11,13 @@ from trc2.metrics.forgetting import METRICS, summarise
 from trc2.replay.controller import ControllerState, base_settings, control
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record, score_table
-from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
+from trc2.train.efficiency import (
+    PEAK_MEMORY,
+    efficiency,
+    peak_matmul_flops,
+    peak_memory_gb,
+    training_flops_per_token,
+)
 from trc2.train.evaluate import control_perplexity, score_task
 from trc2.train.feed import Feed
 from trc2.train.fence import fence
@@ -38,6 +44,7 @@ class Measure:
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # told often: a process that is killed has no end
         record = self.record("eval", metrics)
         for metric in METRICS.values():
             table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
@@ -94,9 +101,16 @@ class Measure:
             self.story.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
-        peak = peak_matmul_flops(state.device)
-        seconds = self.story.seconds
-        cost = efficiency(state.device, tokens, state.progress.train_seconds, seconds, per_token, peak)
+        memory = max(peak_memory_gb(state.device), self.story.peak_memory_gb)
+        cost = efficiency(
+            tokens,
+            state.progress.train_seconds,
+            self.story.seconds,
+            last_speed=self.story.last_speed,
+            memory_gb=memory,
+            flops_per_token=per_token,
+            peak_flops=peak_matmul_flops(state.device),
+        )
         self.story.tell(self.record("end", cost))
 
     @property
