@@ -8,7 +8,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
-from trc2.replay.controller import ControllerState, base_settings, control
+from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record, score_table
 from trc2.train.efficiency import (
@@ -69,7 +69,7 @@ class Measure:
         failpoint("controller")
         current = self.control_perplexities(past)
         before = ControllerState(progress.gap_average, progress.integral)
-        after, trace = control(config, base_settings(self.config.model), before, current, state.control_post)
+        after, trace = steer(config, base_settings(self.config.model), before, current, state.control_post)
         progress.gap_average, progress.integral = after.gap_average, after.integral
         state.apply(trace.settings)
         measured = {f"control/{name}/perplexity": value for name, value in current.items()}

@@ -51,7 +51,7 @@ class RunState:
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
-            self.model.replay.control(settings.coefficient, settings.batch_size, settings.long_fraction)
+            self.model.replay.set_strength(settings.coefficient, settings.batch_size, settings.long_fraction)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
         """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
