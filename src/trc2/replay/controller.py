@@ -89,7 +89,7 @@ def steer(
 
 
 def base_settings(model: BackboneConfig) -> ReplaySettings:
-    """λ₀, B₀ and ρ₀: what a model replays with while nobody steers."""
+    """λ₀, B₀ and ρ₀: what a model replays with where no controller runs."""
     return ReplaySettings(model.replay_coefficient, model.replay_batch_size, model.replay_long_fraction)
 
 

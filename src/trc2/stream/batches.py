@@ -104,7 +104,7 @@ class TaskData(SplitWindows):
         return self.num_windows - self.num_control
 
     def train_batches(self, step: int) -> list[Batch]:
-        """The micro-batches of the task's own step, in order; the same whatever rank or process asks."""
+        """The micro-batches of the task's own step, in order; the same in every rank and process."""
         per_step = self.batch_size * self.micro_batches
         windows = self.train_windows(np.arange(step * per_step, (step + 1) * per_step))
         return [self._windows("train", part) for part in np.split(windows, self.micro_batches)]

@@ -26,7 +26,7 @@ from trc2.train.story import Story
 
 
 class Measure:
-    """Scores the model between steps and tells what was found. Only `steer` changes what is learnt later."""
+    """Scores the model between steps and records what was found. Only `steer` changes what is learnt later."""
 
     def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
         self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story

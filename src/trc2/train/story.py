@@ -1,4 +1,4 @@
-"""What is told about a run, to whom, and when."""
+"""Hands the records of a run to its observers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Story:
             observer.see(record)
 
     def go_on(self, records: list[Record], seconds: float) -> None:
-        """Continue one that was told up to here, in so many seconds."""
+        """Continue a run that has made these records and has taken so many seconds."""
         self.evaluations = []
         for record in records:
             self._note(record)
