@@ -1,4 +1,4 @@
-"""From memory readout to the feedback that is added to the queries of all late columns."""
+"""From memory readout to the feedback that shifts the queries of all late columns."""
 
 from __future__ import annotations
 
