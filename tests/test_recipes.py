@@ -28,7 +28,7 @@ def test_it_builds_and_its_lengths_fit(name: str) -> None:
 def test_it_takes_a_step(name: str) -> None:
     run = load_recipe(name)
     net = build_model(run.model)
-    optimizer = build_optimizer(net, run.train, net.tensors_without_reader())
+    optimizer = build_optimizer(net, run.train)
     x = torch.randint(run.model.vocab_size, (2, run.train.sequence_length + 1))
     before = net.get_input_embeddings().weight.detach().clone()
     for _ in range(2):  # the second step replays, where the recipe does
@@ -51,7 +51,19 @@ def test_the_papers_recipe_is_the_papers() -> None:
     assert (train.learning_rate, train.betas, train.weight_decay, train.clip_norm) == (2e-4, (0.9, 0.95), 0.1, 1.0)
     assert (train.schedule, train.warmup_steps, train.min_lr_ratio) == ("stream", 1000, 0.0)
     assert (run.control.every_steps, run.stream.control_batches) == (240, 5)
+    # C4's validation is cut, the others are whole.
+    assert [task.max_eval_bytes for task in run.stream.tasks] == [5_000_000, None, None]
+    assert run.eval.max_batches is None
     assert [task.name for task in run.stream.tasks] == ["c4", "wikitext", "gsm8k"]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in recipe_names() if n.startswith(("lab_", "paper_")) and n != "paper_compact"]
+)
+def test_text_is_scored_at_every_evaluation_where_areas_are_compared(name: str) -> None:
+    run = load_recipe(name)
+    assert run.eval.text_when == "always"
+    assert run.eval.text_sequences > 0
 
 
 PRINTED = {

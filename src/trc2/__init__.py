@@ -29,7 +29,7 @@ register_when_imported()
 
 
 def __getattr__(name: str) -> Any:
-    """The Hugging Face face needs transformers, which is optional and slow to import: only when it is asked for."""
+    """The Hugging Face face needs transformers, which is optional and slow to import: imported at first use."""
     homes = {"TRC2ForCausalLM": "trc2.hf.modeling", "MemoryCallback": "trc2.hf.callback"}
     if name not in homes:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")

@@ -48,7 +48,7 @@ def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = Non
 
 
 def load_model(folder: Path) -> Backbone:
-    """Rebuild a saved model; a folder that does not hold one is told in a sentence.
+    """Rebuild a saved model; a UserError if the folder does not hold one.
 
     What config.json asks for is compared with the file, by shapes alone, before any of it is built.
     """

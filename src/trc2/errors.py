@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input, told in one sentence: the value, what would be right, what to do.
+    """Bad input, described in one sentence: the value, what would be right, what to do.
 
     The command line prints the sentence and exits with `exit_code`; nothing else of ours is shown without a traceback.
     """
@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def brief(reason: object, limit: int = 160) -> str:
-    """What somebody else's code says of a failure, as a part of one sentence."""
+    """Another library's error message, short enough to be part of one sentence."""
     text = plain(" ".join(str(reason).split())).rstrip(".")
     return (text if len(text) <= limit else text[:limit] + "…") or type(reason).__name__
 
@@ -65,7 +65,7 @@ REMEDIES = {
 
 
 def sentence_of(error: BaseException, path: object = None) -> str | None:
-    """What to tell a user about an error that is not a bug of ours; None if it may be one.
+    """The sentence shown to a user for an error that is not a bug of ours; None if it may be one.
 
     `path` is named where the system does not say which file it means.
     """

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and damaged ones told in a sentence."""
+"""Files that appear whole or not at all, and one sentence about damaged ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 @contextmanager
 def about(path: Path) -> Iterator[None]:
-    """A full disk does not say which file it was about; the errors of this block do."""
+    """Adds the path to errors inside the block: that of a full disk, for one, does not name the file."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def refuse_pipe(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterator[None]:
-    """Whatever a parser or the system says about a file becomes one sentence with the file's path.
+    """Errors of parsers and of the system while a file is read become one sentence with the file's path.
 
     Only for blocks that read and parse: every library has errors of its own, down to plain `Exception`.
     """

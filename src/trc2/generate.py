@@ -29,7 +29,7 @@ def stream_text(
     """Pieces of text as they are ready: a character whose bytes are spread over tokens waits for its last one."""
     ids = tokenizer.encode_batch([prompt])[0] or [tokenizer.end_of_text]
     made: list[int] = []
-    told = 0
+    shown = 0  # characters yielded so far
     for token in generate_ids(
         net,
         ids,
@@ -43,9 +43,9 @@ def stream_text(
         made.append(token)
         text = tokenizer.decode(made)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[told:]
-            told = len(text)
-    rest = tokenizer.decode(made)[told:]
+            yield text[shown:]
+            shown = len(text)
+    rest = tokenizer.decode(made)[shown:]
     if rest:
         yield rest
 

@@ -70,10 +70,11 @@ def at_task(task: int, seed: int = 0, **changes: object) -> LoraDRSNet:
 
 
 def adam(net: Backbone) -> torch.optim.AdamW:
-    """Over everything, decay on all that does not refuse it: like the trainer's."""
+    """Over everything, decay on all but `tensors_without_decay`: like the trainer's."""
+    spared = set(net.tensors_without_decay())
     groups = [
-        {"params": [p for p in net.parameters() if not hasattr(p, "no_decay")], "weight_decay": 0.1},
-        {"params": [p for p in net.parameters() if hasattr(p, "no_decay")], "weight_decay": 0.0},
+        {"params": [p for name, p in net.named_parameters() if name not in spared], "weight_decay": 0.1},
+        {"params": [p for name, p in net.named_parameters() if name in spared], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=RATE, betas=BETAS)
 
@@ -487,8 +488,7 @@ def test_pairs_refuse_weight_decay_and_nothing_else_does() -> None:
     moved = lora_drs.build(tiny()).to(torch.float64)
     moved.load_state_dict(net.state_dict(), assign=True)
     for model in (net, moved):
-        refusing = {name for name, p in model.named_parameters() if getattr(p, "no_decay", False)}
-        assert refusing == {name for name, _ in model.named_parameters() if ".pairs." in name}
+        assert set(model.tensors_without_decay()) == {name for name, _ in model.named_parameters() if ".pairs." in name}
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes

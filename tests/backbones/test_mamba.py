@@ -110,7 +110,7 @@ def test_a_fresh_mixer_starts_as_mamba_does() -> None:
 
 def test_decay_step_bias_and_skip_are_spared_from_weight_decay() -> None:
     net = build(tiny()).double()
-    spared = {name.rpartition(".")[2] for name, p in net.named_parameters() if getattr(p, "no_decay", False)}
+    spared = {name.rpartition(".")[2] for name in net.tensors_without_decay()}
     assert spared == {"decay_log", "step_bias", "skip"}
 
 

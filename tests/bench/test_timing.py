@@ -18,6 +18,7 @@ from trc2.bench.subjects import prepared_model, rival
 from trc2.bench.timing import Timing, ratio, ratios, take_turns
 from trc2.cli import app
 from trc2.config import RunConfig, TrainConfig
+from trc2.config.baselines import MambaConfig, MoEConfig, TransformerConfig
 
 TINY = RunConfig(model=tiny_config(), train=TrainConfig(sequence_length=8, batch_size=2))
 
@@ -108,6 +109,23 @@ def test_the_rival_has_our_shape() -> None:
     assert theirs.config.num_experts_per_tok == 3  # two routed and the shared one
     assert (theirs.config.hidden_size, theirs.config.num_hidden_layers, theirs.config.vocab_size) == (16, 3, 29)
     assert theirs.config.intermediate_size == 12
+
+
+def test_the_rival_mamba_takes_sizes_from_our_mamba_only() -> None:
+    """A TRC² network has a thalamic rank, which is not the rank of Mamba's steps."""
+    small = {"vocab_size": 29, "d_model": 32, "num_layers": 1, "max_positions": 16}
+    ours = rival("mamba", MambaConfig(**small, state_dim=8, dt_rank=3, conv_width=5)).config
+    assert (ours.state_size, ours.time_step_rank, ours.conv_kernel) == (8, 3, 5)
+    other = rival("mamba", tiny_config(d_model=32, thalamic_rank=8)).config
+    assert (other.state_size, other.time_step_rank, other.conv_kernel) == (16, 2, 4)
+
+
+def test_a_rival_of_a_network_without_experts_has_mixtrals_own_number_of_them() -> None:
+    small = {"vocab_size": 29, "d_model": 32, "num_layers": 1, "d_ff": 8}
+    dense = rival("mixtral", TransformerConfig(**small)).config
+    routed = rival("mixtral", MoEConfig(**small, num_experts=4, num_active_experts=1)).config
+    assert (dense.num_local_experts, dense.num_experts_per_tok) == (8, 2)
+    assert (routed.num_local_experts, routed.num_experts_per_tok) == (4, 1)
 
 
 def test_peak_memory_sees_the_logits_of_a_pass() -> None:

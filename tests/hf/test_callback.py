@@ -52,6 +52,14 @@ def build() -> CortexNet:
     return CortexNet(tiny_config(memory_slots=64), torch.Generator().manual_seed(1))
 
 
+def test_it_finds_the_model_inside_a_wrapper_and_refuses_another() -> None:
+    face, callback = TRC2ForCausalLM.wrap(build()), MemoryCallback()
+    for model in (face, torch.nn.DataParallel(face)):
+        callback.on_train_begin(None, None, None, model=model)
+    with pytest.raises(UserError, match="given a Linear: it serves TRC2ForCausalLM only"):
+        callback.on_train_begin(None, None, None, model=torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+
+
 def test_the_callback_keeps_the_order_of_a_step(tmp_path: Path) -> None:
     """Replayed by hand: the same batches, flush, optimizer, slow targets."""
     by_trainer, by_hand = build(), build()

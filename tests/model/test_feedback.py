@@ -17,7 +17,7 @@ def test_outputs_and_gradients_equal_the_reference(fraction: float, dtype: torch
     hidden = torch.randn(2, 5, 16, dtype=dtype, requires_grad=True)
     memory = torch.randn(2, 5, 16, dtype=dtype, requires_grad=True)
     fast = gate(hidden.flatten(0, 1), memory.flatten(0, 1)).unflatten(0, (2, 5))
-    slow = reference.feedback(hidden, memory, dict(gate.named_parameters()), fraction)
+    slow = reference.feedback(hidden, memory, dict(gate.named_parameters()), top_fraction=fraction)
     torch.testing.assert_close(fast, slow)
     inputs = [memory, *gate.parameters()]
     for a, b in zip(

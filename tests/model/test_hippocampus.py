@@ -32,7 +32,8 @@ def test_recall_and_its_gradients_equal_the_reference(length: int, events: int, 
     hippocampus.write(torch.randn(events, 16, dtype=dtype))
     hidden = torch.randn(2, length, 16, dtype=dtype, requires_grad=True)
     fast = hippocampus.recall(hidden.flatten(0, 1)).unflatten(0, (2, length))
-    slow = reference.recall(hidden, store_of(hippocampus), dict(hippocampus.named_parameters()), 3, 8)
+    weights = dict(hippocampus.named_parameters())
+    slow = reference.recall(hidden, store_of(hippocampus), weights, top_k=3, read_window=8)
     close = 1e-11 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(fast, slow, atol=close, rtol=close)
     inputs = [hidden, hippocampus.query.weight, hippocampus.output.weight, hippocampus.output_gate]
@@ -103,7 +104,7 @@ def test_appraisal_threshold_and_writes_equal_the_reference(length: int, micro_s
         for _ in range(micro_steps):
             states = torch.randn(2, length, 16, dtype=torch.float64)
             appraisal, proposal = hippocampus.propose(states, None)
-            td, prediction, surprise = reference.appraise(states, critic, 0.95, 1.0)
+            td, prediction, surprise = reference.appraise(states, critic, discount=0.95, clip=1.0)
             torch.testing.assert_close(appraisal.loss_td, td)
             torch.testing.assert_close(appraisal.loss_predictor, prediction)
             torch.testing.assert_close(appraisal.surprise, surprise)

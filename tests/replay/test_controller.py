@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.config import ReplayControlConfig, TRC2Config
-from trc2.replay.controller import ControllerState, ReplaySettings, base_settings, control, initial_settings
+from trc2.replay.controller import ControllerState, ReplaySettings, base_settings, initial_settings, steer
 
 PAPER = ReplayControlConfig()
 BASE = base_settings(TRC2Config())
@@ -15,7 +15,7 @@ BASE = base_settings(TRC2Config())
 
 def test_one_call_by_hand() -> None:
     current, post = {"a": math.exp(5.0), "b": math.exp(3.0)}, {"a": math.exp(4.0), "b": math.exp(3.5)}
-    state, trace = control(PAPER, BASE, ControllerState(gap_average=0.1, integral=0.2), current, post)
+    state, trace = steer(PAPER, BASE, ControllerState(gap_average=0.1, integral=0.2), current, post)
     assert trace.forgetting == pytest.approx(0.5)  # a lost 1, b improved and counts 0
     assert trace.gap == pytest.approx(0.5 / 4.0)  # the geometric mean of the perplexities is exp(4)
     assert state.gap_average == pytest.approx(0.3 * 0.1 + 0.7 * 0.125)
@@ -27,7 +27,7 @@ def test_one_call_by_hand() -> None:
 
 
 def test_without_forgetting_the_base_values_stay() -> None:
-    _, trace = control(PAPER, BASE, ControllerState(), {"a": 20.0}, {"a": 20.0})
+    _, trace = steer(PAPER, BASE, ControllerState(), {"a": 20.0}, {"a": 20.0})
     settings = trace.settings
     assert (settings.coefficient, settings.batch_size, settings.long_fraction) == (0.05, 4, 0.5)
 
@@ -39,7 +39,7 @@ def test_without_forgetting_the_base_values_stay() -> None:
 )  # fmt: skip
 def test_settings_stay_in_their_ranges(average: float, integral: float, now: list[float], then: float) -> None:
     current = {str(i): value for i, value in enumerate(now)}
-    state, trace = control(PAPER, BASE, ControllerState(average, integral), current, dict.fromkeys(current, then))
+    state, trace = steer(PAPER, BASE, ControllerState(average, integral), current, dict.fromkeys(current, then))
     assert 0.0 <= trace.settings.coefficient <= 0.15
     assert 2 <= trace.settings.batch_size <= 6
     assert 0.5 <= trace.settings.long_fraction <= 1.0
@@ -49,7 +49,7 @@ def test_settings_stay_in_their_ranges(average: float, integral: float, now: lis
 
 def test_more_forgetting_never_means_less_replay() -> None:
     coefficients = [
-        control(PAPER, BASE, ControllerState(), {"a": 10.0 * factor}, {"a": 10.0})[1].settings.coefficient
+        steer(PAPER, BASE, ControllerState(), {"a": 10.0 * factor}, {"a": 10.0})[1].settings.coefficient
         for factor in (1.0, 1.1, 1.5, 3.0, 100.0)
     ]
     assert coefficients == sorted(coefficients)
@@ -60,19 +60,19 @@ def test_more_forgetting_never_means_less_replay() -> None:
 def test_what_cannot_be_measured_is_never_read_as_nothing_forgotten(odd: float, where: str) -> None:
     perplexities = {"current": {"a": 20.0, "b": 30.0}, "post": {"a": 20.0, "b": 30.0}}
     perplexities[where]["b"] = odd
-    state, trace = control(PAPER, BASE, ControllerState(0.1, 0.2), **perplexities)
+    state, trace = steer(PAPER, BASE, ControllerState(0.1, 0.2), **perplexities)
     measured = (trace.forgetting, trace.gap, trace.gap_average, trace.error, trace.integral)
     assert all(math.isnan(value) for value in (*measured, trace.settings.coefficient))
     assert (trace.settings.batch_size, trace.settings.long_fraction) == (BASE.batch_size, BASE.long_fraction)
     assert math.isnan(state.gap_average)
     # and the next call, though its perplexities are sound, does not forget that
-    _, later = control(PAPER, BASE, state, {"a": 20.0}, {"a": 20.0})
+    _, later = steer(PAPER, BASE, state, {"a": 20.0}, {"a": 20.0})
     assert math.isnan(later.settings.coefficient)
 
 
 def test_enormous_gains_are_clipped() -> None:
     config = ReplayControlConfig(proportional_gain=1e308, batch_gain=1e308, long_gain=1e308)
-    _, trace = control(config, BASE, ControllerState(), {"a": 1e300}, {"a": 1.0})
+    _, trace = steer(config, BASE, ControllerState(), {"a": 1e300}, {"a": 1.0})
     settings = trace.settings
     assert (settings.coefficient, settings.batch_size, settings.long_fraction) == (0.15, 6, 1.0)
 
@@ -81,4 +81,4 @@ def test_off_means_no_replay_and_a_call_without_a_past_is_a_mistake() -> None:
     assert initial_settings(ReplayControlConfig(mode="off"), BASE) == ReplaySettings(0.0, 4, 0.5)
     assert initial_settings(ReplayControlConfig(mode="fixed"), BASE) == BASE
     with pytest.raises(ValueError, match="before any task was past"):
-        control(PAPER, BASE, ControllerState(), {}, {})
+        steer(PAPER, BASE, ControllerState(), {}, {})

@@ -93,5 +93,5 @@ def test_stores_stay_on_the_host_and_keep_their_types() -> None:
     stores = ReplayStores(2, 2, 2).double()
     assert stores.recent.dtype == torch.int32
     assert stores.coefficient.dtype == torch.float64
-    stores.control(0.1, 6, 0.25)
+    stores.set_strength(0.1, 6, 0.25)
     assert (float(stores.coefficient), int(stores.batch_size), float(stores.long_fraction)) == (0.1, 6, 0.25)

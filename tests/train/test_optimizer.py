@@ -8,7 +8,7 @@ from trc2.train.optimizer import build_optimizer
 
 def test_matrices_decay_vectors_do_not_and_tensors_without_a_reader_are_left_out() -> None:
     net = CortexNet(tiny_config())
-    optimizer = build_optimizer(net, TrainConfig(weight_decay=0.3), net.tensors_without_reader())
+    optimizer = build_optimizer(net, TrainConfig(weight_decay=0.3))
     decayed, plain = (set(map(id, group["params"])) for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     for name, parameter in net.named_parameters():

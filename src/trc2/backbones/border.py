@@ -1,4 +1,4 @@
-"""Checks of what comes into a network from outside, told in sentences."""
+"""Checks of what comes into a network from outside; each refusal is a UserError of one sentence."""
 
 from __future__ import annotations
 

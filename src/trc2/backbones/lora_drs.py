@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -166,7 +165,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
     def subtraction_pass(self, num_pairs: int, batches: Iterable[Tensor]) -> list[SecondMoment]:
         """Second moments of every attention's input in the network of W − Σ_{j < num_pairs} B_j A_j.
 
-        Every layer hears the layers below it with their pairs subtracted too.
+        Every layer gets the output of the layers below it with their pairs subtracted too.
         """
         device = self.trunk.embedding.weight.device
         moments = [SecondMoment(self.config.d_model, device) for _ in self.trunk.blocks]
@@ -208,17 +207,23 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             layer.num_active = task
             for index, pair in enumerate(layer.pairs):
                 pair.requires_grad_(task == 0 or index == task - 1)
-                for parameter in pair.parameters():
-                    parameter.no_decay = True  # type: ignore[attr-defined]
         for parameter in self.parameters():
             if not parameter.requires_grad:
                 parameter.grad = None
 
     def tensors_waiting(self) -> list[str]:
         """Names of the tensors of pairs whose task has not begun; no loss can reach them yet."""
-        pairs = [pair for layer in self.projections for pair in list(layer.pairs)[self.task :]]
-        waiting = {parameter for pair in pairs for parameter in pair.parameters()}
-        return [name for name, parameter in self.named_parameters() if parameter in waiting]
+        return self._pair_names(self.task)
+
+    def tensors_without_decay(self) -> list[str]:
+        """Those of the trunk, and the tensors of all pairs."""
+        return [*super().tensors_without_decay(), *self._pair_names(0)]
+
+    def _pair_names(self, first: int) -> list[str]:
+        """Names of the tensors of every layer's pairs from the `first` on."""
+        pairs = [pair for layer in self.projections for pair in list(layer.pairs)[first:]]
+        members = {parameter for pair in pairs for parameter in pair.parameters()}
+        return [name for name, parameter in self.named_parameters() if parameter in members]
 
     # ------------------------------------------------------------------------------------------------------- step ends
 
@@ -260,7 +265,8 @@ def drift_resistant_space(moment: Float[Tensor, "D D"], threshold: float, normal
     return space / torch.linalg.matrix_norm(space) if normalize else space
 
 
-def _follow_loaded_task(net: nn.Module, _keys: Any) -> None:
+def _follow_loaded_task(net: nn.Module, _keys: object) -> None:
+    """Runs after `load_state_dict`, which hands over the names that did not fit; they are not needed here."""
     assert isinstance(net, LoraDRSNet)
     net.follow_state()
 

@@ -45,8 +45,6 @@ class MambaMixer(nn.Module):
         self.decay_log = nn.Parameter(torch.zeros(inner, config.state_dim))
         self.skip = nn.Parameter(torch.ones(inner))
         self.output = nn.Linear(inner, config.d_model, bias=False)
-        for parameter in (self.step_bias, self.decay_log, self.skip):
-            parameter.no_decay = True  # type: ignore[attr-defined]
 
     def forward(
         self, u: Float[Tensor, "P D"], segments: tuple[Segment, ...], state: State | None = None
@@ -96,9 +94,16 @@ class MambaMixer(nn.Module):
         return State()
 
 
+class MambaTrunk(BlockTrunk):
+    """Blocks of MambaMixer and SwiGLU; A_log is a matrix by its shape only, and as little decayed as D and b_dt."""
+
+    def tensors_without_decay(self) -> list[str]:
+        return [name for name, _ in self.named_parameters() if name.endswith((".decay_log", ".skip", ".step_bias"))]
+
+
 def build(config: MambaConfig, generator: torch.Generator | None = None) -> Backbone:
     """6d² + d(4R + 6N + 14) of mixer and 3·d·d_ff of SwiGLU per block, by default."""
-    trunk = BlockTrunk(
+    trunk = MambaTrunk(
         config, lambda: Block(config, MambaMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
     )
     init_weights(trunk, config.num_layers, generator)

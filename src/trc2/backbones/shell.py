@@ -279,9 +279,17 @@ class Backbone(nn.Module, Generic[C, T]):
 
     def tensors_without_reader(self) -> list[str]:
         """Names of trainable tensors that no loss can reach."""
+        return self._names_of(self.trunk.tensors_without_reader())
+
+    def tensors_without_decay(self) -> list[str]:
+        """Names of tensors that weight decay must leave alone, besides vectors and scalars, which it always does."""
+        return self._names_of(self.trunk.tensors_without_decay())
+
+    def _names_of(self, inside_trunk: list[str]) -> list[str]:
+        """The network's names for tensors that the trunk has named."""
         named = {id(parameter): name for name, parameter in self.named_parameters()}
         inside = dict(self.trunk.named_parameters())
-        return [named[id(inside[name])] for name in self.trunk.tensors_without_reader()]
+        return [named[id(inside[name])] for name in inside_trunk]
 
     def tensors_waiting(self) -> list[str]:
         """Names of trainable tensors that no loss can reach before a later task begins."""

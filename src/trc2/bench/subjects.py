@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
+from trc2.config.baselines import BaselineConfig, DeepSeekMoEConfig, MambaConfig, MoEConfig
 from trc2.errors import UserError, did_you_mean
 from trc2.generate import lay_out_for_decoding
 from trc2.model.cortex import Cortex
@@ -58,7 +59,7 @@ def training_step(net: Backbone, run_config: RunConfig) -> Run:
     """A whole optimizer step as the trainer makes it: gradients, clipping, flush, optimizer, slow heads."""
     train = run_config.train
     x, y = tokens_of(net.config, train.batch_size, train.sequence_length)
-    optimizer = build_optimizer(net, train, net.tensors_without_reader())
+    optimizer = build_optimizer(net, train)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -118,32 +119,54 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
         raise UserError("--against needs transformers: install it with `pip install 'trc2[hf]'`.") from None
     torch.manual_seed(0)
     common = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "tie_word_embeddings": True}
-    settings: Any = config
     if kind == "mamba":
-        shape = {
-            "num_hidden_layers": config.depth,
-            "state_size": getattr(settings, "state_dim", 16),
-            "time_step_rank": getattr(settings, "rank", "auto"),
-            "expand": getattr(settings, "expand", 2),
-            "conv_kernel": getattr(settings, "conv_width", 4),
-        }
-        return transformers.MambaForCausalLM(transformers.MambaConfig(**common, **shape)).train()
-    is_trc2 = isinstance(config, TRC2Config)
+        sizes = _mamba_sizes(config)
+        return transformers.MambaForCausalLM(transformers.MambaConfig(**common, **sizes)).train()
+    assert isinstance(config, TRC2Config | BaselineConfig), "every backbone's settings are one of these"
     shape = {
         "num_hidden_layers": config.depth,
-        "num_attention_heads": settings.num_heads,
-        "num_key_value_heads": settings.num_kv_heads if is_trc2 else settings.num_heads,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads if isinstance(config, TRC2Config) else config.num_heads,
         "max_position_embeddings": config.max_positions,
-        "intermediate_size": settings.expert_dim if is_trc2 else settings.ff_dim,
+        "intermediate_size": config.expert_dim if isinstance(config, TRC2Config) else config.ff_dim,
         "attn_implementation": "sdpa",
     }
     if kind == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **shape)).train()
-    active = getattr(settings, "num_active_experts", 2) + getattr(settings, "num_shared_experts", 0)
-    experts = max(active, getattr(settings, "num_experts", 8))
+    experts, active = _expert_counts(config)
     return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(**common, **shape, num_local_experts=experts, num_experts_per_tok=active)
+        transformers.MixtralConfig(
+            **common, **shape, num_local_experts=max(active, experts), num_experts_per_tok=active
+        )
     ).train()
+
+
+def _mamba_sizes(config: BackboneConfig) -> dict[str, int | str]:
+    """Those of our Mamba; of any other backbone the depth, and the defaults of Mamba's authors."""
+    if isinstance(config, MambaConfig):
+        return {
+            "num_hidden_layers": config.depth,
+            "state_size": config.state_dim,
+            "time_step_rank": config.rank,
+            "expand": config.expand,
+            "conv_kernel": config.conv_width,
+        }
+    return {
+        "num_hidden_layers": config.depth,
+        "state_size": 16,
+        "time_step_rank": "auto",
+        "expand": 2,
+        "conv_kernel": 4,
+    }
+
+
+def _expert_counts(config: BackboneConfig) -> tuple[int, int]:
+    """Experts of a layer, and how many work on a token, shared ones included; Mixtral's own where ours has none."""
+    if isinstance(config, TRC2Config | DeepSeekMoEConfig):
+        return config.num_experts, config.num_active_experts + config.num_shared_experts
+    if isinstance(config, MoEConfig):
+        return config.num_experts, config.num_active_experts
+    return 8, 2
 
 
 def rival_pass(model: nn.Module, config: BackboneConfig, rows: int, length: int) -> Run:
@@ -176,4 +199,4 @@ def rival_decoding(model: Any, config: BackboneConfig, rows: int, prompt: int, n
         )
         model.train()
 
-    return run  # fmt: skip
+    return run

@@ -35,7 +35,7 @@ def main() -> None:
         sentence = sentence_of(error)
         if sentence is None:
             raise
-        code = getattr(error, "exit_code", UserError.exit_code)
+        code = error.exit_code if isinstance(error, UserError) else UserError.exit_code
         label = Text("error: ", style="bold red") if code == UserError.exit_code else Text()
         err.print(label + Text(plain(" ".join(sentence.split()))), soft_wrap=True)
         sys.exit(code)

@@ -36,6 +36,6 @@ def data_prepare(
     for name, task in prepared.tasks.items():
         for split, info in task.splits.items():
             shared = prepared.overlap.get(f"{name}/{split}", {})
-            told = ", ".join(f"{other} {overlap:.1%}" for other, overlap in shared.items() if overlap > 0)
-            table.add_row(name, split, f"{info.documents:,}", f"{info.tokens:,}", f"{info.bytes:,}", told)
+            also_in = ", ".join(f"{other} {overlap:.1%}" for other, overlap in shared.items() if overlap > 0)
+            table.add_row(name, split, f"{info.documents:,}", f"{info.tokens:,}", f"{info.bytes:,}", also_in)
     out.print(table)

@@ -12,7 +12,7 @@ from trc2.config.models import MODELS
 from trc2.config.section import Section, SettingError
 from trc2.errors import brief
 
-# λ_0, B_0 and ρ_0 were told twice, by `model` and by `control`; the trainer took those of `control`.
+# λ_0, B_0 and ρ_0 used to stand in two sections, `model` and `control`; the trainer used those of `control`.
 CONTROL_WORDS = {
     "coefficient": "replay_coefficient",
     "batch_size": "replay_batch_size",
@@ -29,10 +29,10 @@ STRATEGY_WORDS = {
 
 
 def in_todays_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Unchecked settings of a run, of any version, as this version says them; what it says already stays.
+    """Unchecked settings of a run, written for any version, under this version's names.
 
-    - `control.coefficient`, `.batch_size`, `.long_fraction` become `model.replay_…`. They win where both are told:
-      every earlier config.yaml tells both, and its run went by `control`.
+    - `control.coefficient`, `.batch_size`, `.long_fraction` become `model.replay_…`. They win where both are set:
+      every earlier config.yaml sets both, and its run used those of `control`.
     - The bag `ewc_strength`, `l2_strength`, … becomes the fields of the strategy that is named; what belongs to others
       is dropped. An earlier word wins over today's.
     - `strategy=replay` is a shorthand of model.replay=true control.mode=fixed, and `replay_controlled` of the same with
@@ -40,7 +40,7 @@ def in_todays_words(values: Mapping[str, Any]) -> dict[str, Any]:
     - `strategy=agem` on a model without replay needs its stores, filled but not replayed: model.replay=true
       control.mode=off.
 
-    A control.mode that says otherwise is refused. What is no section is left to its own check.
+    Another control.mode is refused. A value that is no section is left as it is, for its own check to refuse.
     """
     result = dict(values)
     for name in ("model", "control", "strategy"):
@@ -87,7 +87,7 @@ def _has_replay(model: Mapping[str, Any]) -> bool:
     try:
         return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
     except ValidationError:
-        return False  # the model's own check tells
+        return False  # the check of the model's settings will raise a better error
 
 
 def _as_dict(section: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _as_dict(section: Any) -> dict[str, Any]:
 
 
 def forget_earlier_words(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Remove from `below` the earlier words for what `above` says in today's, so that the last one told counts."""
+    """Remove from `below` the earlier names of what `above` sets under today's, so that the last setting counts."""
     moved = {("control", word): ("model", field) for word, field in CONTROL_WORDS.items()}
     moved |= {("strategy", word): ("strategy", field) for word, (_, field) in STRATEGY_WORDS.items() if word != field}
     for (section, word), (home, field) in moved.items():
@@ -108,7 +108,7 @@ def forget_earlier_words(below: dict[str, Any], above: Mapping[str, Any]) -> Non
 
 
 def switch_strategy(values: Mapping[str, Any], name: object) -> dict[str, Any]:
-    """Settings of another strategy: its own are at their defaults, but earlier words tell to whom they belong."""
+    """Settings of another strategy, at their defaults; earlier names are kept, since each names its own strategy."""
     if values.get("name", name) == name:
         return {**values, "name": name}
     return {**{field: value for field, value in values.items() if field in STRATEGY_WORDS}, "name": name}

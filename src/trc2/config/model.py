@@ -106,7 +106,7 @@ class TRC2Config(BackboneConfig):
 
     @property
     def has_readout(self) -> bool:
-        """Memory is read only if some late column can hear it."""
+        """Memory is read only if there is a late column to receive its feedback."""
         return self.memory and self.num_late_columns > 0
 
     @property
@@ -116,6 +116,7 @@ class TRC2Config(BackboneConfig):
     def has_query_shift(self, column: int) -> bool:
         """Whether the column (counted from 0) owns a thalamic query map.
 
-        With the thalamus every column has one, the first too although it hears only zeros: the paper's counts need it.
+        With the thalamus every column has one, the first too although its feedback is always zero: the paper's counts
+        of parameters include it.
         """
         return self.thalamus or (self.has_readout and column >= self.num_early_columns)

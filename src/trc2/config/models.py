@@ -24,7 +24,7 @@ MODELS: dict[str, type[BackboneConfig]] = {"trc2": model.TRC2Config, **dict(_nam
 
 
 def model_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """The settings of the backbone that `name` tells, TRC² by default."""
+    """The settings of the backbone called `name`, which is TRC² by default."""
     check_names(values)
     return _class_of(values.get("name", "trc2"))(**values)
 

@@ -114,7 +114,7 @@ def _refused(event: Any, reason: str) -> NotReadable:
 
 
 def read_settings(path: Path, remedy: str = "restore it from a copy") -> dict[str, Any]:
-    """The settings in a YAML file; one that holds none is told in a sentence."""
+    """The settings in a YAML file; a UserError if it holds none."""
     return parse_settings(_read_text(path, remedy), str(path), remedy)
 
 

@@ -41,7 +41,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _in_todays_words(cls, values: Any) -> Any:
-        """Earlier versions' settings are understood, and a run folder tells only today's."""
+        """Earlier versions' settings are understood; a run folder is written with today's names only."""
         return in_todays_words(values)
 
     @field_validator("model", mode="before")
@@ -195,23 +195,23 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
     """Settings with `section.field=value` changes laid over them; values are read as YAML."""
     result = copy.deepcopy(dict(values))
     for override in overrides:
-        told = brief(override, 80)
+        shown = brief(override, 80)
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise UserError(f"The override '{told}' has no value: write it as section.field=value.")
+            raise UserError(f"The override '{shown}' has no value: write it as section.field=value.")
         *sections, field = parts = path.split(".")
         if not all(parts) or len(parts) > MAX_DEPTH:
-            raise UserError(f"The override '{told}' leads to no setting: write it as section.field=value.")
+            raise UserError(f"The override '{shown}' leads to no setting: write it as section.field=value.")
         target = result
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise UserError(f"The override '{told}' goes into '{section}', which is a value: shorten the path.")
+                raise UserError(f"The override '{shown}' goes into '{section}', which is a value: shorten the path.")
         try:
             value = parse(text)
         except NotReadable as problem:
             raise UserError(
-                f"The override '{told}' has no readable value ({problem}): correct it, or quote it."
+                f"The override '{shown}' has no readable value ({problem}): correct it, or quote it."
             ) from None
         forget_earlier_words(result, _nested(parts, value))
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
@@ -222,10 +222,10 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 def _nested(path: list[str], value: Any) -> dict[str, Any]:
     *sections, field = path
-    told = {field: value}
+    nested = {field: value}
     for section in reversed(sections):
-        told = {section: told}
-    return told
+        nested = {section: nested}
+    return nested
 
 
 def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def strategy_class(name: object) -> type[StrategyConfig]:
 
 
 def strategy_config(values: Mapping[str, Any]) -> StrategyConfig:
-    """The settings of the strategy that `name` tells, none by default."""
+    """The settings of the strategy called `name`, which is none by default."""
     check_names(values)
     return strategy_class(values.get("name", "none"))(**values)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import nn
+from transformers.modeling_utils import unwrap_model
 from transformers.trainer_callback import TrainerCallback
 
 from trc2.errors import UserError
@@ -35,8 +36,9 @@ class MemoryCallback(TrainerCallback):
         _face(kwargs["model"]).net.update_slow_targets()
 
 
-def _face(model: torch.nn.Module) -> TRC2ForCausalLM:
-    inner = getattr(model, "module", model)  # DistributedDataParallel and its kind
+def _face(model: nn.Module) -> TRC2ForCausalLM:
+    """Our model, also out of a wrapper for several devices (DistributedDataParallel and its like)."""
+    inner = unwrap_model(model)
     if not isinstance(inner, TRC2ForCausalLM):
         raise UserError(f"MemoryCallback was given a {type(inner).__name__}: it serves TRC2ForCausalLM only.")
     return inner

@@ -21,7 +21,7 @@ def export_run(
 ) -> list[Path]:
     """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
 
-    Replay stores hold training text, so they stay behind unless they are asked for. The folder appears whole or not at
+    Replay stores hold training text, so they stay behind unless requested. The folder appears whole or not at
     all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
     _check_is_free(folder)

@@ -1,7 +1,7 @@
 """`AutoModelForCausalLM` knows our models after `import trc2`, yet `import trc2` does not import transformers.
 
 transformers takes several seconds to import and is optional. So we wait: when its registry of configs or of models is
-imported, whoever asks for it, our classes are added right after.
+imported, by whatever code, our classes are added right after.
 """
 
 from __future__ import annotations

@@ -61,6 +61,6 @@ class CorticalColumn(nn.Module):
         return ColumnOutput(hidden + self.dropout(mixed), routing)
 
     def report(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
-        """C = W_L5 H⁺, asked for only where a router listens."""
+        """C = W_L5 H⁺; computed only if a router follows."""
         assert self.layer5 is not None, "a column reports only to a thalamus"
         return self.layer5(hidden)

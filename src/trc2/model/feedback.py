@@ -1,4 +1,4 @@
-"""From memory readout to the fixed feedback that all late columns hear."""
+"""From memory readout to the feedback that shifts the queries of all late columns."""
 
 from __future__ import annotations
 

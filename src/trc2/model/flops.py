@@ -13,7 +13,7 @@ def pass_cost(
 ) -> dict[str, Cost]:
     """Cost of running rows × length tokens through the network with `slots` filled memory slots.
 
-    `is_batch` tells the training batch, whose states are appraised, from replayed tokens, which are not;
+    `is_batch` is True for the training batch, whose states are appraised, and False for replayed tokens;
     `modulated` is False for replay through the cortex alone.
     """
     d, heads, groups, width = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
@@ -22,14 +22,14 @@ def pass_cost(
     reads = config.has_readout and slots > 0 and modulated
     columns = Cost()
     for index in range(config.num_columns):
-        hears = (
+        is_shifted = (
             config.has_query_shift(index)
             and modulated
             and ((config.has_router and index > 0) or (reads and index >= config.num_early_columns))
         )
         experts = config.num_active_experts + config.num_shared_experts
         columns += learned(2.0 * tokens * d * (heads + 2 * groups) * width)
-        columns += learned(square) * (1 + hears)
+        columns += learned(square) * (1 + is_shifted)
         columns += learned(4.0 * rows * length * length * d)
         columns += learned(2.0 * tokens * d * config.num_experts)
         columns += learned(6.0 * tokens * d * config.expert_dim) * experts

@@ -21,12 +21,13 @@ from trc2.ops.islands import at_least_float32
 from trc2.ops.selection import top_k
 from trc2.ranks.group import ALONE, Ranks
 
-# How many scores are formed before their best are taken. On a CPU 2^22 of them (16 MB) still fit its cache; a GPU wants
-# fewer, larger products.
-SCORE_BLOCK = {"cpu": 2**22}
+# `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use
+# does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU, where
+# their 16 MB fit into the cache, and 2^26 on other devices, where fewer and larger products are faster.
+CPU_BLOCK = 2**22
 LARGE_BLOCK = 2**26
-# A block is shared out between queries and slots. It is laid out for up to this many queries; where there are fewer, as
-# in decoding, each of them is compared with more slots at once.
+# The slots of a block are counted as if it had at most this many queries. With fewer queries, as in decoding, a block
+# has more slots; with more queries it has no fewer slots, and the queries are spread over several blocks.
 MANY_QUERIES = 1024
 
 
@@ -125,11 +126,11 @@ class Hippocampus(nn.Module):
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
         """Slots of the k best scores; ties go to the lowest slot.
 
-        The window is scanned in chunks of `read_chunk` slots or more: `read_chunk` is a lower bound, because larger
-        chunks are faster wherever the block of scores has room for them, and the result does not depend on it.
-        All scores are formed in one buffer, whose size depends neither on the number of tokens nor on that of slots.
+        The window is scanned in chunks of at least `read_chunk` slots: more where a block of scores has room for them,
+        which is faster and gives the same result. All blocks use one buffer, whose size depends neither on the number
+        of tokens nor on that of slots.
         """
-        block = SCORE_BLOCK.get(query.device.type, LARGE_BLOCK)
+        block = CPU_BLOCK if query.device.type == "cpu" else LARGE_BLOCK
         width = max(self.read_chunk, block // min(query.shape[0], MANY_QUERIES))
         chunks = [
             (start, min(start + width, slots.stop))
@@ -181,6 +182,7 @@ class Hippocampus(nn.Module):
         if length < 2:
             return appraisal, None
         surprise = appraisal.surprise.detach()
+        # Surprise is never negative, so −1 marks padding: it is picked last, and dropped below as not `real`.
         masked = surprise if valid is None else surprise.masked_fill(~valid, -1.0)
         picked = top_k(masked, min(self.writes_per_sequence, length)).sort(dim=1).values
         scores = masked.gather(1, picked)

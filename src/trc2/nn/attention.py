@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.nn.decoding import KeyValues
+from trc2.nn.init import ResidualBranch
 from trc2.nn.segments import Segment, rejoin
 from trc2.ops.leading import add_to_leading
 from trc2.ops.rotate import Rotation, rotate
@@ -15,7 +16,7 @@ from trc2.ops.staircase import staircase_attention, suits
 from trc2.ops.zero_gradient import anchor
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(ResidualBranch):
     """Q = U W_Q + Z W_Q^thal, K = U W_K, V = U W_V; rotary; softmax(QKᵀ/√K + causal) V; output map.
 
     The shift Z changes queries only, before rotation, and may cover only the leading tokens.
@@ -50,6 +51,9 @@ class CausalAttention(nn.Module):
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         mixed = [mix(segment.of(q), segment.of(k), segment.of(v), segment, past) for segment in segments]
         return self.output(rejoin(mixed).flatten(-2))
+
+    def residual_outputs(self) -> tuple[nn.Linear]:
+        return (self.output,)
 
 
 def mix(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from trc2.nn.init import ResidualBranch
 from trc2.ops.choose import with_gradient
 from trc2.ops.gates import gated_product
 from trc2.ops.islands import at_least_float32
@@ -17,7 +18,7 @@ from trc2.ops.selection import top_k
 FEW_TOKENS = 64  # while decoding, calls cost more than arithmetic
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(ResidualBranch):
     """W_2 (SiLU(W_1 u) ⊙ W_3 u); W_1 and W_3 are the two halves of `gate_up`, so that both cost one product."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
@@ -27,6 +28,9 @@ class SwiGLU(nn.Module):
 
     def forward(self, u: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
         return self.down(gated_product(self.gate_up(u)))
+
+    def residual_outputs(self) -> tuple[nn.Linear]:
+        return (self.down,)
 
 
 @dataclass(frozen=True)

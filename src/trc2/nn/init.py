@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from trc2.nn.attention import CausalAttention
-from trc2.nn.experts import SwiGLU
-
 STD = 0.02
+
+
+class ResidualBranch(nn.Module):
+    """A module whose output is added to the residual stream, and that leaves drawing its weights to `init_weights`."""
+
+    def residual_outputs(self) -> Sequence[nn.Linear]:
+        """Its last maps: their weights are drawn smaller, because the outputs of all L layers add up."""
+        raise NotImplementedError
 
 
 def normal_(tensor: Tensor, std: float, generator: torch.Generator | None = None) -> None:
@@ -19,7 +25,7 @@ def normal_(tensor: Tensor, std: float, generator: torch.Generator | None = None
 
 
 def init_weights(root: nn.Module, num_layers: int, generator: torch.Generator | None = None) -> None:
-    """Matrices get std 0.02; those that write into the residual stream get it divided by sqrt(2L).
+    """Matrices get std 0.02; the `residual_outputs` of every `ResidualBranch` get it divided by sqrt(2L).
 
     Vectors and scalars keep what their module gave them: gains 1, biases and gates 0.
     """
@@ -27,7 +33,6 @@ def init_weights(root: nn.Module, num_layers: int, generator: torch.Generator | 
         if parameter.ndim >= 2:
             normal_(parameter, STD, generator)
     for module in root.modules():
-        if isinstance(module, CausalAttention):
-            normal_(module.output.weight, STD / math.sqrt(2 * num_layers), generator)
-        elif isinstance(module, SwiGLU):
-            normal_(module.down.weight, STD / math.sqrt(2 * num_layers), generator)
+        if isinstance(module, ResidualBranch):
+            for output in module.residual_outputs():
+                normal_(output.weight, STD / math.sqrt(2 * num_layers), generator)

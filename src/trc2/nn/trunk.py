@@ -127,3 +127,7 @@ class Trunk(nn.Module):
     def tensors_without_reader(self) -> list[str]:
         """Names of trainable tensors that no loss can ever reach."""
         return []
+
+    def tensors_without_decay(self) -> list[str]:
+        """Names of tensors that weight decay must leave alone, besides vectors and scalars, which it always does."""
+        return []

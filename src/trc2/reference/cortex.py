@@ -50,12 +50,17 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
             result.states = hidden.detach()
             critic = under(weights, "hippocampus.critic.")
             result.td, result.prediction, result.surprise = appraise(
-                result.states, critic, config.discount, config.td_clip
+                result.states, critic, discount=config.discount, clip=config.td_clip
             )
             if config.num_late_columns > 0 and feedback:
                 assert store is not None
                 f_hip = hippocampal_feedback(
-                    hidden, store, weights, config.memory_top_k, config.memory_read_window, config.gate_top_fraction
+                    hidden,
+                    store,
+                    weights,
+                    top_k=config.memory_top_k,
+                    read_window=config.memory_read_window,
+                    top_fraction=config.gate_top_fraction,
                 )
         if config.thalamus and index + 1 < config.num_columns and feedback:
             report = hidden @ here["layer5.weight"].T

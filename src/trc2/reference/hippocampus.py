@@ -32,7 +32,7 @@ def read_set(store: Store, read_window: int) -> list[int]:
     return [(store.pointer - n_read + j) % slots for j in range(n_read)]
 
 
-def readout(hidden: Tensor, store: Store, weights: Weights, top_k: int, read_window: int) -> Tensor:
+def readout(hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int) -> Tensor:
     """R (B, T, D): softmax over the exact top-k scores only."""
     slots = sorted(read_set(store, read_window))
     rows = []
@@ -52,9 +52,9 @@ def readout(hidden: Tensor, store: Store, weights: Weights, top_k: int, read_win
     return torch.stack(rows)
 
 
-def recall(hidden: Tensor, store: Store, weights: Weights, top_k: int, read_window: int) -> Tensor:
+def recall(hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int) -> Tensor:
     """M = (R W_O) ⊙ σ(g_hip)."""
-    r = readout(hidden, store, weights, top_k, read_window)
+    r = readout(hidden, store, weights, top_k=top_k, read_window=read_window)
     return r @ weights["output.weight"].T * torch.sigmoid(weights["output_gate"])
 
 
@@ -62,7 +62,7 @@ def unit(x: Tensor) -> Tensor:
     return x / (torch.sqrt((x * x).sum()) + 1e-6)
 
 
-def appraise(states: Tensor, weights: Weights, discount: float, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+def appraise(states: Tensor, weights: Weights, *, discount: float, clip: float) -> tuple[Tensor, Tensor, Tensor]:
     """(L_td, L_pred, s) of states X (B, T, D)."""
 
     def predict(x: Tensor, head: str) -> Tensor:
@@ -127,7 +127,7 @@ def commit(
     return threshold
 
 
-def feedback(hidden: Tensor, memory: Tensor, weights: Weights, top_fraction: float) -> Tensor:
+def feedback(hidden: Tensor, memory: Tensor, weights: Weights, *, top_fraction: float) -> Tensor:
     """F_hip = σ(a_hip) ((G ⊙ M) W), with only the ⌈ρ d⌉ largest channels of G kept at each token."""
     d_model = hidden.shape[-1]
     kept = math.ceil(top_fraction * d_model - 1e-9)
@@ -146,8 +146,8 @@ def feedback(hidden: Tensor, memory: Tensor, weights: Weights, top_fraction: flo
 
 
 def hippocampal_feedback(
-    hidden: Tensor, store: Store, weights: Weights, top_k: int, read_window: int, top_fraction: float
+    hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int, top_fraction: float
 ) -> Tensor:
     """From the early-cortex state to F_hip."""
-    memory = recall(hidden, store, under(weights, "hippocampus."), top_k, read_window)
-    return feedback(hidden, memory, under(weights, "feedback."), top_fraction)
+    memory = recall(hidden, store, under(weights, "hippocampus."), top_k=top_k, read_window=read_window)
+    return feedback(hidden, memory, under(weights, "feedback."), top_fraction=top_fraction)

@@ -50,7 +50,7 @@ class ControlTrace:
         }
 
 
-def control(
+def steer(
     config: ReplayControlConfig,
     base: ReplaySettings,
     state: ControllerState,
@@ -63,8 +63,8 @@ def control(
     g̃ ← (1 − β) g̃ + β g                          e = max(0, g̃ − g_tar),  I ← min(I_max, I + e)
     λ = clip(λ₀ + k_p e + k_i I)                  B_R = clip(round(B₀ (1 + k_B e))),  ρ = clip(ρ₀ + k_ρ e)
 
-    `base` is λ₀, B₀, ρ₀. A perplexity that is not finite makes all measured quantities and λ NaN, from then on: who
-    asked must look. B_R and ρ are then the base values.
+    `base` is λ₀, B₀, ρ₀. A perplexity that is not finite makes all measured quantities and λ NaN, in this call and all
+    later ones: the caller must check. B_R and ρ are then the base values.
     """
     if not current:
         raise ValueError("the controller was called before any task was past")
@@ -89,7 +89,7 @@ def control(
 
 
 def base_settings(model: BackboneConfig) -> ReplaySettings:
-    """λ₀, B₀ and ρ₀: what a model replays with while nobody steers."""
+    """λ₀, B₀ and ρ₀: what a model replays with where no controller runs."""
     return ReplaySettings(model.replay_coefficient, model.replay_batch_size, model.replay_long_fraction)
 
 

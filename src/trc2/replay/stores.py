@@ -42,7 +42,7 @@ class ReplayStores(HostState):
         self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32, device="cpu"))
         self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32, device="cpu"))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device="cpu"))
-        # What the controller steers: λ_rep, B_R and ρ_long.
+        # The strength of replay, λ_rep, B_R and ρ_long: see `set_strength`.
         self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64, device="cpu"))
         self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64, device="cpu"))
         self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64, device="cpu"))
@@ -132,8 +132,8 @@ class ReplayStores(HostState):
         _write_last(self.long, slots[kept], chunks[kept])
         self.seen += chunks.shape[0]
 
-    def control(self, coefficient: float, batch_size: int, long_fraction: float) -> None:
-        """Set what the controller steers."""
+    def set_strength(self, coefficient: float, batch_size: int, long_fraction: float) -> None:
+        """Set λ_rep, B_R and ρ_long, which the replay controller chooses."""
         self.coefficient.fill_(coefficient)
         self.batch_size.fill_(batch_size)
         self.long_fraction.fill_(long_fraction)

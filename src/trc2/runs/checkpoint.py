@@ -29,7 +29,7 @@ NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy cal
 class Checkpoint:
     """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
 
-    `run` is what `trc2.runs.binding` says of the folder it was taken in; empty where nobody asked.
+    `run` is `trc2.runs.binding`'s description of the folder it was taken in; empty for a checkpoint of no run.
     """
 
     step: int

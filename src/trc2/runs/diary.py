@@ -12,10 +12,10 @@ from trc2.runs.records import Record, repair
 
 
 class Diary:
-    """Appends every record to metrics.jsonl at once, so that a killed run loses nothing it has told.
+    """Appends every record to metrics.jsonl at once, so that a killed run loses no record.
 
     It is only ever appended to. So a checkpoint can remember how long it was and its hash (`mark`), and a later reader
-    can tell whether what the checkpoint builds on is still there.
+    can check that the records the checkpoint builds on are still there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,11 +35,11 @@ class Diary:
         self.hash.update(line)
 
     def mark(self) -> dict[str, Any]:
-        """Length and hash of everything told so far."""
+        """Length and hash of everything written so far."""
         return {"bytes": self.size, "sha256": self.hash.hexdigest()}
 
     def sync(self) -> None:
-        """Wait until the disk has everything told so far."""
+        """Wait until the disk has everything written so far."""
         with about(self.path):
             os.fsync(self.file.fileno())
 

@@ -33,7 +33,7 @@ Warn = Callable[[str], None]
 
 
 class RunFolder:
-    """What a run leaves behind, read back; a part that is missing or damaged is told in a sentence."""
+    """What a run leaves behind, read back; a UserError names a part that is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +90,7 @@ class RunFolder:
         return current(self.all_records())
 
     def all_records(self) -> list[Record]:
-        """Every record ever told; also from a diary that was packed to save room."""
+        """Every record ever written; also from a diary that was compressed to save room."""
         is_packed = not self.diary_file.exists() and self.packed_diary_file.exists()
         return read_all_records(self.packed_diary_file if is_packed else self.diary_file)
 
@@ -147,7 +147,7 @@ class RunFolder:
         return Diary(self.diary_file)
 
     def binding(self, diary: Diary) -> Binding:
-        """What the checkpoints of this run say they belong to."""
+        """What ties a checkpoint to this run: its settings, its data and its diary."""
         return Binding(learning_hash(self.config_file), self.data()["fingerprint"], diary)
 
     def _check_binding(self, checkpoint: Checkpoint) -> None:

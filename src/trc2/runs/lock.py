@@ -13,7 +13,7 @@ from trc2.errors import UserError
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the run folder, or tell who does.
+    """Hold the run folder, or raise an error that names the process which holds it.
 
     The lock is the operating system's: it ends with the process that holds it, however that process ends, so there are
     no stale locks to clean up.

@@ -57,7 +57,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_all_records(path: Path) -> list[Record]:
-    """Every record in the order it was told, also those that were superseded later."""
+    """Every record in the order it was written, also those that were superseded later."""
     with reading(path):
         content = path.read_bytes()
         records, _ = _scan(path, gzip.decompress(content) if path.suffix == ".gz" else content)

@@ -34,7 +34,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def join(self) -> None:
-        """Until nothing is under way; whether it went well is for `wait` to say."""
+        """Until nothing is being written; `wait` is what raises the writer's error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -57,7 +57,7 @@ class CheckpointWriter:
             save_checkpoint(self.folder, checkpoint)
             if prune:
                 prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
-        except Exception as error:  # kept for the trainer: in a thread nobody would hear it
+        except Exception as error:  # kept for the trainer's thread to raise
             self._failure = error
 
 

@@ -29,7 +29,7 @@ def documents(corpus: str, split: str) -> Iterator[Document]:
 
 @functools.cache
 def _all(corpus: str) -> tuple[Document, ...]:
-    """About 10 MB at most, asked for once per split and once by the tokenizer."""
+    """Kept because every split and the tokenizer need it; about 10 MB at most."""
     return tuple(CORPORA[corpus]())
 
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from trc2.errors import UserError, brief, did_you_mean
 
 FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}"}
+BY_LINE = "wikitext"  # rows are lines, which `stream/articles.py` joins
+NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
 
 
 class Format(Protocol):
@@ -23,7 +24,7 @@ class BadRow(ValueError):
 
 
 def text_format(name: str) -> Format:
-    """`text`, `gsm8k`, or a template whose {fields} are filled in; nothing else in it is interpreted."""
+    """`text`, `gsm8k`, `wikitext`, or a template whose {fields} are filled in; nothing else in it is interpreted."""
     template = NAMED.get(name, name)
     fields = FIELD.findall(template)
     if not fields:
@@ -43,7 +44,7 @@ def text_format(name: str) -> Format:
         if limit is not None and size > limit:  # a template may name a field a thousand times
             raise BadRow("over-long")
         text = FIELD.sub(lambda match: row[match.group(1)], template)
-        if not text.strip():
+        if not text.strip() and name != BY_LINE:
             raise BadRow("empty")
         return text
 

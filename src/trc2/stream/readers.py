@@ -70,8 +70,8 @@ def kind_of(path: Path) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else None
 
 
-def read_file(path: Path, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
-    """Documents of one file in order; rows that are none go to `bad` with their line."""
+def read_file(path: Path, render: Format, max_bytes: int, bad: BadRows, *, by_line: bool = False) -> Iterator[Document]:
+    """Documents of one file in order, or its lines; rows that are none go to `bad` with their line."""
     kind = kind_of(path)
     if kind is None:
         raise UserError(f"{path} is of no known kind: use {', '.join(SUFFIXES)}, also with .gz or .zst.")
@@ -82,6 +82,10 @@ def read_file(path: Path, render: Format, max_bytes: int, bad: BadRows) -> Itera
         with _open(path) as file:
             if kind == ".jsonl":
                 yield from _read_json_lines(file, path.name, render, max_bytes, bad)
+            elif by_line:
+                yield from (
+                    Document(text, f"{path.name}:{n}") for n, text in _text_lines(file, path.name, max_bytes, bad)
+                )
             else:
                 yield from _read_text(file, path.name, max_bytes, bad)
 
@@ -135,26 +139,31 @@ def _read_text(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Itera
     """Plain text has no documents of its own: it is cut at the first blank line after every 16 KB."""
     held: list[str] = []
     size, first = 0, 1
+    for number, text in _text_lines(file, name, max_bytes, bad):
+        length = len(text.encode())
+        if not text.strip() and size >= min(TEXT_DOCUMENT_BYTES, max_bytes // 2):
+            yield Document("".join(held).strip(), f"{name}:{first}")
+            held, size, first = [], 0, number + 1
+        elif size + length > max_bytes:
+            yield Document("".join(held).strip(), f"{name}:{first}")
+            held, size, first = [text], length, number
+        else:
+            held.append(text)
+            size += length
+    if "".join(held).strip():
+        yield Document("".join(held).strip(), f"{name}:{first}")
+
+
+def _text_lines(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Iterator[tuple[int, str]]:
+    """Lines of plain text with their numbers, ends included."""
     for number, line in enumerate(_lines(file, max_bytes), start=1):
         if len(line) > max_bytes:
             bad.add("over-long", f"{name}:{number}")
             continue
         try:
-            text = line.decode("utf-8")
+            yield number, line.decode("utf-8")
         except UnicodeDecodeError:
             bad.add("invalid UTF-8", f"{name}:{number}")
-            continue
-        if not text.strip() and size >= min(TEXT_DOCUMENT_BYTES, max_bytes // 2):
-            yield Document("".join(held).strip(), f"{name}:{first}")
-            held, size, first = [], 0, number + 1
-        elif size + len(line) > max_bytes:
-            yield Document("".join(held).strip(), f"{name}:{first}")
-            held, size, first = [text], len(line), number
-        else:
-            held.append(text)
-            size += len(line)
-    if "".join(held).strip():
-        yield Document("".join(held).strip(), f"{name}:{first}")
 
 
 def _read_parquet(path: Path, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
+from trc2.stream.articles import join_articles
 from trc2.stream.cache import expanded
 from trc2.stream.document import BadRows, Document
-from trc2.stream.formats import text_format
+from trc2.stream.formats import BY_LINE, text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
 from trc2.stream.readers import COMPRESSED, TEXT_DOCUMENT_BYTES, find_files, kind_of, read_file, render_row, text_files
 
@@ -44,6 +45,11 @@ def source_of(task: TaskConfig, stream: StreamConfig) -> Source:
     if task.folder is not None and (stream.data_root is not None or task.dataset is None):
         return FileSource(task, expanded(stream.data_root or Path()) / expanded(task.folder))
     return DatasetSource(task)
+
+
+def _whole(rows: Iterator[Document], task: TaskConfig, bad: BadRows) -> Iterator[Document]:
+    """Documents from rows, which in some formats are only their lines."""
+    return join_articles(rows, task.max_document_bytes, bad) if task.format == BY_LINE else rows
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,16 @@ class FileSource:
             ) from None
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
-        """All documents in the files of a split."""
-        render = text_format(self.task.format)
+        """All documents in the files of a split; an article may begin in one file and end in the next."""
+        return _whole(self._rows(split, bad), self.task, bad)
+
+    def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
+        render, by_line = text_format(self.task.format), self.task.format == BY_LINE
         files = self.files(split)
         if split == "train" and not files:
             raise UserError(self._no_train_files())
         for path in files:
-            yield from read_file(path, render, self.task.max_document_bytes, bad)
+            yield from read_file(path, render, self.task.max_document_bytes, bad, by_line=by_line)
 
     def identity(self) -> dict[str, Any]:
         listing = [
@@ -171,6 +180,9 @@ class DatasetSource:
             ) from None
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
+        return _whole(self._rows(split, bad), self.task, bad)
+
+    def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
         name = getattr(self.task.splits, split)
         if name not in self._known_splits:
             if split == "train":

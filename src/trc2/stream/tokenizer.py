@@ -80,7 +80,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, path: Path) -> Tokenizer:
-        """From a tokenizer.json; a damaged one is told in a sentence."""
+        """From a tokenizer.json; a UserError if it is damaged."""
         with reading(path, "restore it from a copy, or choose another tokenizer"):
             return cls.from_json(path.read_text(encoding="utf-8"))
 

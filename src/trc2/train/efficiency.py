@@ -13,6 +13,7 @@ from trc2.config import RunConfig
 from trc2.nn.cost import Cost
 
 GB = 1e9
+PEAK_MEMORY = "efficiency/peak_memory_gb"
 
 
 def peak_matmul_flops(device: torch.device, size: int = 1024, repeats: int = 5) -> float:
@@ -28,12 +29,12 @@ def peak_matmul_flops(device: torch.device, size: int = 1024, repeats: int = 5) 
     return 2 * size**3 / best
 
 
-def peak_memory_bytes(device: torch.device) -> float:
-    """The most memory ever in use: of the GPU, else of this process."""
+def peak_memory_gb(device: torch.device) -> float:
+    """The most memory this process ever used: of the GPU, else of the machine."""
     if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
+        return torch.cuda.max_memory_allocated(device) / GB
     unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB
 
 
 def training_flops_per_token(config: RunConfig, slots: int, with_replay: bool) -> float:
@@ -44,17 +45,27 @@ def training_flops_per_token(config: RunConfig, slots: int, with_replay: bool) -
 
 
 def efficiency(
-    device: torch.device, tokens: int, train_seconds: float, total_seconds: float, flops_per_token: float, peak: float
+    tokens: int,
+    train_seconds: float,
+    total_seconds: float,
+    *,
+    last_speed: float,
+    memory_gb: float,
+    flops_per_token: float,
+    peak_flops: float,
 ) -> dict[str, float]:
-    """The run's totals; GB·h is peak memory times wall time, per device."""
-    memory = peak_memory_bytes(device)
+    """The run's totals over all of its processes; GB·h is peak memory times wall time, per device.
+
+    `tokens_per_second` is the mean over all steps, `…_last` that of the last one, which is what the paper prints.
+    """
     speed = tokens / max(train_seconds, 1e-9)
     return {
         "efficiency/tokens_per_second": speed,
-        "efficiency/peak_memory_gb": memory / GB,
-        "efficiency/gb_hours": memory / GB * total_seconds / 3600,
+        "efficiency/tokens_per_second_last": last_speed,
+        PEAK_MEMORY: memory_gb,
+        "efficiency/gb_hours": memory_gb * total_seconds / 3600,
         "efficiency/training_flops_per_token": flops_per_token,
-        "efficiency/matmul_flops": peak,
-        "efficiency/utilisation": speed * flops_per_token / peak,
+        "efficiency/matmul_flops": peak_flops,
+        "efficiency/utilisation": speed * flops_per_token / peak_flops,
         "efficiency/evaluation_share": max(0.0, 1.0 - train_seconds / max(total_seconds, 1e-9)),
     }

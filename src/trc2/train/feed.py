@@ -47,7 +47,7 @@ class Feed:
         return self.tasks[stretch.task].train_batches(step - stretch.start, share)
 
     def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, y) of a task's own steps, one batch after the other; a batch is made when it is asked for."""
+        """(x, y) of a task's own steps, one batch after the other; each is made only when the iterator reaches it."""
         for step in steps:
             for batch in self.tasks[task].train_batches(step):
                 yield batch.x.to(device), batch.y.to(device)

@@ -9,10 +9,16 @@ from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
 from trc2.ranks import Ranks
-from trc2.replay.controller import ControllerState, base_settings, control
+from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record, score_table
-from trc2.train.efficiency import efficiency, peak_matmul_flops, training_flops_per_token
+from trc2.train.efficiency import (
+    PEAK_MEMORY,
+    efficiency,
+    peak_matmul_flops,
+    peak_memory_gb,
+    training_flops_per_token,
+)
 from trc2.train.evaluate import control_perplexity, score_task
 from trc2.train.feed import Feed
 from trc2.train.fence import fence
@@ -35,7 +41,7 @@ def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tu
 
 
 class Measure:
-    """Scores the model between steps and tells what was found. Only `steer` changes what is learnt later."""
+    """Scores the model between steps and records what was found. Only `steer` changes what is learnt later."""
 
     def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
         self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story
@@ -53,6 +59,7 @@ class Measure:
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # told often: a process that is killed has no end
         record = self.record("eval", metrics)
         for metric in METRICS.values():
             table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
@@ -77,7 +84,7 @@ class Measure:
         failpoint("controller")
         current = self.control_perplexities(past)
         before = ControllerState(progress.gap_average, progress.integral)
-        after, trace = control(config, base_settings(self.config.model), before, current, state.control_post)
+        after, trace = steer(config, base_settings(self.config.model), before, current, state.control_post)
         progress.gap_average, progress.integral = after.gap_average, after.integral
         state.apply(trace.settings)
         measured = {f"control/{name}/perplexity": value for name, value in current.items()}
@@ -109,9 +116,16 @@ class Measure:
             self.story.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
-        peak = peak_matmul_flops(state.device)
-        seconds = self.story.seconds
-        cost = efficiency(state.device, tokens, state.progress.train_seconds, seconds, per_token, peak)
+        memory = max(peak_memory_gb(state.device), self.story.peak_memory_gb)
+        cost = efficiency(
+            tokens,
+            state.progress.train_seconds,
+            self.story.seconds,
+            last_speed=self.story.last_speed,
+            memory_gb=memory,
+            flops_per_token=per_token,
+            peak_flops=peak_matmul_flops(state.device),
+        )
         self.story.tell(self.record("end", cost))
 
     @property

@@ -32,20 +32,20 @@ class Screen:
             self.bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
-                TextColumn("{task.fields[told]}", markup=False),
+                TextColumn("{task.fields[line]}", markup=False),
                 console=console,
             )
             self.bar.start()
-            self.bar_task = self.bar.add_task("starting", total=plan.total_steps, completed=start, told="")
+            self.bar_task = self.bar.add_task("starting", total=plan.total_steps, completed=start, line="")
 
     def see(self, record: Record) -> None:
         if record.kind == "train":
-            told = self._train_line(record)
+            line = self._train_line(record)
             if self.bar is not None and self.bar_task is not None:
-                self.bar.update(self.bar_task, completed=record.step, description=record.task, told=told)
+                self.bar.update(self.bar_task, completed=record.step, description=record.task, line=line)
             elif record.step % self.log_every == 0 or record.step == self.plan.total_steps:
                 self.console.print(
-                    f"step {record.step}/{self.plan.total_steps}  {record.task}  {told}",
+                    f"step {record.step}/{self.plan.total_steps}  {record.task}  {line}",
                     highlight=False,
                     soft_wrap=True,
                 )
@@ -55,8 +55,8 @@ class Screen:
                 for n, v in record.metrics.items()
                 if n.endswith("/perplexity") and n.startswith("eval/")
             }
-            told = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self._line(f"step {record.step}  perplexity  {told}")
+            line = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self._line(f"step {record.step}  perplexity  {line}")
         elif record.kind == "nonfinite":
             self._line(f"step {record.step}  gradients are not finite: the step was skipped")
 

@@ -1,4 +1,4 @@
-"""Device and number format: chosen by what the machine does well, unless told."""
+"""Device and number format: chosen by what the machine does well, unless the settings name them."""
 
 from __future__ import annotations
 

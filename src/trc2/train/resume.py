@@ -85,8 +85,8 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             return
         if checkpoint is not None:
             trainer.state.restore(checkpoint)
-            told = [record for record in history if record.step <= checkpoint.step]
-            trainer.story.go_on(told, trainer.state.progress.total_seconds)
+            kept = [record for record in history if record.step <= checkpoint.step]
+            trainer.story.go_on(kept, trainer.state.progress.total_seconds)
         watch(trainer, console)
         trainer.story.tell(Record("resume", start, "", {}, 0.0))
         run(trainer)
@@ -282,7 +282,7 @@ def _score_newcomer(trainer: Trainer, name: str) -> None:
 def relative_forgetting(path: Path) -> float:
     """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
 
-    NaN where a perplexity is: a gate must ask whether this is small, not whether it is large.
+    NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
     """
     folder = RunFolder(path)
     table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)

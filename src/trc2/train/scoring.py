@@ -88,7 +88,7 @@ def _prepare_tasks(
 
 
 def _check_test_split(folder: RunFolder) -> None:
-    """Test splits are read once, at the end of a run; a second look must be asked for, also after a resume."""
+    """Test splits are read once, at the end of a run; scoring them again needs an option, also after a resume."""
     if any(record.kind == "test" and record.metrics for record in folder.all_records()):
         raise UserError(
             f"The test splits of {folder} were read before, see test/… in its {folder.diary_file.name}: use --again to "

@@ -71,7 +71,7 @@ def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Co
 
 
 class Interrupted(UserError):
-    """The run was asked to stop: no mistake, so it exits as a signal would."""
+    """The run was stopped by a signal: no mistake, so the command exits with a signal's code, not with 2."""
 
     exit_code = 130
 

@@ -46,7 +46,7 @@ class RunState:
         if config.output.compile:
             compile_parts(self.model)
         self.parallel = build_parallel(self.model, ranks)
-        self.optimizer = build_optimizer(self.model, config.train, self.model.tensors_without_reader())
+        self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
         self.progress = Progress()
@@ -61,7 +61,7 @@ class RunState:
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
-            self.model.replay.control(settings.coefficient, settings.batch_size, settings.long_fraction)
+            self.model.replay.set_strength(settings.coefficient, settings.batch_size, settings.long_fraction)
 
     def check_unison(self) -> None:
         """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""

@@ -28,7 +28,7 @@ def _probe(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def no_effect_before_flush(subject: Subject) -> list[Check]:
-    """Δ_preflush: a micro-step queues writes, and nobody can tell from later logits or from the memory."""
+    """Δ_preflush: a micro-step queues writes, which change neither later logits nor the memory."""
     name, claim = "no pre-flush effect, eval", "a micro-step without flush changes no logits of an evaluation"
     if not subject.has_memory:
         return skipped("B", name, claim, "no memory")

@@ -98,7 +98,7 @@ def verify_resume(
 
 
 def shares(kills: int) -> dict[str, int]:
-    """Kills by command; together as many as asked for, and every command gets some if there are enough."""
+    """Kills by command; `kills` in all, and every command gets some if there are enough."""
     counts = {name: int(kills * share) for name, share in SHARES.items()}
     counts["train"] += kills - sum(counts.values())
     return counts
@@ -177,12 +177,12 @@ def compare_runs(whole: Path, parted: Path) -> tuple[list[str], int, int]:
 
 def _timeless(records: list[Record]) -> list[str]:
     """Records as text without what depends on the clock; resume marks are not part of the story."""
-    told = []
+    lines = []
     for record in records:
         if record.kind != "resume":
             metrics = {name: value for name, value in record.metrics.items() if not name.startswith(TIMED)}
-            told.append(json.dumps([record.kind, record.step, record.task, metrics]))
-    return told
+            lines.append(json.dumps([record.kind, record.step, record.task, metrics]))
+    return lines
 
 
 def _different_runs(whole: Path, parted: Path) -> list[str]:

@@ -40,7 +40,7 @@ def as_table(report: Report, width: int = 120) -> Table:
 
 
 def notes(report: Report) -> list[str]:
-    """What the numbers alone do not tell, each once."""
+    """Remarks that explain the numbers, each once."""
     return list(dict.fromkeys(f"{check.group} {check.name}: {check.note}" for check in report.checks if check.note))
 
 

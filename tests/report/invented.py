@@ -1,0 +1,148 @@
+"""Run folders with invented numbers: real settings, a diary that looks like a run's, no training.
+
+invent_matrix(root)                      # a small lab: parts, baselines, bounds, orders, seeds
+invent_run(root / "mine", "lab_trc2", ["train.seed=1"], forgets=0.3)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from trc2.config import load_recipe, settings_text
+from trc2.report.names import lesions, replays
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record, score_tables
+
+TASKS = ("c4", "wikitext", "gsm8k")
+LEARNT = {"c4": 5.7, "wikitext": 5.2, "gsm8k": 3.9}  # log-perplexity right after a task's training
+UNTRAINED = 8.3
+
+
+def invent_run(
+    folder: Path, recipe: str, overrides: Iterable[str] = (), *, forgets: float | None = None, noise: float = 0.02,
+    ends: bool = True,
+) -> Path:  # fmt: skip
+    """A run folder as `trc2 train` leaves it, without checkpoints.
+
+    A past task rises by `forgets` nats and stays there; by default 0.6, and 0.2 with replay. `noise` is the standard
+    deviation over seeds. `ends=False` leaves it half way.
+    """
+    config = load_recipe(recipe, [*overrides, f"output.folder={folder}"])
+    assert config.stream is not None
+    plan = Plan.of_run(config)
+    chance = np.random.default_rng([config.train.seed, len(lesions(config))])
+    rise = (0.2 if replays(config) else 0.6) if forgets is None else forgets
+    rise, luck = rise + noise * chance.normal(), noise * chance.normal()
+    memory = config.model.name == "trc2" and "memory" not in lesions(config)
+    end = plan.total_steps
+    records: list[Record] = []
+    steps = range(0, end + 1, 10)
+    for step in steps:
+        stretch = plan.at(min(step, end - 1))
+        if step % 20 == 0 and step > 0:
+            records.append(_train(step, stretch.task, stretch.start, replays(config), memory, chance))
+        if step % 50 == 0 or plan.is_boundary(step):
+            records.append(_evaluation(step, plan, rise, luck, config.stream.mode == "joint"))
+        if step % 25 == 0 and replays(config) and step > 0:
+            steered = {"coefficient": 0.05 + 0.0001 * step, "batch_size": 4.0, "long_fraction": 0.5}
+            steered |= {"gap": rise, "gap_average": rise}
+            records.append(Record("control", step, stretch.task, {f"replay/{k}": v for k, v in steered.items()}, step))
+        if not ends and step >= end // 2:
+            break
+    if ends:
+        last = next(record.metrics for record in records[::-1] if record.kind == "eval")
+        tested = {name.replace("eval/", "test/"): value for name, value in last.items()}
+        records.append(Record("test", end, TASKS[-1], tested, end))
+        speed = 4000 * (0.8 if memory else 1.0) * (1 + 0.02 * chance.normal())
+        cost = {"tokens_per_second": speed, "tokens_per_second_last": speed, "peak_memory_gb": 1.1, "gb_hours": 0.25}
+        cost |= {
+            "training_flops_per_token": 2.3e7,
+            "matmul_flops": 1.6e11,
+            "utilisation": 0.25,
+            "evaluation_share": 0.2,
+        }
+        records.append(
+            Record("end", end, TASKS[-1], {f"efficiency/{name}": value for name, value in cost.items()}, end)
+        )
+    folder.mkdir(parents=True)
+    tasks = [task.name for task in config.stream.tasks]
+    split = {"documents": 100, "tokens": 10_000, "bytes": 40_000, "sha256": "0" * 64, "bad_rows": {}}
+    data = {name: {"splits": dict.fromkeys(("train", "validation", "test"), split), "source": {}} for name in tasks}
+    described = {"schema": 1, "fingerprint": "invented", "vocab_size": 4096, "tasks": data}
+    (folder / "data.json").write_text(json.dumps(described))
+    (folder / "metrics.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
+    (folder / "config.yaml").write_text(settings_text(config.model_dump(mode="json")))
+    assert score_tables(records, plan.stretches)
+    return folder
+
+
+def _train(step: int, task: str, start: int, replay: bool, memory: bool, chance: np.random.Generator) -> Record:
+    into = math.exp(-(step - start) / 60)
+    loss = LEARNT[task] + (UNTRAINED - LEARNT[task]) * into + 0.05 * chance.normal()
+    metrics = {"loss_lm": loss, "loss": loss + 0.04, "loss_load_balance": 0.04, "learning_rate": 0.002}
+    metrics |= {
+        "loss_router": 0.01,
+        "gradient_norm": 0.5,
+        "tokens_per_second": 4000.0,
+        "loss_replay": loss if replay else 0.0,
+    }
+    metrics |= {"loss_td": 0.2 * into + 0.05, "loss_predictor": 0.5 * into + 0.1} if memory else {}
+    found = {f"train/{name}": value for name, value in metrics.items()}
+    if memory:
+        keep = 0.3 + 0.7 * into
+        organ = {"candidates": 128.0, "writes": 128 * keep, "raw_writes": 128 * keep, "threshold": 0.3 + 0.1 * into}
+        organ |= {"surprise_mean": 0.4 + 0.2 * into, "surprise_max": 1.0, "fill": min(1.0, step / 40)}
+        organ |= {"keep_fraction": keep, "raw_fraction": keep}
+        found |= {f"hippocampus/{name}": value for name, value in organ.items()}
+    return Record("train", step, task, found, float(step))
+
+
+def _evaluation(step: int, plan: Plan, rise: float, luck: float, joint: bool) -> Record:
+    metrics: dict[str, float] = {}
+    for task in TASKS:
+        stretch = next((s for s in plan.stretches if s.task == task), None)
+        if stretch is None or step <= stretch.start:
+            nats = UNTRAINED - 0.001 * step
+        else:
+            into = min(1.0, (step - stretch.start) / (stretch.end - stretch.start))
+            nats = UNTRAINED + (LEARNT[task] - UNTRAINED) * into**0.5 + luck
+            past = 0.0 if joint else (step - stretch.end) / 100
+            nats += rise * (1 - math.exp(-max(0.0, past)))
+        metrics |= {f"eval/{task}/loss": nats, f"eval/{task}/perplexity": math.exp(nats)}
+        metrics |= {f"eval/{task}/bleu": 20 * math.exp(-nats / 4), f"eval/{task}/token_accuracy": math.exp(-nats / 3)}
+        metrics |= {f"eval/{task}/chrf": 20.0, f"eval/{task}/rouge_l": 0.2, f"eval/{task}/bits_per_byte": nats / 2.4}
+    return Record("eval", step, plan.at(min(step, plan.total_steps - 1)).task, metrics, float(step))
+
+
+def invent_matrix(root: Path, seeds: Iterable[int] = (0, 1, 2)) -> Path:
+    """What the lab's sweep leaves behind, in small: the eight lesions, two baselines, bounds, orders, an A/A twin."""
+    seeds = list(seeds)
+    for thalamus, memory, replay in itertools.product(("true", "false"), repeat=3):
+        parts = [f"model.thalamus={thalamus}", f"model.memory={memory}", f"model.replay={replay}"]
+        for seed in seeds:
+            invent_run(root / f"trc2_{thalamus}_{memory}_{replay}_s{seed}", "lab_trc2", [*parts, f"train.seed={seed}"])
+    for recipe, strategy, seed in itertools.product(("transformer", "mamba"), ("none", "replay_controlled"), seeds):
+        invent_run(
+            root / f"{recipe}_{strategy}_s{seed}", f"lab_{recipe}", [f"strategy={strategy}", f"train.seed={seed}"]
+        )
+    invent_run(root / "lora_drs", "lab_lora_drs", forgets=0.01)
+    invent_run(root / "joint", "lab_joint", forgets=0.0)
+    invent_run(root / "single_c4", "lab_single_c4")
+    for strategy in ("ewc", "agem", "l2"):
+        invent_run(root / f"transformer_{strategy}", "lab_transformer", [f"strategy={strategy}"], forgets=0.5)
+    for order in list(itertools.permutations(TASKS))[1:]:
+        name, setting = "-".join(order), f"stream.order=[{','.join(order)}]"
+        invent_run(root / f"trc2_{name}", "lab_trc2", [setting])
+        invent_run(root / f"trc2_no_replay_{name}", "lab_trc2", [setting, "model.replay=false"])
+        invent_run(root / f"transformer_{name}", "lab_transformer", [setting])
+        invent_run(root / f"transformer_replay_{name}", "lab_transformer", [setting, "strategy=replay_controlled"])
+    for seed in seeds:
+        twin = [f"train.seed={seed}", f"model.replay_seed={1000 + seed}"]
+        invent_run(root / f"trc2_twin_s{seed}", "lab_trc2", twin)
+    return root

@@ -1,0 +1,92 @@
+"""Runs become arms by their settings, and what does not belong together is never averaged."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.report.invented import TASKS, invent_matrix, invent_run
+from trc2.errors import UserError
+from trc2.report.evidence import AREA, PRIMARY, Evidence
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return invent_matrix(tmp_path_factory.mktemp("lab"), seeds=(0, 1))
+
+
+def test_runs_that_differ_in_seed_and_order_only_are_one_arm(matrix: Path) -> None:
+    evidence = Evidence.of([matrix])
+    arms = {arm.title: arm for arm in evidence.arms}
+    assert len(arms) == len(evidence.arms)
+    assert [run.config.train.seed for run in arms["TRC² − memory"].runs] == [0, 1]
+    assert len(arms["TRC²"].runs) == 2 + 5
+    assert len(arms["TRC²"].in_order(TASKS)) == 2
+    assert evidence.orders[0] == TASKS
+    assert len(evidence.orders) == 6
+    assert {"TRC² plain", "TRC² plain + controlled replay", "Transformer + EWC", "Transformer, joint"} <= set(arms)
+
+
+def test_a_twin_with_other_replay_draws_is_an_arm_of_its_own(matrix: Path) -> None:
+    twin = Evidence.of([matrix]).arm("TRC² (other replay draws)")
+    assert twin is not None
+    assert [run.config.train.seed for run in twin.runs] == [0, 1]
+
+
+def test_bounds_come_last_and_the_order_of_folders_does_not_matter(matrix: Path) -> None:
+    evidence = Evidence.of([matrix])
+    assert [arm.is_bound for arm in evidence.arms] == sorted(arm.is_bound for arm in evidence.arms)
+    again = Evidence.of(sorted(matrix.iterdir(), reverse=True))
+    assert [arm.title for arm in again.arms] == [arm.title for arm in evidence.arms]
+
+
+def test_the_primary_measure_rewards_learning_and_keeping(tmp_path: Path) -> None:
+    keeps = invent_run(tmp_path / "keeps", "lab_transformer", forgets=0.0, noise=0.0)
+    forgets = invent_run(tmp_path / "forgets", "lab_moe", forgets=0.5, noise=0.0)
+    first, second = Evidence.of([keeps, forgets]).runs
+    assert PRIMARY.of(first) == pytest.approx((5.7 + 5.2 + 3.9) / 3)
+    assert PRIMARY.of(second) > PRIMARY.of(first)
+    assert AREA.of(first) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_unfinished_run_counts_nowhere(tmp_path: Path) -> None:
+    whole = invent_run(tmp_path / "whole", "lab_transformer")
+    half = invent_run(tmp_path / "half", "lab_transformer", ["train.seed=1"], ends=False)
+    evidence = Evidence.of([tmp_path])
+    assert [run.folder for run in evidence.runs] == [whole]
+    assert [run.folder for run in evidence.unfinished] == [half]
+    with pytest.raises(UserError, match="None of the 1 runs has ended"):
+        Evidence.of([half])
+
+
+def test_the_same_run_twice_other_data_and_other_batches_are_refused(tmp_path: Path) -> None:
+    run = invent_run(tmp_path / "run", "lab_transformer")
+    shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(UserError, match="are the same run twice"):
+        Evidence.of([tmp_path])
+    (tmp_path / "copy" / "data.json").write_text((run / "data.json").read_text().replace("invented", "other"))
+    with pytest.raises(UserError, match="trained on different data"):
+        Evidence.of([tmp_path])
+    wide = invent_run(tmp_path / "wide" / "run", "lab_transformer", ["train.batch_size=32"])
+    with pytest.raises(UserError, match="tokens a step"):
+        Evidence.of([run, wide])
+    with pytest.raises(UserError, match="is no run folder and holds none"):
+        Evidence.of([tmp_path / "nothing"])
+
+
+def test_arms_that_read_alike_say_in_what_they_differ(tmp_path: Path) -> None:
+    invent_run(tmp_path / "a", "lab_transformer")
+    invent_run(tmp_path / "b", "lab_transformer", ["train.learning_rate=0.004"])
+    invent_run(tmp_path / "c", "lab_transformer", ["model.num_layers=4"])
+    titles = {arm.title for arm in Evidence.of([tmp_path]).arms}
+    assert titles == {"Transformer d128-L10", "Transformer d128-L10 (learning_rate=0.004)", "Transformer d128-L4"}
+
+
+def test_a_bound_that_had_nothing_to_forget_has_no_area(matrix: Path) -> None:
+    joint = Evidence.of([matrix]).arm("Transformer, joint")
+    assert joint is not None
+    assert joint.is_bound
+    assert math.isnan(AREA.of(joint.runs[0]))
