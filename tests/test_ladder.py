@@ -22,7 +22,7 @@ LADDER = [
     {"runs"},
     {"train"},
     {"report", "bench"},
-    {"hf.export"},
+    {"hf.export", "hf.plain"},
     {"verify"},
     {"cli"},
     {"__main__"},

@@ -27,7 +27,7 @@ def stream_text(
     read_memory: bool = True,
 ) -> Iterator[str]:
     """Pieces of text as they are ready: a character whose bytes are spread over tokens waits for its last one."""
-    ids = tokenizer.encode_batch([prompt])[0] or [tokenizer.end_of_text]
+    ids = [*tokenizer.begin_of_text, *tokenizer.encode_batch([prompt])[0]] or [tokenizer.end_of_text]
     made: list[int] = []
     shown = 0  # characters yielded so far
     for token in generate_ids(

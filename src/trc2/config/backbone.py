@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trc2.config.section import Decay, Fraction, NonNegative, Positive, Section, Seed, Size
+from trc2.config.section import Decay, Fraction, NonNegative, Positive, Section, Seed, Share, Size
 
 MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 
@@ -29,6 +29,11 @@ class BackboneConfig(Section):
     replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
     replay_batch_size: Size = 4
     replay_coefficient: NonNegative = 0.05
+    replay_share: Share | None = Field(
+        None,
+        description="instead of coefficient and batch size: this share of a step's tokens is replayed, and every token "
+        "weighs the same",
+    )
     replay_long_fraction: Fraction = 0.5
     replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
     max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
@@ -44,6 +49,18 @@ class BackboneConfig(Section):
                 f"The depth of {self.depth} gives a network of {self.num_parts} blocks, experts or adapters: choose "
                 f"fewer, at most {MAX_PARTS} in all."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replays_one_way(self) -> BackboneConfig:
+        """By a share of the tokens, or by λ_rep and B_R: both at once would say two things about one strength."""
+        for name in ("replay_coefficient", "replay_batch_size"):
+            value = getattr(self, name)
+            if self.replay_share is not None and value != BackboneConfig.model_fields[name].default:
+                raise ValueError(
+                    f"replay_share={self.replay_share} and {name}={value} both say how strongly is replayed: set "
+                    f"replay_share to null, or leave {name} out."
+                )
         return self
 
     @property

@@ -86,6 +86,9 @@ class TokenizerConfig(Section):
         4096, description="size of the trained BPE, 256 bytes included"
     )
     max_train_bytes: Count = Field(20_000_000, description="text per task the BPE is trained on")
+    begin_of_text: bool = Field(
+        False, description="begin every document with the tokenizer's own first token, if it has one; model=hf: true"
+    )
     special_in_text: bool = Field(
         False,
         description="read special tokens such as <|endoftext|> inside documents as control tokens; off, they are text",

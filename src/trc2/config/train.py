@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Size
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Share, Size
 
 
 class TrainConfig(Section):
@@ -47,6 +47,7 @@ class ReplayControlConfig(Section):
     integral_limit: NonNegative = Field(1.0, description="I_max")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
     batch_range: tuple[Size, Size] = (2, 6)
+    share_range: tuple[Share, Share] = Field((0.0, 0.5), description="of model.replay_share, which takes λ's gains")
     batch_gain: NonNegative = Field(4.0, description="k_B")
     long_gain: NonNegative = Field(4.0, description="k_ρ")
 
@@ -54,6 +55,7 @@ class ReplayControlConfig(Section):
     def _ranges_hold(self) -> ReplayControlConfig:
         _check_range("coefficient_range", self.coefficient_range)
         _check_range("batch_range", self.batch_range)
+        _check_range("share_range", self.share_range)
         return self
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trc2.config import RunConfig, TRC2Config
+from trc2.config.pretrained import HFConfig
 
 # Okabe–Ito, told apart also without full colour vision; its yellow is hard to see on white, so brown stands for it.
 FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: how it is written, its colour, its marker
@@ -18,6 +19,7 @@ FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: how it is written, it
     "blk_attn_res": ("BlkAttnRes", "#56B4E9", "P"),
     "falcon": ("FALCON", "#7F3F00", "X"),
     "lora_drs": ("LoRA-DRS", "#000000", "<"),
+    "hf": ("Hugging Face", "#5A5A5A", "h"),
 }
 OTHER = ("#777777", ">")  # a backbone from elsewhere
 PARTS = ("thalamus", "memory", "replay")
@@ -36,6 +38,8 @@ class Family:
 def family_of(config: RunConfig) -> Family:
     name = config.model.name
     title, colour, marker = FAMILIES.get(name, (name, *OTHER))
+    if isinstance(config.model, HFConfig):
+        title = str(config.model.architecture.get("model_type", title))
     return Family(name, title, colour, marker)
 
 

@@ -115,7 +115,7 @@ def prepare_stream(
     cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
     tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
-    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text)
+    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text).beginning(stream.tokenizer.begin_of_text)
     tasks = {}
     for task in stream.tasks:
         tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
@@ -209,13 +209,14 @@ def _pack_split(
         for texts in _batches(documents, seen, bad):
             size += sum(len(text.encode()) for text in texts)
             for encoded in tokenizer.encode_batch(texts):
-                content = np.asarray([*encoded, tokenizer.end_of_text], dtype=dtype).tobytes()
+                ids_of = [*tokenizer.begin_of_text, *encoded, tokenizer.end_of_text]
+                content = np.asarray(ids_of, dtype=dtype).tobytes()
                 ids.write(content)
                 checksum.update(content)
                 start = np.int64(tokens).tobytes()
                 starts.write(start)
                 starts_checksum.update(start)
-                tokens += len(encoded) + 1
+                tokens += len(ids_of)
                 count += 1
             watch(task, split, count, tokens)
         for file in (ids, starts):
@@ -284,7 +285,7 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     key = digest(
         {
             "schema": CACHE_SCHEMA,
-            "config": config.model_dump(exclude={"special_in_text"}),
+            "config": config.model_dump(exclude={"special_in_text", "begin_of_text"}),
             "tasks": [
                 [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
             ],

@@ -21,7 +21,7 @@ class Feed:
     def __init__(self, config: RunConfig, plan: Plan, prepared: PreparedStream) -> None:
         assert config.stream is not None
         self.plan, self.tokenizer = plan, prepared.tokenizer
-        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
+        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
         self.tasks = {
             task.name: TaskData(

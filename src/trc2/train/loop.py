@@ -35,12 +35,14 @@ class Trainer:
         folder: RunFolder,
         observers: list[Observer],
         ranks: Ranks = ALONE,
+        *,
+        will_restore: bool = False,
     ) -> None:
         self.config, self.folder, self.ranks = config, folder, ranks
         self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
         self.plan = Plan.of_run(config)
         self.feed = Feed(config, self.plan, prepared)
-        self.state = RunState(config, choose_device(config.output.device), ranks)
+        self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
         self.story = Story(observers)
         self.measure = Measure(config, self.plan, self.feed, self.state, self.story)
         self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
@@ -135,7 +137,9 @@ class Trainer:
     def _dynamics(self, writes: WriteReport | None) -> dict[str, float]:
         """How strongly is replayed, and what the memory did."""
         metrics, model = {}, self.state.model
-        if model.replay is not None:
+        if model.replay is not None and model.replay.share is not None:
+            metrics["replay/share"] = float(model.replay.share)
+        elif model.replay is not None:
             metrics["replay/coefficient"] = float(model.replay.coefficient)
         if writes is not None and model.has_memory:
             metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}

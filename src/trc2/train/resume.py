@@ -78,7 +78,7 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
                 f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
                 "`trc2 continue` again."
             )
-        trainer = Trainer(config, prepared, folder, [], ranks)
+        trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
         start = -1 if checkpoint is None else checkpoint.step
         if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
             console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
@@ -226,7 +226,7 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     config = _longer_config(ended.config, task, final)
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer())
-    trainer = Trainer(config, prepared, folder, [], ranks)
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
     ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
     ranks.on_first(lambda: folder.describe(config, prepared))
     trainer.state.restore(ended.checkpoint)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trc2.backbones.compiled import compile_parts
+from trc2.backbones.hf import HFTrunk
 from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
@@ -38,13 +39,19 @@ class Progress:
 class RunState:
     """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
 
-    def __init__(self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE, *, will_restore: bool = False
+    ) -> None:
+        """`will_restore`: its weights come from a checkpoint, so none are drawn or read."""
         self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
-        self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
+        chance = None if will_restore else keyed_generator("weights", config.train.seed)
+        self.model = build_model(config.model, chance).to(device).train()
         self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
+        if config.output.recompute and isinstance(self.model.trunk, HFTrunk):
+            self.model.trunk.recompute()
         self.parallel = build_parallel(self.model, ranks)
         self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
@@ -61,7 +68,9 @@ class RunState:
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
-            self.model.replay.set_strength(settings.coefficient, settings.batch_size, settings.long_fraction)
+            self.model.replay.set_strength(
+                settings.coefficient, settings.batch_size, settings.long_fraction, settings.share
+            )
 
     def check_unison(self) -> None:
         """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
