@@ -80,22 +80,22 @@ def reachable(model: Backbone) -> list[str]:
 
 def _distribute(model: Backbone, learning: list[str]) -> DistributedDataParallel:
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    # torch's own place for this; it has no public one.
+    # torch's own place for this; it has no public one. No buffer is copied around: memory and stores are alike on all
+    # ranks because all commit the same.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(names - set(learning)))
     device = model.get_input_embeddings().weight.device
     ddp = DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
-        broadcast_buffers=False,  # memory and stores are kept alike by what is committed, not by copying
         init_sync=False,  # all ranks drew the same weights, or read them from the same checkpoint
         gradient_as_bucket_view=True,
     )
-    ddp.register_comm_hook(None, _add_up)
+    ddp.register_comm_hook(None, lambda _, bucket: _add_up(bucket.buffer()))
     return ddp
 
 
-def _add_up(_state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+def _add_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
 

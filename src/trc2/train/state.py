@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from trc2.ranks import ALONE, Ranks
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
-from trc2.train.chance import chance_state, chance_tensors, restore_chance
+from trc2.train.chance import chance_state, chance_tensors, chance_unmoved, restore_chance
 from trc2.train.optimizer import build_optimizer
 from trc2.train.parallel import build_parallel
 from trc2.train.precision import choose_dtype, loss_scaler
@@ -53,10 +55,17 @@ class RunState:
         self.control_post: dict[str, float] = {}  # P_post of every task that has ended
         self.apply(initial_settings(config.control, base_settings(config.model)))
 
-    def key_chance(self, micro_step: int) -> None:
-        """Dropout's masks follow from (seed, step, micro-step), whichever rank draws them."""
-        if self.model.config.dropout > 0:
-            torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, micro_step).initial_seed())
+    @contextmanager
+    def micro_step(self, number: int, *, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of the micro-batch with this number among all of the step.
+
+        Dropout's masks follow from (seed, step, number), whichever rank draws them.
+        """
+        has_masks = self.model.config.dropout > 0
+        with chance_unmoved() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
+            if has_masks:
+                torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, number).initial_seed())
+            yield
 
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
