@@ -19,14 +19,12 @@ from tests.fuzz.values import (
     words,
 )
 from tests.fuzz.world import LAST, World
+from trc2.cli import COMMANDS
 
 DATA = ("data", "cache")
 RECIPES = ("recipes",)
 REFUSED = "x=1"  # no recipe has this name and no section this setting: what would be slow is refused in the end
-COMMANDS = (
-    "train", "resume", "continue", "eval", "report", "export", "generate", "verify", "budget", "bench", "data",
-    "prepare", "help", "trian", "[/red]", "\x1b[31m", "",
-)  # fmt: skip
+FIRST_WORDS = (*COMMANDS, "prepare", "help", "trian", "[/red]", "\x1b[31m", "")
 OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
@@ -79,8 +77,8 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (1, typed("data", "prepare", paths_to_read, sometimes(overrides), on=RECIPES)),
     )
     any_word = weighted((2, st.sampled_from(OPTIONS)), (1, words), (1, numbers), (1, paths_to_read))
-    free = line(st.sampled_from(COMMANDS), st.lists(any_word, max_size=5).map(tuple), "--steps=1", REFUSED)
-    first = weighted((1, st.sampled_from(COMMANDS[:11])), (1, words))
+    free = line(st.sampled_from(FIRST_WORDS), st.lists(any_word, max_size=5).map(tuple), "--steps=1", REFUSED)
+    first = weighted((1, st.sampled_from(COMMANDS)), (1, words))
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
