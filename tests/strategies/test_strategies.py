@@ -12,7 +12,9 @@ from rich.console import Console
 
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
+from trc2.backbones.registry import build_model
 from trc2.config import strategy_config, strategy_names
+from trc2.config.baselines import LoraDRSConfig
 from trc2.config.strategy import SHORTHANDS
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.records import read_records
@@ -109,6 +111,38 @@ def test_ewc_pulls_important_weights_only() -> None:
     strategy.correct_gradients(3)
     pull = 2.0 * strategy.tensors[f"fisher.{name}"] * (model.cortex.embedding.weight.detach() - anchor)
     torch.testing.assert_close(model.cortex.embedding.weight.grad, before[name] + pull)
+
+
+def test_a_strength_of_avalanche_is_ours_times_half_the_tokens() -> None:
+    """Avalanche: λ Σ g² (θ − θ*)² with g the gradient of the mean loss. Ours is equal for λ = 2 λ_Avalanche / T."""
+    model, name = net(), "cortex.embedding.weight"
+    x, y = rows(model, 1)
+    theirs = 0.7
+    strategy = ewc.ElasticWeights(model, ewc.Settings(strength=2 * theirs / y.shape[1], decay=1.0, fisher_sequences=1))
+    strategy.end_task([(x, y)])
+    mean_gradient = strategy.language_gradients(x, y)[name]
+    with torch.no_grad():
+        model.cortex.embedding.weight.add_(0.2)
+    before = accumulate(model)[name]
+    strategy.correct_gradients(1)
+    pull = 2 * theirs * mean_gradient.square() * 0.2
+    torch.testing.assert_close(model.cortex.embedding.weight.grad - before, pull)
+
+
+def test_a_pair_that_waits_for_its_task_is_anchored_where_it_was_drawn() -> None:
+    model = build_model(LoraDRSConfig(vocab_size=29, d_model=16, num_layers=2, num_heads=4, max_positions=64))
+    strategy = l2.PullToBoundary(model, l2.Settings(strength=0.5))
+    strategy.end_task([])
+    model.begin_task(1, [tokens(model.config, 2, 11)])
+    (layer, *_) = model.projections
+    down = layer.pairs[0].down
+    name = next(name for name, parameter in model.named_parameters() if parameter is down)
+    assert torch.equal(strategy.tensors[f"anchor.{name}"], down)
+    with torch.no_grad():
+        down.add_(0.1)
+    down.grad = torch.zeros_like(down)
+    strategy.correct_gradients(1)
+    torch.testing.assert_close(down.grad, torch.full_like(down, 0.05))
 
 
 def test_agem_never_leaves_a_step_that_works_against_the_memory() -> None:
