@@ -25,7 +25,7 @@ LADDER = [
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"runs"},
     {"train"},
-    {"report", "bench"},
+    {"report", "bench", "sweep"},
     {"hf.export"},
     {"verify"},
     {"cli"},
