@@ -138,4 +138,6 @@ class Tracker:
 
 def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dict[str, Any]) -> list[Observer]:
     """The observers a config asks for by name."""
-    return [TensorBoard(folder.path) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to]
+    return [
+        TensorBoard(folder.path) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to
+    ]
