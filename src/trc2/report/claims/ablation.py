@@ -122,5 +122,5 @@ def _pathways(cast: Cast) -> Claim:
         how="AUFC of the plain twin minus TRC² (parts) against AUFC of a baseline minus the plain twin (body).",
         contrasts=contrasts, missing=[*missing, *missing_baselines(rivals)],
         notes=("By the paper's own Table 1 and D.2 the plain twin already has the larger part of the gain at 22k, "
-               "and none of it at 20k; see the arithmetic below.",),
+               "and none of it at 20k; see what arithmetic says.",),
     )  # fmt: skip

@@ -57,7 +57,7 @@ def retention_claims(cast: Cast) -> list[Claim]:
         _of_forgetting(
             cast, "retention.bleu_area", "TRC² has the lowest BLEU AUFC of all models",
             where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("bleu_area_22k"), measures=[BLEU_AREA],
-            notes=("The paper's BLEU areas compare unlike with unlike; see the arithmetic below.",),
+            notes=("The paper's BLEU areas compare unlike with unlike; see what arithmetic says.",),
         ),
         _of_forgetting(
             cast, "retention.accuracy_area", "TRC² has the lowest token-accuracy AUFC of all models",
@@ -187,7 +187,7 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         + " nats, best against best",
         contrasts=contrasts if plain else [],
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
-        notes=("The paper's baselines score worse than a uniform guess on GSM8K; see the arithmetic below.",),
+        notes=("On GSM8K the paper's baselines have perplexities that do not fit their accuracies; see what arithmetic says.",),
     )  # fmt: skip
 
 
