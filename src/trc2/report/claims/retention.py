@@ -187,7 +187,7 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         + " nats, best against best",
         contrasts=contrasts if plain else [],
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
-        notes=("On GSM8K the paper's baselines have perplexities that do not fit their accuracies; see what arithmetic says.",),
+        notes=("GSM8K perplexities of the paper's baselines do not fit their accuracies; see what arithmetic says.",),
     )  # fmt: skip
 
 
