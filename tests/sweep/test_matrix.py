@@ -73,6 +73,7 @@ def test_a_run_that_two_grids_share_is_run_once_and_a_clash_of_names_is_refused(
         ({"lesion": {}}, "lesion"),
         ({"lesions": {"no_memory": ["model.memry=false"]}}, r"demo\+no_memory\+s0 of the matrix cannot be: .*memry"),
         ({"lesions": ["a"]}, "is no list of names"),
+        ({"strategies": [{}]}, "is no list of names"),
         ({"lesions": {"../../x": []}}, "has the name '../../x'"),
         ({"strategies": ["ewcc"]}, "ewc"),
         ({"orders": [["prose"]]}, "is no order of the tasks"),

@@ -51,7 +51,8 @@ class Grid(Section):
     @field_validator("sizes", "lesions", "strategies", mode="before")
     @classmethod
     def _named_overrides(cls, changes: Any, field: ValidationInfo) -> Any:
-        if field.field_name == "strategies" and isinstance(changes, list | tuple):  # names alone will do
+        is_list = isinstance(changes, list | tuple) and all(isinstance(name, str) for name in changes)
+        if field.field_name == "strategies" and is_list:  # names alone will do
             changes = {name: () if name == "none" else (f"strategy={name}",) for name in changes}
         if not isinstance(changes, Mapping):
             raise ValueError(f"<path>={shown(changes)} is no list of names: write it as name: [section.field=value].")
