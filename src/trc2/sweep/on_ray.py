@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def carry_out(arguments: list[str], log: str, threads: int, folder: str) -> int:
             env={**os.environ, **environment(threads)},
         )  # fmt: skip
         try:
-            return process.wait()
+            while (code := process.poll()) is None:
+                time.sleep(0.1)  # not wait(): Ray's cancellation is heard between Python's steps only
+            return code
         except BaseException:
             process.send_signal(signal.SIGTERM)
             process.wait()
