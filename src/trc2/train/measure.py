@@ -59,7 +59,7 @@ class Measure:
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
-        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # told often: a process that is killed has no end
+        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
         for metric in METRICS.values():
             table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
