@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from rich.console import Console
 
 from tests.ranks.several import alone, together
+from trc2.artifact import load_model
 from trc2.config import RunConfig, TaskConfig
+from trc2.hf.export import export_run
 from trc2.ranks import joined
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
@@ -70,12 +73,14 @@ def tiny_run(tiny_run: MakeRun, data: Path) -> MakeRun:
 def at(tiny_run: MakeRun, folder: Path, *, steps: tuple[int, int] = (6, 6), **changes: dict[str, Any]) -> RunConfig:
     """Everything on: replay, controller, memory, fence, and all ranks compared after every step."""
     output = {"folder": folder, "checkpoint_every": 5, "threads": 1, "check_ranks": True}
+    measured = {"every_steps": 6, "max_batches": 1, "text_sequences": 2}
     train = {"sequence_length": 16, "batch_size": 2, "micro_batches": 4, "warmup_steps": 2}
     return tiny_run(
         **{
             **changes,
             "output": output | changes.get("output", {}),
             "train": train | changes.get("train", {}),
+            "eval": measured | changes.get("eval", {}),
             "stream": {"tasks": [{"name": n, "folder": n, "steps": s} for n, s in zip(TASKS, steps, strict=True)]},
         }
     )
@@ -135,21 +140,25 @@ def train_each(configs: list[RunConfig]) -> None:
 
 
 def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run: MakeRun, tmp_path: Path) -> None:
-    """LoraDRS changes at a boundary what learns; dropout draws masks; a mixture has its own batches."""
+    """LoraDRS changes at a boundary what learns; dropout draws masks; blocks are divided, recomputed, run in halves."""
     small = {"vocab_size": 300, "d_model": 16, "num_heads": 4, "max_positions": 32, "replay": True}
     small |= {"replay_chunk_length": 8, "num_layers": 2}
     cases: dict[str, dict[str, Any]] = {
         "lora": {"model": {**small, "name": "lora_drs", "num_adapters": 1, "rank": 2}},
         "agem": {"model": {**small, "name": "deepseek_moe", "dropout": 0.1}, "strategy": {"name": "agem", "chunks": 2}},
-        "l2": {"model": {**small, "name": "transformer"}, "strategy": {"name": "l2"}},
+        "l2": {"model": {**small, "name": "blk_attn_res", "num_residual_blocks": 2}, "strategy": {"name": "l2"}},
     }
+    divided: dict[str, Any] = {"agem": {"parallel": "fsdp"}, "l2": {"parallel": "fsdp", "recompute": True}}
 
-    def configs(group: str) -> list[RunConfig]:
-        base = {name: at(tiny_run, tmp_path / group / name, steps=(4, 4)).model_dump() for name in cases}
+    def configs(group: str, outputs: dict[str, Any]) -> list[RunConfig]:
+        base = {
+            name: at(tiny_run, tmp_path / group / name, steps=(3, 3), output=outputs.get(name, {})).model_dump()
+            for name in cases
+        }
         return [RunConfig(**{**base[name], **case}) for name, case in cases.items()]
 
-    alone(train_each, configs("one"), double=True)
-    together(2, train_each, configs("two"), double=True)
+    alone(train_each, configs("one", {}), double=True)
+    together(2, train_each, configs("two", divided), double=True)
     for name in cases:
         assert distance(tmp_path / "one" / name, tmp_path / "two" / name) < 1e-9, name
 
@@ -206,6 +215,34 @@ def test_a_finished_run_is_taught_one_more_task_by_two_ranks(tiny_run: MakeRun, 
     different = compare_runs(tmp_path / "one", tmp_path / "two")[0]
     assert different in ([], ["state.chance"])  # checks of annotations draw from Python's generator
     assert not list(tmp_path.glob(".*"))
+
+
+# ------------------------------------------------------------------------------------------------ divided weights
+
+
+def test_divided_weights_learn_the_same_and_are_saved_in_parts(tiny_run: MakeRun, tmp_path: Path) -> None:
+    """FSDP, with EWC, stopped by two ranks, gone on with by one that holds everything, ended by two; then exported."""
+    fsdp: dict[str, Any] = {"parallel": "fsdp", "keep_checkpoints": 9}
+    settings: dict[str, Any] = {"strategy": {"name": "ewc", "strength": 50.0, "fisher_sequences": 2}}
+    config = at(tiny_run, tmp_path / "parted", output=fsdp, **settings)
+    together(2, stop_at, 7, config, double=True)
+    saved = tmp_path / "parted" / "checkpoints" / "step-00000007"
+    rows_files = [f"rows-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert {path.name for path in saved.iterdir()} == {
+        "manifest.json", "state.json", "tensors.safetensors", *rows_files
+    }  # fmt: skip
+    rows, whole = (safetensors.torch.load_file(saved / name) for name in (rows_files[1], "tensors.safetensors"))
+    assert {"model.cortex.embedding.weight", "optimizer.0.exp_avg"} <= rows.keys()
+    assert {"model.cortex.hippocampus.keys", "model.cortex.thalamus.back.weight"} <= whole.keys()
+    alone(stop_at, 9, config, double=True)
+    together(2, resume_run, tmp_path / "parted", ["output.parallel=fsdp"], QUIET, double=True)
+    alone(start_run, at(tiny_run, tmp_path / "whole", **settings), QUIET, double=True)
+    assert distance(tmp_path / "whole", tmp_path / "parted") < 1e-9
+    one, two = (export_run(tmp_path / name, tmp_path / f"{name} exported", "0") for name in ("whole", "parted"))
+    assert [path.name for path in one] == [path.name for path in two]
+    ours, theirs = (load_model(tmp_path / f"{name} exported").state_dict() for name in ("whole", "parted"))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-9, rtol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ one decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
 from trc2.ranks import ALONE, Ranks
+from trc2.ranks.divided import is_divided, own_rows
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
@@ -47,10 +48,12 @@ class RunState:
         self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
-        self.parallel = build_parallel(self.model, ranks)
+        self.model.trunk.recompute = config.output.recompute
+        self.parallel = build_parallel(self.model, ranks, config.output.parallel, self.dtype)
         self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
+        self.strategy.gradients_of = self.parallel.gradients_of
         self.progress = Progress()
         self.control_post: dict[str, float] = {}  # P_post of every task that has ended
         self.apply(initial_settings(config.control, base_settings(config.model)))
@@ -89,10 +92,13 @@ class RunState:
             "scaler": self.scaler.state_dict(),
             "chance": chance_state(),
         }
-        return Checkpoint(self.progress.step, tensors, state, run)
+        rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
+        return Checkpoint(self.progress.step, whole, state, run, rows)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint was taken."""
+        """Go back to where a checkpoint was taken, on however many ranks and however divided."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
         load_state(self.model, checkpoint)
         try:
             unpack_optimizer(self.optimizer, checkpoint.tensors)
