@@ -313,7 +313,7 @@ def spread(heights: list[float], gap: float, low: float, high: float) -> list[fl
         step = (high - low) / (len(heights) - 1)
         return [low + step * place for place in range(len(heights))]
     placed = [min(max(height, low), high) for height in heights]
-    for _ in range(60):
+    for _ in range(60 if placed else 0):
         is_moved = False
         for place in range(len(placed) - 1):
             lack = gap - (placed[place + 1] - placed[place])

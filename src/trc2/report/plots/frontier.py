@@ -37,13 +37,13 @@ def loss_frontier(scope: Scope) -> Picture:
     """Mean log-perplexity at the end, and the forgetting area, against training FLOPs per token."""
     sheet = Sheet(scope, 1, 2, size=(3.7, 2.9))
     readings = (
-        (f"{PRIMARY.title} ↓ (nats)", measured(PRIMARY)),
+        ("mean log-perplexity at the end ↓ (nats)", measured(PRIMARY)),
         ("forgetting area at the end ↓ (nats)", area_at("perplexity", -1)),
     )
     for axes, (title, of) in zip(sheet.panels, readings, strict=True):
         scatter(sheet, axes, (cost("training_flops_per_token"), 1e-6), (of, 1.0), "lower", cheap="lower")
         axes.set_xlabel("training arithmetic (MFLOP per token)")
-        axes.set_ylabel(title, fontsize=7)
+        axes.set_ylabel(title)
     return _finish(sheet, "frontier_loss", "Loss and forgetting against arithmetic.")
 
 
