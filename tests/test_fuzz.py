@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from tests.fuzz.damage import mutate
+from trc2.cli import COMMANDS
 from trc2.config import RunConfig, load_recipe
 from trc2.errors import UserError
 from trc2.runs.checkpoint import Checkpoint, DamagedCheckpoint, load_checkpoint, save_checkpoint
@@ -36,9 +37,6 @@ def findings(fuzzer: subprocess.Popen[str], out: Path) -> dict[str, Any]:
     assert fuzzer.returncode == 0, printed[-20_000:]
     report: dict[str, Any] = json.loads(out.read_text())
     return report
-
-
-COMMANDS = ("train", "resume", "continue", "eval", "report", "export", "generate", "verify", "budget", "bench", "data")
 
 
 @pytest.mark.parametrize("shard", range(2))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 
@@ -17,11 +21,12 @@ LADDER = [
     {"replay.stores"},
     {"model", "reference"},
     {"backbones"},
-    {"replay.controller", "stream", "metrics", "artifact"},
+    {"replay.controller", "stream", "metrics", "stats", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"runs"},
     {"train"},
-    {"report", "bench"},
+    {"bench", "sweep"},
+    {"report"},
     {"hf.export", "hf.plain"},
     {"verify"},
     {"cli"},
@@ -62,10 +67,25 @@ def test_no_module_imports_from_above() -> None:
 
 def test_the_core_knows_no_file_clock_or_logger() -> None:
     forbidden = {"pathlib", "os", "io", "time", "datetime", "logging", "json", "random", "open"}
-    for package in ("ops", "nn", "model", "metrics"):
+    for package in ("ops", "nn", "model", "metrics", "stats"):
         for path in (SOURCE / package).glob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = {alias.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
             names |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
             names |= {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
             assert not names & forbidden, f"{path.name} uses {names & forbidden}"
+
+
+def test_statistics_know_nothing_of_the_project_and_alone_know_scipy() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.parent.name == "stats":
+            assert all(used == "errors" or used.startswith("stats.") for used in imports(path)), path.name
+        else:
+            assert "import scipy" not in text, path.name
+            assert "from scipy" not in text, path.name
+
+
+@pytest.mark.slow
+def test_importing_the_package_does_not_wait_for_scipy() -> None:
+    subprocess.run([sys.executable, "-c", "import sys, trc2; sys.exit('scipy' in sys.modules)"], check=True)

@@ -251,6 +251,16 @@ def test_older_pairs_are_subtracted_not_added() -> None:
     assert not torch.isclose(kept[1].total, without[1].total).all()
 
 
+def test_nothing_is_subtracted_before_the_third_task() -> None:
+    net = built()
+    subtracted = []
+    honest = net.subtraction_pass
+    net.subtraction_pass = lambda count, tokens: subtracted.append(count) or honest(count, tokens)  # type: ignore[method-assign, func-returns-value]
+    for task in range(3):
+        net.begin_task(task, batches(net, task))
+    assert subtracted == [0, 1]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 20), st.floats(0.0, 1.0), st.integers(0, 2**31))
 def test_the_space_is_the_smallest_that_holds_the_threshold(

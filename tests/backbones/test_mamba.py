@@ -106,6 +106,9 @@ def test_a_fresh_mixer_starts_as_mamba_does() -> None:
     for parameter, bound in bounds.items():
         assert 0.9 * bound < parameter.abs().max() <= bound
         assert abs(parameter.mean()) < 0.1 * bound
+    first = next(p for n, p in block.feed_forward.named_parameters() if "down" not in n)
+    assert first.std().item() == pytest.approx(0.02, rel=0.05)  # not Mamba's: as in every SwiGLU here
+    assert first.abs().max() > 0.05, "normal, not uniform"
 
 
 def test_decay_step_bias_and_skip_are_spared_from_weight_decay() -> None:

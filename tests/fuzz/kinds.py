@@ -19,19 +19,18 @@ from tests.fuzz.values import (
     words,
 )
 from tests.fuzz.world import LAST, World
+from trc2.cli import COMMANDS
 
 DATA = ("data", "cache")
 RECIPES = ("recipes",)
 REFUSED = "x=1"  # no recipe has this name and no section this setting: what would be slow is refused in the end
-COMMANDS = (
-    "train", "resume", "continue", "eval", "report", "export", "generate", "verify", "budget", "bench", "data",
-    "prepare", "help", "trian", "[/red]", "\x1b[31m", "",
-)  # fmt: skip
+FIRST_WORDS = (*COMMANDS, "prepare", "help", "trian", "[/red]", "\x1b[31m", "")
 OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
     "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
-    "--memory", "--[/red]", "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
+    "--memory", "--jobs", "--launcher", "--retry", "--compact", "--list", "--[/red]",
+    "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
 
@@ -69,23 +68,32 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (1, typed("bench", "plain.yaml", "--scaling", words, on=RECIPES)),
         (1, typed("bench", "model", "--against", words, on=("model",), after=core)),
     )
-    told = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
+    hostile_rows = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
     prepare = weighted(
         (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("data", most=4))),
         (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("cache", most=4))),
         (3, typed("data", "prepare", recipe, overrides, on=(*RECIPES, *DATA))),
-        (2, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), texts=told)),
+        (2, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), texts=hostile_rows)),
         (1, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), after=damage("recipes"))),
         (1, typed("data", "prepare", paths_to_read, sometimes(overrides), on=RECIPES)),
     )
+    axes = st.sampled_from(("recipes", "sizes", "lesions", "strategies", "seeds", "orders", "settings", "x"))
+    grids = st.builds(lambda axis, value: {"grids": [{"recipes": ["plain.yaml"], axis: value}]}, axes, values)
+    matrices = weighted((2, grids), (1, values)).map(lambda content: (("matrix.yaml", as_json(content)),))
+    sweep = weighted(
+        (3, typed("sweep", "matrix.yaml", sometimes(overrides), "--list", on=RECIPES, texts=matrices)),
+        (3, typed("sweep", "matrix.yaml", out, option("--jobs", ("1",), numbers), REFUSED, on=RECIPES, texts=matrices)),
+        (2, typed("sweep", paths_to_read, overrides, "--list", on=RECIPES)),
+        (1, typed("sweep", words, "--launcher", words)),
+    )
     any_word = weighted((2, st.sampled_from(OPTIONS)), (1, words), (1, numbers), (1, paths_to_read))
-    free = line(st.sampled_from(COMMANDS), st.lists(any_word, max_size=5).map(tuple), "--steps=1", REFUSED)
-    first = weighted((1, st.sampled_from(COMMANDS[:11])), (1, words))
+    free = line(st.sampled_from(FIRST_WORDS), st.lists(any_word, max_size=5).map(tuple), "--steps=1", REFUSED)
+    first = weighted((1, st.sampled_from(COMMANDS)), (1, words))
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
         Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
-        Kind("anything", 20, anything),
+        Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip
 
 

@@ -228,6 +228,20 @@ def test_memory_is_read_or_left_alone_and_never_written() -> None:
         model(x, memory="write")
 
 
+def test_decoding_leaves_what_a_step_has_queued_and_evaluation_does_not() -> None:
+    net = remembering().train()
+    x = tokens(net.config, 2, 9)
+    net(x[:, :-1], targets=x[:, 1:].contiguous())[1]["loss"].backward()
+    queued = list(net.pending)
+    assert queued
+    net.eval()
+    net.decode(x[:, :5], net.start_decoding())
+    TRC2ForCausalLM.wrap(net).generate(x, max_new_tokens=3, do_sample=False)
+    assert list(net.pending) == queued
+    net(x)
+    assert not net.pending
+
+
 # ------------------------------------------------------------------------------------------------------------- losses
 
 

@@ -61,3 +61,12 @@ def test_balance_is_one_when_experts_share_evenly_and_ignores_uncounted_tokens()
     torch.testing.assert_close(load_balance(routing, slice(None)), torch.tensor(1.0))
     only_first = torch.tensor([True] + [False] * 7)
     torch.testing.assert_close(load_balance(routing, only_first), torch.tensor(4.0))
+
+
+def test_load_counts_first_choices_only() -> None:
+    """All first choices on one expert and the second ones spread out: counting both would give a smaller loss."""
+    logits = torch.zeros(3, 4)
+    logits[:, 0] = 2.0
+    logits[[0, 1, 2], [1, 2, 3]] = 1.0
+    routing = route(logits, 2)
+    torch.testing.assert_close(load_balance(routing, slice(None)), 4 * routing.probabilities[:, 0].mean())

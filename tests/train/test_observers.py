@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from trc2.config import StreamConfig, TrainConfig
 from trc2.errors import UserError
+from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
 from trc2.train.observers import Screen, build_observers
@@ -45,4 +49,43 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="report_to=trackio needs trackio: pip install"):
-        build_observers(("trackio",), tmp_path, {})
+        build_observers(("trackio",), RunFolder(tmp_path), {})
+
+
+def tracker(monkeypatch: pytest.MonkeyPatch, name: str) -> list[dict[str, Any]]:
+    """A stand-in for a tracker that is not installed; returns what it is asked to begin."""
+    asked: list[dict[str, Any]] = []
+
+    def init(**settings: object) -> SimpleNamespace:
+        asked.append(settings)
+        return SimpleNamespace(id=settings.get("id", f"id{len(asked)}"))
+
+    module = ModuleType(name)
+    module.__dict__.update(init=init, log=lambda metrics, step: None, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, name, module)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "again"), [("wandb", {"resume": "allow", "id": "id1"}), ("trackio", {"resume": "allow"})]
+)
+def test_a_resumed_run_goes_on_in_the_trackers_run_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, again: dict[str, str]
+) -> None:
+    asked = tracker(monkeypatch, name)
+    for folder in ("a", "a", "a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (observer,) = build_observers((name,), RunFolder(tmp_path / folder), {"x": 1})
+        observer.see(Record("train", 1, "a", STEP))
+        observer.close()
+    new = {"project": "trc2", "config": {"x": 1}}
+    assert asked == [
+        {**new, "name": "a"}, {**new, "name": "a", **again}, {**new, "name": "a", **again}, {**new, "name": "b"},
+    ]  # fmt: skip
+
+
+def test_a_damaged_note_of_a_trackers_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker(monkeypatch, "wandb")
+    (tmp_path / "wandb.json").write_text("{")
+    with pytest.raises(UserError, match=r"wandb\.json"):
+        build_observers(("wandb",), RunFolder(tmp_path), {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,14 @@ from tests.conftest import tiny_config
 from trc2 import CortexNet
 from trc2.model import thalamus
 from trc2.model.critic import Appraisal, Critic
+from trc2.nn.decoding import Decoding
 from trc2.nn.segments import Segment
 from trc2.verify import Report, Subject, run_battery
 from trc2.verify.battery import BATTERY
 from trc2.verify.picture import as_table, draw, notes, summary
 from trc2.verify.subject import Check
+
+ROOT = Path(__file__).parents[2]
 
 
 def build(cls: type[CortexNet] = CortexNet, **changes: object) -> CortexNet:
@@ -118,6 +123,11 @@ class ScoreSeesNextToken(CortexNet):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.cortex.hippocampus.critic.__class__ = ClairvoyantCritic
+
+
+class DecodesWithoutState(CortexNet):
+    def decode(self, x: Tensor, decoding: Decoding, **options: Any) -> Tensor:
+        return super().decode(x, self.start_decoding(), **options)
 
 
 class ForgetsAParameter(CortexNet):
@@ -233,6 +243,7 @@ BROKEN = [
     (FlushesEveryMicroStep, {"B no write inside the step", "B one flush per step"}),
     (SamplesAfterInsertion, {"D replay before insertion"}),
     (ScoreSeesNextToken, {"A1 write score, t (empty)", "A1 write score, t (filled)"}),
+    (DecodesWithoutState, {"A decoding with state (empty)", "A decoding with state (filled)"}),
     (ForgetsAParameter, {"E graph coverage (empty)"}),
     (NeedsContiguousTargets, {"E target layout"}),
 ]
@@ -286,6 +297,11 @@ def test_a_check_keeps_its_bound() -> None:
     assert verdict(0.0, "==", 0.0) is True
     assert verdict(float("nan"), "<=", 1.0) is False
     assert verdict(None, "<=", 1.0) is None
+
+
+def test_the_readme_counts_the_checks_of_a_whole_network() -> None:
+    (count,) = re.findall(r"`trc2 verify`: (\d+) checks", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(run_battery(build()).checks) == int(count)
 
 
 def test_checks_leave_the_model_untouched() -> None:

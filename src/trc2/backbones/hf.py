@@ -152,11 +152,20 @@ class HFTrunk(Trunk):
             self.lm.config._experts_implementation = "eager"
         return moved
 
-    def recompute(self) -> None:
-        """Run every layer again in the backward pass instead of keeping what it computed."""
-        if not self.lm.supports_gradient_checkpointing:
+    @property
+    def recompute(self) -> bool:
+        """Whether every layer runs again in the backward pass instead of keeping what it computed."""
+        return bool(self.lm.is_gradient_checkpointing)
+
+    @recompute.setter
+    def recompute(self, wanted: bool) -> None:
+        if wanted and not self.lm.supports_gradient_checkpointing:
             raise UserError(f"A {type(self.lm).__name__} cannot be recomputed: leave output.recompute out.")
-        self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        if wanted:
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def units(self) -> list[nn.Module]:
+        raise UserError("output.parallel=fsdp does not divide a Hugging Face model yet: use ddp.")
 
 
 def _scale(config: Any) -> float:

@@ -114,7 +114,10 @@ def build(config: MambaConfig, generator: torch.Generator | None = None) -> Back
 
 @torch.no_grad()
 def init_block(block: Block, num_layers: int, generator: torch.Generator | None) -> None:
-    """Mamba's own start: uniform ±1/√fan_in, less in maps to the residual stream; small steps; decays of −1 … −N."""
+    """Mamba's own start: uniform ±1/√fan_in, less in both maps to the residual stream; small steps; decays of −1 … −N.
+
+    SwiGLU's first map is not Mamba's: it keeps the N(0, 0.02) of `init_weights`.
+    """
     mixer, feed_forward = block.mixer, block.feed_forward
     assert isinstance(mixer, MambaMixer)
     assert isinstance(feed_forward, DenseFeedForward)

@@ -300,6 +300,10 @@ class Backbone(nn.Module, Generic[C, T]):
         """Names of trainable tensors that no loss can reach before a later task begins."""
         return []
 
+    def units(self) -> list[nn.Module]:
+        """The modules that may be divided over ranks; none where weights are looked at as wholes."""
+        return self.trunk.units()
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.trunk.embedding
 

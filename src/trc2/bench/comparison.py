@@ -206,8 +206,6 @@ print(peak() - before, before)
 def peak_memory(config: BackboneConfig, rows: int, length: int) -> dict[str, float]:
     """What a learning pass adds to a process of its own, and what the process had before it, in megabytes."""
     job = json.dumps({"model": config.model_dump(), "rows": rows, "length": length})
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY_PROGRAM], input=job, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", MEMORY_PROGRAM], input=job, capture_output=True, text=True, check=True)
     added, before = (int(number) / 1024 for number in done.stdout.split())
     return {"learning_pass": added, "before": before}

@@ -23,7 +23,7 @@ def continue_(
     source: Annotated[str | None, typer.Option("--folder", help="A folder with train.jsonl and so on.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
     subset: Annotated[str | None, typer.Option(help="The dataset's configuration.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="text, gsm8k or a template.")] = "text",
+    format_: Annotated[str, typer.Option("--format", help="text, gsm8k, wikitext or a template.")] = "text",
     max_forgetting: Annotated[
         float | None, typer.Option(help="Exit with 3 if past tasks' perplexity rose by more than this fraction.", min=0)
     ] = None,

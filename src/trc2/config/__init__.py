@@ -3,7 +3,7 @@
 from trc2.config.backbone import BackboneConfig, round_up
 from trc2.config.model import TRC2Config
 from trc2.config.models import MODELS, model_config
-from trc2.config.reader import read_settings, settings_text
+from trc2.config.reader import parse_settings, read_settings, settings_text
 from trc2.config.run import RunConfig, family_names, load_recipe, recipe_names
 from trc2.config.section import Section
 from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config, strategy_names
@@ -28,6 +28,7 @@ __all__ = [
     "family_names",
     "load_recipe",
     "model_config",
+    "parse_settings",
     "read_settings",
     "recipe_names",
     "round_up",

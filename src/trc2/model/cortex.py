@@ -72,7 +72,7 @@ class Cortex(Trunk):
 
         for index, column in enumerate(self.columns):
             past, sums = self._states_of(index, decoding)
-            out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
+            out = self.run(column, hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
             if with_losses:
                 balance = balance + load_balance(out.routing, counted)
@@ -106,6 +106,11 @@ class Cortex(Trunk):
             return anchor(hidden, *idle, self.hippocampus.output_gate), None
         early = _rows(hidden, modulated)
         return hidden, self.feedback(early, self.hippocampus.recall(early))
+
+    def units(self) -> list[nn.Module]:
+        """The columns, and the L5 maps within them, which run on their own: a column reports after its output."""
+        reporting = [column.layer5 for column in self.columns if column.layer5 is not None]
+        return [*reporting, *self.columns]
 
     def new_states(self) -> list[KeyValues | RunningSum]:
         """What decoding keeps: keys and values per column, and the router's running sum after every column."""

@@ -22,8 +22,8 @@ from trc2.ops.selection import top_k
 from trc2.ranks.group import ALONE, Ranks
 
 # `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use
-# does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU, where
-# their 16 MB fit into the cache, and 2^26 on other devices, where fewer and larger products are faster.
+# does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU,
+# where their 16 MB fit into the cache, and 2^26 on other devices, where fewer and larger products are faster.
 CPU_BLOCK = 2**22
 LARGE_BLOCK = 2**26
 # The slots of a block are counted as if it had at most this many queries. With fewer queries, as in decoding, a block

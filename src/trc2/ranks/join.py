@@ -11,10 +11,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from trc2.errors import UserError, sentence_of
 from trc2.ranks.group import ALONE, Ranks, bytes_of
-from trc2.ranks.torchrun import world_of_process
+from trc2.ranks.torchrun import num_restarts, world_of_process
 
 T = TypeVar("T")
 
@@ -32,11 +34,15 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield ProcessRanks()
         return
+    store, rank, world = next(iter(rendezvous("env://")))
+    # torchrun's store outlives the workers: those of another start must not find the addresses of earlier ones.
+    store = PrefixStore(f"trc2-{num_restarts()}", store)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+        backend, own_device = "cpu:gloo,cuda:nccl", device
     else:
-        dist.init_process_group("gloo")
+        backend, own_device = "gloo", None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, device_id=own_device)
     try:
         yield ProcessRanks()
     finally:
@@ -63,11 +69,9 @@ class ProcessRanks(Ranks):
         own = torch.cat([bytes_of(tensor) for tensor in tensors])
         padded = own.new_zeros(longest)
         padded[: own.numel()] = own
-        everyones = own.new_empty(self.world * longest)
-        dist.all_gather_into_tensor(everyones, padded)
         parts = [
             row[: sum(lengths)].split(lengths)
-            for row, lengths in zip(everyones.view(self.world, longest), sizes.tolist(), strict=True)
+            for row, lengths in zip(self._exchange(padded), sizes.tolist(), strict=True)
         ]
         # A copy begins at an address that fits any type of number; a place in the message may not.
         return tuple(
@@ -114,10 +118,10 @@ class ProcessRanks(Ranks):
                 tensor.copy_(summed.view_as(tensor))
 
     def _exchange(self, own: Tensor) -> Tensor:
-        """A row of whole numbers of every rank, on the host."""
-        everyones = own.new_empty(self.world * own.numel())
-        dist.all_gather_into_tensor(everyones, own)
-        return everyones.view(self.world, -1)
+        """A row of every rank; all have the same length."""
+        everyones = own.new_empty(self.world, own.numel())
+        dist.all_gather(list(everyones.unbind()), own)
+        return everyones
 
     def _hear(self, text: str | None) -> str:
         """What the first rank says."""

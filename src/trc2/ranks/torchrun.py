@@ -35,6 +35,6 @@ def speaks_for_machine() -> bool:
     return local_rank() == 0
 
 
-def is_restart() -> bool:
-    """Whether the processes were started again after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def num_restarts() -> int:
+    """How often the processes were started again because one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

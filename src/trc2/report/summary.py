@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trc2.files import write_atomically
+from trc2.metrics.forgetting import METRICS
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.report.finished import FinishedRun, check_comparable, read_run
 from trc2.report.markdown import markdown
@@ -40,7 +41,9 @@ def _when(run: FinishedRun) -> str:
 
 
 def forgetting_caption(run: FinishedRun) -> str:
-    return f"Forgetting {_when(run)} (log-perplexity; for BLEU and accuracy divided by the task's gain):"
+    in_logs = _joined([f"log-{name}" for name, metric in METRICS.items() if metric.is_log])
+    by_gain = _joined([name for name, metric in METRICS.items() if metric.min_gain is not None])
+    return f"Forgetting {_when(run)} ({in_logs}; for {by_gain} divided by the task's gain):"
 
 
 def boundary_table(run: FinishedRun) -> str:

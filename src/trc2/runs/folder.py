@@ -52,6 +52,10 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    def tracker_file(self, name: str) -> Path:
+        """By what a tracker such as W&B knows this run."""
+        return self.path / f"{name}.json"
+
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property

@@ -35,3 +35,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the run folder right now."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

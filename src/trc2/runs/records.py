@@ -18,6 +18,7 @@ from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
 SCHEMA = 1
 Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end"]
 KINDS = get_args(Kind)
+TAIL = 2**16  # bytes; a record is much shorter
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,19 @@ def read_all_records(path: Path) -> list[Record]:
         content = path.read_bytes()
         records, _ = _scan(path, gzip.decompress(content) if path.suffix == ".gz" else content)
     return records
+
+
+def last_record(path: Path) -> Record | None:
+    """The newest whole record of a diary that may be long and is perhaps being written."""
+    with reading(path), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read().split(b"\n")[:-1]  # what follows the last line end is not whole
+    for line in reversed(lines):
+        try:
+            return parse(line)
+        except (ValueError, TypeError):
+            continue
+    return None
 
 
 def current(records: Iterable[Record]) -> list[Record]:

@@ -67,9 +67,40 @@ class BuiltinSource:
         return []
 
 
+class CarvingSource:
+    """A source that carves validation out of train, by document, where it has no such split."""
+
+    task: TaskConfig
+
+    def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
+        if split == "test" or self._has_validation():
+            return self._read(split, bad)
+        if split == "train":
+            return self._holdout.kept(self._read("train", bad))
+        return self._holdout.held_out(self._read("train", BadRows()))  # train has counted the bad rows already
+
+    @cached_property
+    def _holdout(self) -> Holdout:
+        try:
+            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
+        except OnlyOneDocument:
+            raise UserError(self._only_one_document()) from None
+
+    def _has_validation(self) -> bool:
+        raise NotImplementedError
+
+    def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
+        """All documents of a split; none if the source does not have it, but an error if it is train."""
+        raise NotImplementedError
+
+    def _only_one_document(self) -> str:
+        """The sentence for a train split of which nothing can be held out."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class FileSource:
-    """Files below a folder. A split without files of its own is carved out of train, by document."""
+class FileSource(CarvingSource):
+    """Files below a folder."""
 
     task: TaskConfig
     root: Path
@@ -83,23 +114,15 @@ class FileSource:
         pattern = getattr(self.task.splits, split)
         return [] if pattern is None else find_files(self.root, pattern)
 
-    def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
-        if split == "test" or self.files("validation"):
-            return self._read(split, bad)
-        if split == "train":
-            return self._holdout.kept(self._read("train", bad))
-        return self._holdout.held_out(self._read("train", BadRows()))  # train has counted the bad rows already
+    def _has_validation(self) -> bool:
+        return bool(self.files("validation"))
 
-    @cached_property
-    def _holdout(self) -> Holdout:
-        try:
-            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
-        except OnlyOneDocument:
-            raise UserError(
-                f"Task '{self.task.name}' has only one train document in {self.root}, so none can be held out for "
-                "validation: put a validation.txt or validation.jsonl there, or more train text (a .txt file is one "
-                f"document up to {TEXT_DOCUMENT_BYTES // 1024} KB)."
-            ) from None
+    def _only_one_document(self) -> str:
+        return (
+            f"Task '{self.task.name}' has only one train document in {self.root}, so none can be held out for "
+            "validation: put a validation.txt or validation.jsonl there, or more train text (a .txt file is one "
+            f"document up to {TEXT_DOCUMENT_BYTES // 1024} KB)."
+        )
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
         """All documents in the files of a split; an article may begin in one file and end in the next."""
@@ -156,28 +179,19 @@ def _pattern_for(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class DatasetSource:
+class DatasetSource(CarvingSource):
     """A Hugging Face dataset; with `streaming` no more is fetched than is read."""
 
     task: TaskConfig
 
-    def documents(self, split: str, bad: BadRows) -> Iterator[Document]:
-        """A split the dataset does not have is carved out of train (validation) or left empty (test)."""
-        if split == "test" or self.task.splits.validation in self._known_splits:
-            return self._read(split, bad)
-        if split == "train":
-            return self._holdout.kept(self._read("train", bad))
-        return self._holdout.held_out(self._read("train", BadRows()))
+    def _has_validation(self) -> bool:
+        return self.task.splits.validation in self._known_splits
 
-    @cached_property
-    def _holdout(self) -> Holdout:
-        try:
-            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
-        except OnlyOneDocument:
-            raise UserError(
-                f"The dataset '{self.task.dataset}' has one train document and no split "
-                f"'{self.task.splits.validation}', so none can be held out for validation: choose a larger one."
-            ) from None
+    def _only_one_document(self) -> str:
+        return (
+            f"The dataset '{self.task.dataset}' has one train document and no split "
+            f"'{self.task.splits.validation}', so none can be held out for validation: choose a larger one."
+        )
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
         return _whole(self._rows(split, bad), self.task, bad)

@@ -96,8 +96,7 @@ class Trainer:
         told: list[dict[str, float]] = []
         for number, batch in zip(self.share, batches, strict=True):
             x, y = batch.x.to(state.device), batch.y.to(state.device)
-            state.key_chance(number)
-            with state.parallel.micro_step(is_last=number == self.share[-1]):
+            with state.micro_step(number, is_last=number == self.share[-1]):
                 with autocast(state.device, state.dtype):
                     _, aux = state.parallel(x, y, origin=batch.origin, return_logits=False)
                 label_share, weight = batch.num_labels / max(1, num_labels), 1 / self.config.train.micro_batches

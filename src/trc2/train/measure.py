@@ -59,7 +59,7 @@ class Measure:
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
-        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # told often: a process that is killed has no end
+        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
         for metric in METRICS.values():
             table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
@@ -116,15 +116,16 @@ class Measure:
             self.story.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
-        memory = max(peak_memory_gb(state.device), self.story.peak_memory_gb)
+        own = (max(peak_memory_gb(state.device), self.story.peak_memory_gb), peak_matmul_flops(state.device))
+        memories, peaks = zip(*state.ranks.gather_rows([own], 2), strict=True)
         cost = efficiency(
             tokens,
             state.progress.train_seconds,
             self.story.seconds,
             last_speed=self.story.last_speed,
-            memory_gb=memory,
+            memory_gb=max(memories),
             flops_per_token=per_token,
-            peak_flops=peak_matmul_flops(state.device),
+            peak_flops=sum(peaks),
         )
         self.story.tell(self.record("end", cost))
 

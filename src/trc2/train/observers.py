@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from trc2.errors import UserError
+from trc2.files import reading, write_atomically
+from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
 
@@ -96,17 +99,35 @@ class TensorBoard:
 
 
 class Tracker:
-    """W&B or trackio, which share one interface."""
+    """W&B or trackio, which share one interface.
 
-    def __init__(self, name: str, folder: Path, settings: dict[str, Any]) -> None:
+    A resumed run goes on in the tracker's run it began: W&B knows that by an id, which the run folder keeps, trackio by
+    its name. W&B leaves out steps it has seen before; they are the same.
+    """
+
+    def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
         import importlib
 
         try:
             module = importlib.import_module(name)
         except ImportError:
             raise UserError(f"report_to={name} needs {name}: pip install 'trc2[{name}]'.") from None
-        self.run = module.init(project="trc2", name=folder.name, config=settings)
         self.module = module
+        self.run = module.init(project="trc2", name=folder.path.name, config=settings, **self._begun(name, folder))
+        run_id = getattr(self.run, "id", None)
+        known = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
+        write_atomically(folder.tracker_file(name), json.dumps(known).encode())
+
+    @staticmethod
+    def _begun(name: str, folder: RunFolder) -> dict[str, str]:
+        """What `init` needs to find the run of an earlier process again; nothing for a new one."""
+        file = folder.tracker_file(name)
+        if not file.exists():
+            return {}
+        with reading(file, "remove it to begin a new one"):
+            run_id = json.loads(file.read_text(encoding="utf-8"))["id"]
+        is_named = name == "wandb" and isinstance(run_id, str)
+        return {"resume": "allow", "id": run_id} if is_named else {"resume": "allow"}
 
     def see(self, record: Record) -> None:
         self.module.log(dict(record.metrics), step=record.step)
@@ -115,6 +136,8 @@ class Tracker:
         self.module.finish()
 
 
-def build_observers(report_to: tuple[str, ...], folder: Path, settings: dict[str, Any]) -> list[Observer]:
+def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dict[str, Any]) -> list[Observer]:
     """The observers a config asks for by name."""
-    return [TensorBoard(folder) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to]
+    return [
+        TensorBoard(folder.path) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to
+    ]

@@ -22,7 +22,7 @@ from trc2.files import sync_folder
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.nn.keyed import keyed_generator
 from trc2.ranks import Ranks
-from trc2.ranks.torchrun import is_restart
+from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
@@ -49,7 +49,7 @@ def start_or_go_on(config: RunConfig, console: Console) -> Path:
     """What `trc2 train` does: a new run; or, where torchrun has started the group again, the one that had begun."""
     with taking_part(config, console) as (ranks, quiet):
         folder = RunFolder(config.output.folder)
-        if not ranks.first_says(is_restart() and folder.is_run):
+        if not ranks.first_says(num_restarts() > 0 and folder.is_run):
             return start_run(config, console)
         _check_learning(folder, folder.config(), config)
         _go_on(folder, config, quiet, ranks)
@@ -161,7 +161,7 @@ def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console) -
     a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
     """
     with taking_part(RunFolder(parent).config(), console) as (ranks, quiet):
-        if not ranks.first_says(is_restart() and RunFolder(path).is_run):
+        if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
             ranks.on_first(lambda: _check_is_free(path))
             _make_child(parent, path, task, quiet, ranks)
         return resume_run(path, [], console)

@@ -15,12 +15,13 @@ from trc2.train.story import Story
 class Saver:
     """Hands pictures of the state to a writer in a thread; they are on disk soon after, and surely when a run ends.
 
-    The state is the same on all ranks, so the first one writes it.
+    What is the same on all ranks the first one writes; what is divided everyone.
     """
 
     def __init__(self, folder: RunFolder, plan: Plan, keep_last: int, ranks: Ranks = ALONE) -> None:
         self.total_steps, self.ranks = plan.total_steps, ranks
-        self.writer = CheckpointWriter(folder.checkpoints, keep_last, {stretch.end for stretch in plan.stretches})
+        ends = {stretch.end for stretch in plan.stretches}
+        self.writer = CheckpointWriter(folder.checkpoints, keep_last, ends, ranks=ranks)
         self.binding: Binding | None = None
         self.saved_step: int | None = None
 
@@ -32,7 +33,7 @@ class Saver:
     def save(self, state: RunState, story: Story) -> None:
         """Hand over a copy. In a row of failing steps nothing is pruned: one goes back to before it."""
         state.progress.total_seconds = story.seconds
-        if self.ranks.is_first:
+        if self.ranks.is_first or state.parallel.is_divided:
             run = {} if self.binding is None else self.binding.describe()
             self.writer.write(state.to_checkpoint(run), prune=state.progress.nonfinite_streak == 0)
         self.saved_step = state.progress.step

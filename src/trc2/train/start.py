@@ -147,7 +147,7 @@ def watch(trainer: Trainer, console: Console) -> None:
     observers.append(keep_diary(trainer))
     observers.append(Screen(trainer.plan, console, output.log_every, trainer.state.progress.step))
     settings = trainer.config.model_dump(mode="json")
-    observers += build_observers(output.report_to, trainer.folder.path, settings)
+    observers += build_observers(output.report_to, trainer.folder, settings)
 
 
 def keep_diary(trainer: Trainer) -> Diary:

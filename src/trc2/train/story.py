@@ -16,7 +16,7 @@ class Story:
     def __init__(self, observers: list[Observer]) -> None:
         self.observers = observers
         self.evaluations: list[Record] = []
-        self.peak_memory_gb = 0.0  # the most that any of its processes told
+        self.peak_memory_gb = 0.0  # the most that any of its processes has recorded
         self.last_speed = math.nan  # tokens per second of the last step
         self._begun = time.monotonic()
 

@@ -1,0 +1,60 @@
+"""`trc2 sweep`: a matrix of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, Overrides, app, out
+from trc2.errors import UserError
+
+if TYPE_CHECKING:
+    from trc2.sweep.local import Launcher
+
+
+@app.command()
+def sweep(
+    matrix: Annotated[str, typer.Argument(help="A matrix's name or file.")],
+    overrides: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs go; runs/sweep/NAME if left out.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Runs at a time; they divide the cores.")] = 1,
+    launcher: Annotated[Literal["local", "ray"], typer.Option(help="Who carries the runs out.")] = "local",
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of a run on Ray.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Keep of an ended run only what reports read: no checkpoints.")
+    ] = False,
+    dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
+) -> None:
+    """Train a matrix of runs: backbones, sizes, lesions, strategies, seeds and orders of the tasks."""
+    from trc2.sweep.conduct import run_sweep
+    from trc2.sweep.matrix import load_matrix, recipe_name
+    from trc2.sweep.standing import standing
+
+    cells = load_matrix(matrix).cells(overrides or [])
+    target = folder or Path("runs/sweep") / recipe_name(matrix)
+    if dry:
+        for cell in cells:
+            found = standing(cell, target)
+            out.print(f"{found.state:8} {found.step:>6}/{found.total}  {cell.name}  {found.problem}", soft_wrap=True)
+        return
+    outcome = run_sweep(cells, target, _launcher(launcher, jobs, threads), out, retry=retry, keep=not compact)
+    ended = sum(found.state == "ended" for found in outcome.standings.values())
+    out.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
+    if outcome.failed:
+        names = ", ".join(outcome.failed)
+        raise UserError(f"{len(outcome.failed)} runs failed ({names}): mend the cause, then add --retry.")
+
+
+def _launcher(name: str, jobs: int, threads: int) -> Launcher:
+    from trc2.sweep.local import LocalLauncher
+
+    if name == "local":
+        return LocalLauncher(jobs)
+    from trc2.sweep.on_ray import RayLauncher
+
+    return RayLauncher(jobs, threads)

@@ -1,0 +1,68 @@
+"""Whether a run learnt its tasks at all: what was never learnt cannot be forgotten, and must not read as kept.
+
+Own gain: how much log-perplexity fell over the task's own training. Whole gain: since before any training, so that
+transfer and replay count. A task is learnt if
+
+    both gains ≥ 0.3 nats     or     whole gain ≥ 0.9 × the smallest of the run's other tasks of which the first is true
+
+The second half is for a task that was known before it came, such as one much like an earlier one: there is little left
+to gain, and that is no failure. Both ask nothing of other runs, so a frozen model passes where transfer alone gave it
+nine tenths of what training gave another task.
+
+Worked example, perplexities of an adapter on a frozen model:
+
+    task        untrained   before   after      own    whole
+    C4               4200     4200     549     2.03     2.03     learnt
+    WikiText         4180     1601    1511     0.06     1.02     not: 1.02 < 0.9 × 2.03
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trc2.metrics.forgetting import PERPLEXITY, ScoreTable, Stretch
+
+LEAST_GAIN = 0.3
+KNOWN_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What training brought to one task, in nats; NaN where a score is."""
+
+    own: float
+    whole: float
+
+    @property
+    def is_large(self) -> bool:
+        """Also since before any training: what was ruined first and then repaired is not learnt."""
+        return min(self.own, self.whole) >= LEAST_GAIN
+
+
+def gain_of(table: ScoreTable, stretch: Stretch) -> Gain | None:
+    """None unless the task was measured just before and just after its own training."""
+    if table.metric != PERPLEXITY:
+        raise ValueError(f"gains are measured in nats of log-perplexity, not in {table.metric.name}")
+    if not table.has(stretch.start, stretch.task) or not table.has(stretch.end, stretch.task):
+        return None
+    after = table.post(stretch)
+    own = table.value(stretch.start, stretch.task) - after
+    first = table.steps[0]
+    return Gain(own, table.value(first, stretch.task) - after if table.has(first, stretch.task) else own)
+
+
+def learned(table: ScoreTable, task: str) -> bool | None:
+    """Whether a task was learnt by the rule above; None while that was not measured. A broken score is not learnt."""
+    gains = {stretch.task: gain for stretch in table.stretches if (gain := gain_of(table, stretch)) is not None}
+    if task not in gains:
+        return None
+    gain = gains.pop(task)
+    yardsticks = [other.whole for other in gains.values() if other.is_large]
+    is_known = bool(yardsticks) and gain.whole >= KNOWN_SHARE * min(yardsticks)
+    return math.isfinite(gain.own) and (gain.is_large or is_known)
+
+
+def unlearned(table: ScoreTable) -> list[str]:
+    """The tasks that were trained but not learnt, in the order of the stream."""
+    return [stretch.task for stretch in table.stretches if learned(table, stretch.task) is False]

@@ -1,0 +1,281 @@
+"""Claims about what happens inside a run of TRC²: writes, surprise, auxiliary losses, the replay controller."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from trc2.config import TRC2Config
+from trc2.metrics.forgetting import Stretch
+from trc2.replay.controller import base_settings
+from trc2.report.claims import paper
+from trc2.report.claims.casting import Cast
+from trc2.report.claims.ledger import Claim, Contrast, against, rule
+from trc2.report.claims.retention import needs_trc2
+from trc2.report.finished import FinishedRun
+
+WINDOW = 0.2  # of a task's logged steps: what "at its beginning" and "at its end" mean
+DRIFT = 0.05  # of the router loss over the run, relative to its mean: below this it does not drift upward
+TRACES = "section E; Figure E.3"
+LOSSES = "section E; Figure E.4"
+Points = list[tuple[int, float]]
+
+
+def dynamics_claims(cast: Cast) -> list[Claim]:
+    return [
+        _sparse(cast), _saturated(cast), _switches(cast), _relaxes(cast), _last_switch(cast), _critic_falls(cast),
+        _critic_decades(cast), _replay_loss(cast), _router_range(cast), _router_drift(cast), _controller(cast),
+    ]  # fmt: skip
+
+
+def by_seed(cast: Cast, of: Callable[[FinishedRun], float | None]) -> dict[int, float]:
+    """A number of each TRC² run in the listed order; runs that have none are left out."""
+    runs = cast.runs(cast.trc2) if cast.trc2 is not None else []
+    found = {run.config.train.seed: of(run) for run in runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def points(run: FinishedRun, name: str, kind: str = "train") -> Points:
+    return list(zip(*run.series(kind, name), strict=True))
+
+
+def within(series: Points, stretch: Stretch) -> list[float]:
+    return [value for step, value in series if stretch.start < step <= stretch.end]
+
+
+def early(values: Sequence[float]) -> list[float]:
+    """The beginning of a task, at least one logged step."""
+    return list(values[: max(1, round(WINDOW * len(values)))])
+
+
+def late(values: Sequence[float]) -> list[float]:
+    return list(values[-max(1, round(WINDOW * len(values))) :])
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def settled(run: FinishedRun) -> int:
+    """When the start-up transient is over: after three time constants of the threshold's average, and the warm-up."""
+    assert isinstance(run.config.model, TRC2Config)
+    return max(run.config.train.warmup_steps, round(3 / max(1e-9, 1 - run.config.model.threshold_decay)))
+
+
+def _missing(cast: Cast, values: dict[int, float], what: str) -> list[str]:
+    return needs_trc2(cast) or ([] if values else [what])
+
+
+def _after_start(run: FinishedRun, name: str) -> list[float]:
+    return [value for step, value in points(run, f"hippocampus/{name}") if step > settled(run)]
+
+
+def _sparse(cast: Cast) -> Claim:
+    def average(name: str) -> Callable[[FinishedRun], float | None]:
+        return lambda run: mean(values) if (values := _after_start(run, name)) else None
+
+    def share(run: FinishedRun) -> float | None:
+        low, high = paper.KEEP_BAND
+        values = _after_start(run, "keep_fraction")
+        return mean([float(low <= value <= high) for value in values]) if values else None
+
+    keep, raw = by_seed(cast, average("keep_fraction")), by_seed(cast, average("raw_fraction"))
+    shares = by_seed(cast, share)
+    high = paper.KEEP_BAND[1]
+    return rule(
+        "writes.sparse", "After warm-up writes are sparse: keep and raw write fraction are usually 0.1–0.4",
+        where=TRACES, paper=f"{paper.LAST_KEEP_FRACTION} and {paper.LAST_RAW_FRACTION} at the end",
+        how="Mean fraction of candidates written, after three time constants of the threshold's average and the "
+        f"warm-up, against {high:g}.",
+        contrasts=[
+            against("mean keep fraction", "TRC²", keep, high, "lower"),
+            against("mean raw fraction", "TRC²", raw, high, "lower"),
+        ] if keep else [],
+        missing=_missing(cast, keep, "runs longer than the start-up transient of the threshold"),
+        notes=[f"Share of logged steps within 0.1–0.4: {_listed(shares)}."] if shares else [],
+    )  # fmt: skip
+
+
+def _saturated(cast: Cast) -> Claim:
+    values = by_seed(cast, lambda run: mean([float(v >= 1) for v in known])
+                     if (known := _after_start(run, "keep_fraction")) else None)  # fmt: skip
+    few, logs = paper.SATURATED_LOGS
+    return rule(
+        "writes.saturated", "The write fraction is far from saturation at almost all logged steps",
+        where=TRACES, paper=f"all candidates written at {few} of {logs} logged steps ({few / logs:.2%})",
+        how="Share of logged steps after the start-up transient at which every candidate was written, against 5 %.",
+        contrasts=[against("share of saturated steps", "TRC²", values, 0.05, "lower")] if values else [],
+        missing=_missing(cast, values, "runs longer than the start-up transient of the threshold"),
+    )  # fmt: skip
+
+
+def _rises(run: FinishedRun, name: str) -> list[float]:
+    """At each switch of tasks: the beginning of the new one minus the end of the old."""
+    series = points(run, f"hippocampus/{name}")
+    parts = [within(series, stretch) for stretch in run.stretches]
+    return [mean(early(b)) - mean(late(a)) for a, b in itertools.pairwise(parts) if a and b]
+
+
+SIGNALS = (("surprise_mean", "mean surprise"), ("threshold", "write threshold"))
+
+
+def _switches(cast: Cast) -> Claim:
+    def average(name: str) -> Callable[[FinishedRun], float | None]:
+        return lambda run: mean(rises) if (rises := _rises(run, name)) else None
+
+    values = {name: by_seed(cast, average(name)) for name, _ in SIGNALS}
+    return rule(
+        "surprise.switches", "Surprise and write threshold rise when the task changes",
+        where=TRACES, paper="figure only",
+        how="Beginning of the new task (first fifth) minus end of the old (last fifth), mean over switches, against 0.",
+        contrasts=[against(f"rise of {title}", "TRC²", values[name], 0.0, "higher")
+                   for name, title in SIGNALS if values[name]],
+        missing=_missing(cast, values["threshold"], "a stream with a switch of tasks"),
+    )  # fmt: skip
+
+
+def _relaxes(cast: Cast) -> Claim:
+    def fall(name: str) -> Callable[[FinishedRun], float | None]:
+        def of(run: FinishedRun) -> float | None:
+            series = points(run, f"hippocampus/{name}")
+            parts = [values for stretch in run.stretches[1:] if (values := within(series, stretch))]
+            return mean([mean(late(values)) - mean(early(values)) for values in parts]) if parts else None
+
+        return of
+
+    values = {name: by_seed(cast, fall(name)) for name, _ in SIGNALS}
+    return rule(
+        "surprise.relaxes", "Surprise and write threshold then fall within the task",
+        where=TRACES, paper="figure only",
+        how="End of a task minus its beginning, mean over tasks after the first, against 0.",
+        contrasts=[against(f"change of {title}", "TRC²", values[name], 0.0, "lower")
+                   for name, title in SIGNALS if values[name]],
+        missing=_missing(cast, values["threshold"], "a stream with a switch of tasks"),
+    )  # fmt: skip
+
+
+def _last_switch(cast: Cast) -> Claim:
+    first = by_seed(cast, lambda run: r[0] if len(r := _rises(run, "surprise_mean")) > 1 else None)
+    last = by_seed(cast, lambda run: r[-1] if len(r := _rises(run, "surprise_mean")) > 1 else None)
+    return rule(
+        "surprise.last_switch", "The clearest rise is at the last switch (WikiText-103 → GSM8K)",
+        where=TRACES, paper="figure only",
+        how="Rise of mean surprise at the last switch minus that at the first, by seed.",
+        contrasts=[Contrast("rise of mean surprise", "last switch", "first switch", last, first, "higher")]
+        if last else [],
+        missing=_missing(cast, last, "a stream with two switches"),
+    )  # fmt: skip
+
+
+def _decades(run: FinishedRun, task: str) -> float | None:
+    stretch = next((s for s in run.stretches if s.task == task), None)
+    values = within(points(run, "train/loss_td"), stretch) if stretch is not None else []
+    if not values:
+        return None
+    first, last = mean(early(values)), mean(late(values))
+    return math.log10(first / last) if first > 0 and last > 0 else math.nan
+
+
+def _critic_falls(cast: Cast) -> Claim:
+    values = {task: by_seed(cast, lambda run, t=task: _decades(run, t)) for task in cast.evidence.tasks}  # type: ignore[misc]
+    return rule(
+        "critic.falls", "The critic's loss falls within each task",
+        where=LOSSES, paper="figure only",
+        how="log10 of L_td at the beginning of a task over that at its end, for each task, against 0.",
+        contrasts=[against(f"decades L_td falls in {task}", "TRC²", v, 0.0, "higher")
+                   for task, v in values.items() if v],
+        missing=_missing(cast, next(iter(values.values())), "logged L_td"),
+    )  # fmt: skip
+
+
+def _critic_decades(cast: Cast) -> Claim:
+    def average(run: FinishedRun) -> float | None:
+        known = [d for stretch in run.stretches if (d := _decades(run, stretch.task)) is not None]
+        return mean(known) if known else None
+
+    values = by_seed(cast, average)
+    return rule(
+        "critic.decades", "… by orders of magnitude",
+        where=LOSSES, paper="“by orders of magnitude”; figure only",
+        how="The same, mean over tasks, against 1 (ten times).",
+        contrasts=[against("decades L_td falls, mean over tasks", "TRC²", values, 1.0, "higher")] if values else [],
+        missing=_missing(cast, values, "logged L_td"),
+    )  # fmt: skip
+
+
+def _replay_loss(cast: Cast) -> Claim:
+    def parts(run: FinishedRun) -> tuple[float, float] | None:
+        series = [(step, value) for step, value in points(run, "train/loss_replay") if value > 0]
+        first = within(series, run.stretches[0])
+        rest = [value for step, value in series if step > run.stretches[0].end]
+        return (mean(early(first)), mean(rest)) if first and rest else None
+
+    begin = by_seed(cast, lambda run: p[0] if (p := parts(run)) else None)
+    rest = by_seed(cast, lambda run: p[1] if (p := parts(run)) else None)
+    return rule(
+        "replay.loss", "The replay loss is largest early in the first task and smaller over the later tasks",
+        where=LOSSES, paper="figure only", how="Mean L_rep after the first task minus that in the first fifth of it.",
+        contrasts=[Contrast("mean L_rep", "later tasks", "beginning of the first", rest, begin)] if begin else [],
+        missing=_missing(cast, begin, "logged L_rep over two tasks"),
+    )  # fmt: skip
+
+
+def _balance(run: FinishedRun) -> float:
+    """λ_lb Σ A when all experts are equally loaded: A = 1 in each column."""
+    assert isinstance(run.config.model, TRC2Config)
+    return run.config.model.lambda_load_balance * run.config.model.num_columns
+
+
+def _router_range(cast: Cast) -> Claim:
+    def largest(run: FinishedRun) -> float | None:
+        values = [value for _, value in points(run, "train/loss_load_balance")]
+        if not values or _balance(run) == 0:
+            return None
+        return math.nan if any(map(math.isnan, values)) else max(values) / _balance(run)
+
+    low, high = paper.ROUTER_RANGE
+    values = by_seed(cast, largest)
+    bound = round(high / 0.04, 2)
+    return rule(
+        "router.range", "The router loss stays bounded near its balanced value",
+        where=LOSSES, paper=f"{low}–{high} over the run, {paper.ROUTER_AT_END} at the end; balanced is 0.04 (d768-l4)",
+        how=f"Largest logged router loss over its balanced value λ_lb·L, against the paper's {high} / 0.04 = "
+        f"{bound:g}.",
+        contrasts=[against("largest router loss / balanced", "TRC²", values, bound, "lower")] if values else [],
+        missing=_missing(cast, values, "logged router loss"),
+    )  # fmt: skip
+
+
+def _router_drift(cast: Cast) -> Claim:
+    def drift(run: FinishedRun) -> float | None:
+        values = [value for _, value in points(run, "train/loss_load_balance")]
+        return (mean(late(values)) - mean(early(values))) / mean(values) if values and mean(values) else None
+
+    values = by_seed(cast, drift)
+    return rule(
+        "router.drift", "The router loss does not drift upward over the stream",
+        where=LOSSES, paper=f"{paper.ROUTER_AT_END} at the end of {paper.ROUTER_RANGE[0]}–{paper.ROUTER_RANGE[1]}",
+        how=f"Last fifth of the run minus first fifth, relative to the mean, against {DRIFT:g}.",
+        contrasts=[against("relative drift", "TRC²", values, DRIFT, "lower")] if values else [],
+        missing=_missing(cast, values, "logged router loss"),
+    )  # fmt: skip
+
+
+def _controller(cast: Cast) -> Claim:
+    def raised(run: FinishedRun) -> float | None:
+        values = [value for _, value in points(run, "replay/coefficient", "control")]
+        return mean(values) - base_settings(run.config.model).coefficient if values else None
+
+    values = by_seed(cast, raised)
+    return rule(
+        "replay.controller", "The controller strengthens replay when it measures forgetting",
+        where="section 3.2; section B.7", paper="no trace of it is shown",
+        how="Mean replay coefficient over all calls of the controller minus its base λ_0, against 0.",
+        contrasts=[against("coefficient above its base", "TRC²", values, 0.0, "higher")] if values else [],
+        missing=_missing(cast, values, "calls of the controller"),
+    )  # fmt: skip
+
+
+def _listed(values: dict[int, float]) -> str:
+    return ", ".join(f"{value:.0%} (seed {seed})" for seed, value in sorted(values.items()))

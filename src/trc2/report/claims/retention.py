@@ -1,0 +1,251 @@
+"""Claims about TRC² against the baselines: what it keeps, and how well it learns in the first place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from trc2.metrics.forgetting import aufc_curve
+from trc2.report.claims import paper
+from trc2.report.claims.casting import Cast, missing_baselines
+from trc2.report.claims.ledger import Claim, Contrast, rule
+from trc2.report.evidence import AREA, PRIMARY, Arm, Measure, summary_value
+from trc2.report.finished import FinishedRun
+from trc2.report.names import size_of
+
+BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"))
+ACCURACY_AREA = Measure("accuracy_aufc", "token-accuracy AUFC", "lower", summary_value("token_accuracy", "aufc"))
+NOT_LEARNT = "did not learn {}: what was not learnt cannot be forgotten, so it is not counted"
+
+
+def area_at(boundary: int) -> Measure:
+    """AUFC at the end of a task, counted from 0; only tasks before it are past."""
+
+    def of(run: FinishedRun) -> float:
+        if len(run.stretches) <= boundary:
+            return math.nan
+        return run.summary("perplexity", run.stretches[boundary].end).get("cl/perplexity/aufc", math.nan)
+
+    return Measure(f"aufc_{boundary}", f"AUFC at boundary {boundary + 1}", "lower", of, "nats")
+
+
+def just_learnt(metric: str, task: str) -> Measure:
+    """A task's score right after its own training; perplexity as its logarithm."""
+
+    def of(run: FinishedRun) -> float:
+        end = next((stretch.end for stretch in run.stretches if stretch.task == task), None)
+        if end is None or metric not in run.tables:
+            return math.nan
+        value = run.score(metric, task, end)
+        if metric != "perplexity":
+            return value
+        return math.log(value) if value > 0 else math.nan
+
+    name = "log-perplexity" if metric == "perplexity" else metric.replace("_", " ").replace("bleu", "BLEU")
+    better = "lower" if metric == "perplexity" else "higher"
+    return Measure(f"{task}/{metric}", f"{task} {name} just after its training", better, of)  # type: ignore[arg-type]
+
+
+def retention_claims(cast: Cast) -> list[Claim]:
+    plain = cast.baselines(with_replay=False)
+    first_two = "C4 → WikiText-103" if list(cast.evidence.tasks[:2]) == ["c4", "wikitext"] else "two tasks"
+    return [
+        _of_forgetting(
+            cast, "retention.area", "TRC² has the lowest perplexity AUFC of all models at the end of the stream",
+            where=f"section 4.2; {paper.AREA_TABLE}; Figure 5", paper_says=paper.lead("area_22k"), measures=[AREA],
+        ),
+        _of_forgetting(
+            cast, "retention.bleu_area", "TRC² has the lowest BLEU AUFC of all models",
+            where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("bleu_area_22k"), measures=[BLEU_AREA],
+            notes=("The paper's BLEU areas compare unlike with unlike; see what arithmetic says.",),
+        ),
+        _of_forgetting(
+            cast, "retention.accuracy_area", "TRC² has the lowest token-accuracy AUFC of all models",
+            where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("accuracy_area_22k"),
+            measures=[ACCURACY_AREA],
+        ),
+        _of_forgetting(
+            cast, "retention.second_boundary",
+            f"TRC² has the lowest perplexity AUFC already after {first_two}",
+            where=f"{paper.AREA_TABLE}, 20k; Figure I.9", paper_says=paper.lead("area_20k"), measures=[area_at(1)],
+        ),
+        _throughout(cast, plain),
+        _lowest_at_boundaries(cast, plain),
+        _separation(cast, plain),
+        _text_scores(cast, plain),
+        _scales(cast),
+    ]  # fmt: skip
+
+
+def versus_baselines(
+    cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure], *, forgetting: bool
+) -> list[Contrast]:
+    """TRC² against each of them; where only forgetting counts, those that learnt nothing are shown, not counted."""
+    trc2 = cast.trc2
+    if trc2 is None:
+        return []
+    found = []
+    for measure in measures:
+        for rival in rivals.values():
+            contrast = cast.contrast(measure, trc2, rival)
+            lacking = cast.unlearned(rival)
+            is_measured = all(map(math.isfinite, contrast.b.values()))  # else NaN must stay in, and decide nothing
+            if forgetting and lacking and is_measured:
+                remark = NOT_LEARNT.format(", ".join(lacking))
+                contrast = Contrast(**{**vars(contrast), "counts": False, "remark": remark})
+            elif lacking:
+                contrast = Contrast(**{**vars(contrast), "remark": f"did not learn {', '.join(lacking)}"})
+            found.append(contrast)
+    return found
+
+
+def needs_trc2(cast: Cast) -> list[str]:
+    return [] if cast.trc2 is not None else ["runs of TRC² (all parts, controlled replay)"]
+
+
+def _of_forgetting(
+    cast: Cast, key: str, statement: str, *, where: str, paper_says: str, measures: list[Measure],
+    notes: tuple[str, ...] = (),
+) -> Claim:  # fmt: skip
+    plain = cast.baselines(with_replay=False)
+    lacking = cast.unlearned(cast.trc2) if cast.trc2 is not None else []
+    missing = [*needs_trc2(cast), *missing_baselines(plain)]
+    if lacking:
+        missing.append(f"a TRC² that learns {', '.join(lacking)}")
+    return rule(
+        key, statement, where=where, paper=paper_says,
+        how=f"{measures[0].title}: TRC² minus each baseline without replay, paired by seed.",
+        contrasts=versus_baselines(cast, plain, measures, forgetting=True), missing=missing, notes=notes,
+    )  # fmt: skip
+
+
+def _throughout(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
+    trc2, contrasts = cast.trc2, []
+    for rival in plain.values() if trc2 is not None else ():
+        assert trc2 is not None
+        ours, theirs = _curves(cast, trc2), _curves(cast, rival)
+        gaps = {seed: _largest_gap(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+        lacking = cast.unlearned(rival)
+        is_measured = all(map(math.isfinite, gaps.values()))
+        contrasts.append(
+            Contrast(
+                f"largest lead of {rival.title} over the stream", trc2.title, "0", gaps, dict.fromkeys(gaps, 0.0),
+                remark=NOT_LEARNT.format(", ".join(lacking)) if lacking else "", counts=not (lacking and is_measured),
+                is_bound=True,
+            )
+        )  # fmt: skip
+    return rule(
+        "retention.throughout", "TRC²'s perplexity AUFC stays below the baselines' throughout the stream",
+        where="section K; Figure K.16", paper="figure only",
+        how="The largest AUFC of TRC² minus the baseline's over all evaluations after the first boundary, "
+        "by seed, against 0.",
+        contrasts=contrasts, missing=[*needs_trc2(cast), *missing_baselines(plain)],
+    )  # fmt: skip
+
+
+def _curves(cast: Cast, arm: Arm) -> dict[int, dict[int, float]]:
+    """Mean AUFC over past tasks, by seed and step."""
+    return {
+        run.config.train.seed: {
+            step: sum(tasks.values()) / len(tasks) for step, tasks in aufc_curve(run.tables["perplexity"]) if tasks
+        }
+        for run in cast.runs(arm)
+    }
+
+
+def _largest_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    gaps = [ours[step] - theirs[step] for step in ours.keys() & theirs.keys()]
+    return math.nan if not gaps or any(map(math.isnan, gaps)) else max(gaps)
+
+
+def _lowest_at_boundaries(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
+    measures = [just_learnt("perplexity", task) for task in cast.evidence.tasks]
+    return rule(
+        "boundary.perplexity", "TRC² has the lowest perplexity of each task right after its training",
+        where=f"section 4.2; Figure 2; {paper.BOUNDARY_TABLE}",
+        paper="; ".join(f"{task} {paper.lead(task)}" for task in ("c4", "wikitext", "gsm8k")),
+        how="Log-perplexity of each task at its own boundary: TRC² minus each baseline without replay.",
+        contrasts=versus_baselines(cast, plain, measures, forgetting=False),
+        missing=[*needs_trc2(cast), *missing_baselines(plain)],
+        notes=("After the first task nothing can have been forgotten: a lead there is not continual learning.",),
+    )  # fmt: skip
+
+
+def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
+    tasks, trc2 = cast.evidence.tasks, cast.trc2
+    leads = {task: _leads(cast, task, plain) for task in tasks} if trc2 is not None else {}
+    contrasts = [
+        Contrast("lead over the best baseline", tasks[-1], task, leads[tasks[-1]], leads[task], "higher")
+        for task in tasks[:-1]
+        if leads
+    ]
+    return rule(
+        "boundary.separation", "The lead over the baselines is largest on the last task (GSM8K)",
+        where="section 4.2; Figure 2",
+        how="Lead in log-perplexity over the best baseline at each task's boundary, by seed.",
+        paper=", ".join(f"{task} {_paper_lead(task):.2f}" for task in ("c4", "wikitext", "gsm8k"))
+        + " nats, best against best",
+        contrasts=contrasts if plain else [],
+        missing=[*needs_trc2(cast), *missing_baselines(plain)],
+        notes=("GSM8K perplexities of the paper's baselines do not fit their accuracies; see what arithmetic says.",),
+    )  # fmt: skip
+
+
+def _paper_lead(task: str) -> float:
+    theirs, ours = ([getattr(row, task) for row in rows] for rows in (paper.baselines(), paper.variants()))
+    return math.log(min(theirs) / min(ours))
+
+
+def _leads(cast: Cast, task: str, plain: Mapping[str, Arm]) -> dict[int, float]:
+    assert cast.trc2 is not None
+    measure = just_learnt("perplexity", task)
+    ours = cast.seeds(cast.trc2, measure)
+    theirs = [cast.seeds(arm, measure) for arm in plain.values()]
+    found = {}
+    for seed, value in ours.items():
+        known = [values[seed] for values in theirs if seed in values]
+        if known:
+            found[seed] = math.nan if any(map(math.isnan, known)) else min(known) - value
+    return found
+
+
+def _text_scores(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
+    tasks = cast.evidence.tasks
+    measures = [*[just_learnt("bleu", task) for task in tasks[:-1]], just_learnt("token_accuracy", tasks[-1])]
+    return rule(
+        "boundary.text", "TRC² has the best BLEU (first tasks) and token accuracy (last task) right after training",
+        where=f"section 4.2; Figure 3; {paper.BOUNDARY_TABLE}",
+        paper=f"C4 BLEU {paper.lead('c4_bleu', 'higher')}; WikiText BLEU {paper.lead('wikitext_bleu', 'higher')}; "
+        f"GSM8K accuracy {paper.lead('gsm8k_accuracy', 'higher')}",
+        how="BLEU or token accuracy at each task's own boundary: TRC² minus each baseline without replay.",
+        contrasts=versus_baselines(cast, plain, measures, forgetting=False),
+        missing=[*needs_trc2(cast), *missing_baselines(plain)],
+    )  # fmt: skip
+
+
+def _scales(cast: Cast) -> Claim:
+    sizes: dict[str, Arm] = {}
+    for arm in cast.candidates:
+        if arm.family.name == "trc2" and not arm.lesions and arm.runs[0].config.control.mode == "closed_loop":
+            sizes.setdefault(size_of(arm.runs[0].config), arm)
+    rivals = [arm for arm in cast.candidates if arm.family.name != "trc2" and not arm.replays]
+    contrasts = [cast.contrast(AREA, ours, rival) for ours in sizes.values() for rival in rivals if len(sizes) > 1]
+    return rule(
+        "retention.scales", "The retention gain is there at every model size",
+        where=f"section 4.2; Figures 2, 3, 5; {paper.AREA_TABLE}", paper=f"five sizes: {paper.lead('area_22k')}",
+        how="AUFC of TRC² at each of several sizes against each baseline at each size.",
+        contrasts=contrasts, missing=["TRC² and baselines at several sizes"] if len(sizes) < 2 or not rivals else [],
+    )  # fmt: skip
+
+
+def primary_claim(cast: Cast) -> Claim:
+    """Ours: forgetting alone rewards a model that never learnt."""
+    plain = cast.baselines(with_replay=False)
+    return rule(
+        "primary.baselines", "TRC² has the lowest mean log-perplexity over all tasks at the end",
+        where=f"not in the paper, which has boundaries ({paper.BOUNDARY_TABLE}) and areas ({paper.AREA_TABLE}) apart",
+        paper="not reported for baselines",
+        how=f"{PRIMARY.title}: TRC² minus each baseline without replay, paired by seed.",
+        contrasts=versus_baselines(cast, plain, [PRIMARY], forgetting=False),
+        missing=[*needs_trc2(cast), *missing_baselines(plain)],
+    )  # fmt: skip

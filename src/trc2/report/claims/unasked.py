@@ -1,0 +1,259 @@
+"""What the paper leaves open: how much of it is replay, alone or on any backbone, and how far joint training is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
+from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, compare, judge, numbers, rule
+from trc2.report.claims.retention import just_learnt, needs_trc2, versus_baselines
+from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
+from trc2.report.finished import FinishedRun
+from trc2.report.names import PARTS
+from trc2.stats.intervals import Interval, mean_interval
+from trc2.stats.verdict import Verdict
+
+NOT_THERE = "not in the paper"
+SIDES = {  # arms of sign + and of sign −, by how many parts an effect is of
+    1: ("with it", "without it"),
+    2: ("with both or neither", "with one of them"),
+    3: ("with all or one of them", "with two or none"),
+}
+COMBINATIONS = [tuple(c) for size in range(4) for c in itertools.combinations(PARTS, size)]  # of missing parts
+
+
+def open_claims(cast: Cast) -> list[Claim]:
+    return [*_factorial(cast), _replay_does_most(cast), _twin_with_replay(cast), _baselines_with_replay(cast),
+            _control(cast), _learning(cast)]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------- thalamus × memory × replay
+
+
+def effect(cast: Cast, measure: Measure, parts: Sequence[str]) -> Contrast | None:
+    """Main effect of one part, or interaction of several: arms of sign + minus arms of sign −, means of four each.
+
+    The sign of an arm is the product over `parts` of +1 where it has the part and −1 where it lacks it. Seeds that all
+    eight arms have are used.
+    """
+    plus: list[dict[int, float]] = []
+    minus: list[dict[int, float]] = []
+    for missing in COMBINATIONS:
+        arm = cast.lesion(*missing)
+        if arm is None:
+            return None
+        lacks = sum(part in missing for part in parts)
+        (minus if lacks % 2 else plus).append(cast.seeds(arm, measure))
+    seeds = sorted(set.intersection(*[set(values) for values in plus + minus]))
+    a, b = ({seed: sum(values[seed] for values in side) / len(side) for seed in seeds} for side in (plus, minus))
+    name = " × ".join(parts)
+    first, second = SIDES[len(parts)]
+    about = f"{'effect of' if len(parts) == 1 else 'interaction'} {name} on {measure.title}"
+    return Contrast(about, first, second, a, b, measure.better, cast.margin(measure))
+
+
+def _effects(cast: Cast, measure: Measure) -> list[Finding]:
+    """All seven, corrected together."""
+    known = [effect(cast, measure, parts) for size in (1, 2, 3) for parts in itertools.combinations(PARTS, size)]
+    return compare([contrast for contrast in known if contrast is not None])
+
+
+def _absent(cast: Cast) -> list[str]:
+    absent = [lesion_name(*missing) for missing in COMBINATIONS if cast.lesion(*missing) is None]
+    if len(absent) == len(COMBINATIONS):
+        return ["runs of all eight combinations of thalamus, memory and replay"]
+    return [f"runs of {', '.join(absent)}"] if absent else []
+
+
+def _factorial(cast: Cast) -> list[Claim]:
+    primary, area = _effects(cast, PRIMARY), _effects(cast, AREA)
+    missing = _absent(cast)
+    how = "2×2×2: mean of the four arms with it minus mean of the four without, by seed; Holm over all seven effects."
+    claims = []
+    for i, part in enumerate(PARTS):
+        claim = rule(
+            f"open.{part}", f"{part.capitalize()} helps over all tasks, averaged over presence of the other two parts",
+            where=NOT_THERE, paper="thalamus and hippocampus only, retention only", how=how,
+            findings=primary[i : i + 1], missing=missing,
+        )  # fmt: skip
+        claims.append(Claim(**{**vars(claim), "beside": tuple(area[i : i + 1])}))
+    crossed = primary[len(PARTS) :]
+    ruling, reason = _additive(crossed, missing)
+    claims.append(
+        Claim(
+            "open.interactions", "The parts add up: none changes what another is worth", NOT_THERE, how,
+            "not reported", ruling, reason, *numbers(crossed, ruling), tuple(crossed), tuple(area[len(PARTS) :]),
+        )
+    )  # fmt: skip
+    return claims
+
+
+def _additive(findings: Sequence[Finding], missing: Sequence[str]) -> tuple[Ruling, str]:
+    """Here the claim is that nothing is there: an effect refutes it, only equivalence supports it."""
+    if not findings:
+        return judge(findings, missing)
+    there = [f for f in findings if f.outcome in (Verdict.better, Verdict.worse)]
+    if there:
+        return Ruling.fails, "; ".join(f.contrast.about for f in there) + ": decided"
+    if all(f.outcome is Verdict.equivalent for f in findings):
+        return Ruling.holds, f"all {len(findings)} interactions are within the A/A margin"
+    few = findings[0].difference.n
+    return Ruling.undecided, f"n = {few}: no interaction found, and not all shown to be small"
+
+
+def _replay_does_most(cast: Cast) -> Claim:
+    gains = {part: effect(cast, PRIMARY, [part]) for part in PARTS}
+    contrasts = []
+    for part in ("thalamus", "memory"):
+        replay, other = gains["replay"], gains[part]
+        if replay is not None and other is not None:
+            a, b = ({seed: c.a[seed] - c.b[seed] for seed in c.seeds} for c in (replay, other))
+            contrasts.append(Contrast(f"main effect on {PRIMARY.title}", "replay", part, a, b))
+    return rule(
+        "open.replay_most", "Of the three parts, replay does most",
+        where=NOT_THERE, paper="switched off only together with memory",
+        how="Main effect of replay minus that of thalamus and of memory, by seed.",
+        contrasts=contrasts, missing=_absent(cast),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- replay elsewhere
+
+
+def _twin_with_replay(cast: Cast) -> Claim:
+    trc2, twin = cast.trc2, cast.lesion("thalamus", "memory")
+    missing = needs_trc2(cast) + (["runs of TRC² plain + controlled replay"] if twin is None else [])
+    pairs = [cast.contrast(m, trc2, twin) for m in (PRIMARY, AREA)] if trc2 is not None and twin is not None else []
+    return rule(
+        "open.twin_replay", "TRC² is better than its plain twin with the same controlled replay",
+        where=NOT_THERE, paper="no such arm", how=f"{PRIMARY.title}: TRC² minus the twin, paired by seed.",
+        contrasts=pairs[:1], beside=pairs[1:], missing=missing,
+        notes=["What remains here is what thalamus and memory add once both sides replay."],
+    )  # fmt: skip
+
+
+def _baselines_with_replay(cast: Cast) -> Claim:
+    rivals = cast.baselines(with_replay=True)
+    notes = [] if cast.trc2 is None else [text for arm in rivals.values() if (text := _unequal(cast.trc2, arm))]
+    return rule(
+        "open.baselines_replay", "TRC² is better than every baseline with the same controlled replay",
+        where=NOT_THERE, paper="baselines have no replay",
+        how=f"{PRIMARY.title}: TRC² minus each baseline with controlled replay, at equal tokens, paired by seed.",
+        contrasts=versus_baselines(cast, rivals, [PRIMARY], forgetting=False),
+        beside=versus_baselines(cast, rivals, [AREA], forgetting=True),
+        missing=[*needs_trc2(cast), *missing_baselines(rivals, " with controlled replay")], notes=notes,
+    )  # fmt: skip
+
+
+def _unequal(ours: Arm, theirs: Arm) -> str:
+    """What is not equal between two arms that should be, in words; empty if all is."""
+    ours_config, theirs_config = ours.runs[0].config, theirs.runs[0].config
+    words = []
+    if ours.runs[0].stretches[-1].end != theirs.runs[0].stretches[-1].end:
+        words.append("steps")
+    for name in ("replay_batch_size", "replay_chunk_length", "replay_coefficient", "replay_long_chunks"):
+        if getattr(ours_config.model, name) != getattr(theirs_config.model, name):
+            words.append(name.replace("_", " "))
+    return f"{theirs.title} differs from {ours.title} in {', '.join(words)}." if words else ""
+
+
+def _control(cast: Cast) -> Claim:
+    trc2, constant = cast.trc2, cast.constant
+    missing = needs_trc2(cast) + (["runs of TRC² with constant replay"] if constant is None else [])
+    pairs = [cast.contrast(m, trc2, constant) for m in (PRIMARY, AREA)] if trc2 and constant else []
+    return rule(
+        "open.control", "Controlled replay is better than constant replay",
+        where="claimed by design in section 3.2, not tested", paper="no such arm",
+        how=f"{PRIMARY.title}: TRC² with controlled minus with constant replay, paired by seed.",
+        contrasts=pairs[:1], beside=pairs[1:], missing=missing,
+    )  # fmt: skip
+
+
+def _learning(cast: Cast) -> Claim:
+    tasks = cast.evidence.tasks
+
+    def of(run: FinishedRun) -> float:
+        return sum(just_learnt("perplexity", task).of(run) for task in tasks) / len(tasks)
+
+    measure = Measure("just_learnt", "mean log-perplexity of tasks just after their training", "lower", of, "nats")
+    trc2, twin = cast.trc2, cast.lesion("thalamus", "memory")
+    missing = needs_trc2(cast) + (["runs of TRC² plain + controlled replay"] if twin is None else [])
+    return rule(
+        "open.learning", "Thalamus and memory make TRC² learn the task at hand better",
+        where="implied by section 4.2, not tested: lesions have no boundary scores", paper="not reported",
+        how=f"{measure.title}: TRC² minus its plain twin with the same replay, paired by seed.",
+        contrasts=[cast.contrast(measure, trc2, twin)] if trc2 is not None and twin is not None else [],
+        missing=missing,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- joint training
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Which share of the distance from plain sequential to joint training an arm closes, per seed and on average."""
+
+    arm: str
+    share: Interval
+    is_same_backbone: bool
+
+
+@dataclass(frozen=True)
+class Distance:
+    """One scale from plain (0) to joint (1) and where arms stand on it."""
+
+    plain: str
+    joint: str
+    nats: Interval
+    closed: tuple[Closed, ...]
+    warning: str
+
+
+def distances(cast: Cast) -> list[Distance]:
+    """One for each joint arm whose family has a plain sequential arm."""
+    found = []
+    for joint in cast.joints:
+        plain = _plain_of(cast, joint)
+        if plain is None:
+            continue
+        top, bottom = cast.seeds(plain, PRIMARY), cast.seeds(joint, PRIMARY)
+        seeds = sorted(top.keys() & bottom.keys())
+        if not seeds:
+            continue
+        arms = [arm for arm in cast.evidence.arms if not arm.is_bound and cast.runs(arm)]
+        closed, better = [], []
+        for arm in arms:
+            values = cast.seeds(arm, PRIMARY)
+            shared = [seed for seed in seeds if seed in values]
+            if not shared or arm is plain:
+                continue
+            shares = [_share(top[seed], values[seed], bottom[seed]) for seed in shared]
+            closed.append(Closed(arm.title, mean_interval(shares), arm.family == joint.family))
+            if sum(values[s] for s in shared) < sum(bottom[s] for s in shared):
+                better.append(arm.title)
+        gap = mean_interval([top[seed] - bottom[seed] for seed in seeds])
+        found.append(Distance(plain.title, joint.title, gap, tuple(closed), _warning(joint.title, gap, better)))
+    return found
+
+
+def _plain_of(cast: Cast, joint: Arm) -> Arm | None:
+    if joint.family.name == "trc2":
+        return cast.lesion(*PARTS)
+    return cast.baselines(with_replay=False).get(joint.family.name)
+
+
+def _share(plain: float, value: float, joint: float) -> float:
+    return (plain - value) / (plain - joint) if plain != joint else math.nan
+
+
+def _warning(joint: str, gap: Interval, better: list[str]) -> str:
+    if gap.mean <= 0:
+        return f"{joint} is no better than plain sequential training: it is no bound, and the shares mean nothing."
+    if better:
+        more = f" and {len(better) - 3} more" if len(better) > 3 else ""
+        return f"{joint} is no bound: {', '.join(better[:3])}{more} {'is' if len(better) == 1 else 'are'} better."
+    return ""

@@ -1,0 +1,158 @@
+"""Carrying a matrix out: begin, go on, note failures, and stop when asked."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from trc2.config import StreamConfig
+from trc2.errors import UserError
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import is_locked, lock_folder
+from trc2.sweep.board import Board
+from trc2.sweep.local import Launcher
+from trc2.sweep.matrix import Cell
+from trc2.sweep.standing import (
+    Standing,
+    compact,
+    forget_failure,
+    is_same_run,
+    note_failure,
+    progressed,
+    standing,
+)
+from trc2.train.start import Interrupted, prepare_with_progress
+
+LOGS = ".logs"  # beside the runs: what each of them printed
+POLL = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended: every run, and those that failed with what they said last."""
+
+    standings: dict[str, Standing]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        return {name: found.problem for name, found in self.standings.items() if found.state == "failed"}
+
+
+def run_sweep(
+    cells: list[Cell], out: Path, launcher: Launcher, console: Console, *, retry: bool = False, keep: bool = True
+) -> Outcome:
+    """Train every run that has not ended; one that was interrupted goes on where it stopped.
+
+    A run that fails is kept and shown, and stops nothing; `retry` tries those again that failed before. `keep=False`
+    leaves of an ended run only what reports read.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(out):
+        sweep = _Sweep({cell.name: cell for cell in cells}, out, launcher, console, keep)
+        return sweep.run(retry)
+
+
+class _Sweep:
+    def __init__(self, cells: dict[str, Cell], out: Path, launcher: Launcher, console: Console, keep: bool) -> None:
+        self.cells, self.out, self.launcher, self.console, self.keep = cells, out, launcher, console, keep
+        self.standings: dict[str, Standing] = {}
+        self.running: list[str] = []
+        self.stop_requested = False
+
+    def run(self, retry: bool) -> Outcome:
+        for cell in self.cells.values():
+            if not is_same_run(cell, self.out):
+                raise UserError(
+                    f"{self.out / cell.name} holds a run with other settings than the matrix asks for: move it away, "
+                    "or choose another --out."
+                )
+            if retry:
+                forget_failure(self.out / cell.name)
+            self.standings[cell.name] = standing(cell, self.out)
+        waiting = [name for name, found in self.standings.items() if found.left]
+        self._prepare_data([self.cells[name] for name in waiting])
+        board = Board(self.cells, self.console, self.launcher.slots)
+        try:
+            with self._heeding_signals():
+                while (waiting or self.running) and not self.stop_requested:
+                    self._begin_some(waiting)
+                    board.show(self.standings, self.running)
+                    time.sleep(POLL)
+                    self._look(board)
+            if self.stop_requested:
+                self.launcher.stop()
+                raise Interrupted("Stopped; every run has saved: go on with the same `trc2 sweep`.")
+        finally:
+            self.launcher.stop()
+            board.close()
+        return Outcome(self.standings)
+
+    def _prepare_data(self, cells: list[Cell]) -> None:
+        """Once per stream, before anyone trains; the order of tasks changes nothing about it.
+
+        What is wrong with the data of one stream is for its own runs to say, and stops no other.
+        """
+        done: list[StreamConfig] = []
+        for cell in cells:
+            assert cell.config.stream is not None
+            stream = cell.config.stream.replace(order=None, only=None, mode="sequential")
+            if stream not in done:
+                done.append(stream)
+                with suppress(UserError):
+                    prepare_with_progress(cell.config, self.console)
+
+    def _begin_some(self, waiting: list[str]) -> None:
+        """As many as there is room for; a run that someone else holds, such as a killed sweep's, waits for them."""
+        for name in [name for name in waiting if not is_locked(self.out / name)]:
+            if len(self.running) == self.launcher.slots:
+                return
+            waiting.remove(name)
+            self.standings[name] = standing(self.cells[name], self.out)
+            if self.standings[name].left:
+                self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        folder = RunFolder(self.out / name)
+        begun = folder.is_run and folder.has_diary
+        arguments = ["resume", str(folder)] if begun else self.cells[name].command(folder.path)
+        self.launcher.start(name, arguments, self._log(name))
+        self.running.append(name)
+
+    def _log(self, name: str) -> Path:
+        return self.out / LOGS / f"{name}.log"
+
+    def _look(self, board: Board) -> None:
+        """See who ended and how far the others are."""
+        for name, code in self.launcher.ended().items():
+            self.running.remove(name)
+            folder = RunFolder(self.out / name)
+            found = standing(self.cells[name], self.out)
+            if found.state == "ended" and not self.keep:
+                compact(folder)
+            if found.state != "ended":
+                problem = note_failure(folder.path, code, self._log(name))
+                found = replace(found, state="failed", problem=problem)
+                board.say(f"{name} failed: {problem}")
+            else:
+                board.say(f"{name} ended after {found.seconds / 60:.1f} min")
+            self.standings[name] = found
+        for name in self.running:
+            self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).diary_file)
+
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        def stop(signum: int, _frame: object) -> None:
+            self.stop_requested = True
+
+        earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)

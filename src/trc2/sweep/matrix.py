@@ -1,0 +1,160 @@
+"""A matrix of runs: backbones × sizes × lesions × strategies × seeds × orders, read from YAML."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trc2.config import RunConfig, load_recipe, parse_settings, read_settings
+from trc2.config.section import Section, Seed, SettingError, shown
+from trc2.errors import UserError, brief, did_you_mean
+
+MAX_CELLS = 10_000
+Changes = dict[str, tuple[str, ...]]
+"""Names, and the overrides that each stands for."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the matrix: a name that says what it is, and the command that trains it."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+    def command(self, folder: Path) -> list[str]:
+        """What follows `trc2` to train it into a folder."""
+        return ["train", self.recipe, *self.overrides, f"output.folder={folder}"]
+
+
+class Grid(Section):
+    """Every combination of its axes. An axis that is left out has one entry, which changes nothing."""
+
+    recipes: tuple[str, ...] = Field(min_length=1, description="recipes: backbones, and streams")
+    sizes: Changes = Field({}, description="name: [model.d_model=256, …]")
+    lesions: Changes = Field({}, description="name: [model.memory=false, …]")
+    strategies: Changes = Field({}, description="names of strategies, or name: [strategy=ewc, strategy.strength=10]")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1)
+    orders: tuple[tuple[str, ...], ...] | Literal["all", "others"] | None = Field(
+        None, description="orders of the tasks; all: every one; others: every one but the listed one"
+    )
+    settings: tuple[str, ...] = Field((), description="overrides of every run; {seed} stands for its seed")
+
+    @field_validator("sizes", "lesions", "strategies", mode="before")
+    @classmethod
+    def _named_overrides(cls, changes: Any, field: ValidationInfo) -> Any:
+        is_list = isinstance(changes, list | tuple) and all(isinstance(name, str) for name in changes)
+        if field.field_name == "strategies" and is_list:  # names alone will do
+            changes = {name: () if name == "none" else (f"strategy={name}",) for name in changes}
+        if not isinstance(changes, Mapping):
+            raise ValueError(f"<path>={shown(changes)} is no list of names: write it as name: [section.field=value].")
+        for name in changes:
+            if not isinstance(name, str) or not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+                raise ValueError(f"<path> has the name {shown(name)}: use letters, digits, '_', '-' and '.'.")
+        return changes
+
+    def cells(self, extra: tuple[str, ...]) -> Iterable[Cell]:
+        """Seeds outermost, so that a sweep that is stopped early has something of everything."""
+        for seed, recipe in itertools.product(self.seeds, self.recipes):
+            for size, lesion, strategy in itertools.product(
+                *map(_entries, (self.sizes, self.lesions, self.strategies))
+            ):
+                fixed = (*size[1], *lesion[1], *strategy[1], *self.settings, *extra)
+                fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed)
+                for order in self._orders_of(recipe, fixed):
+                    overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
+                    words = [recipe_name(recipe), size[0], lesion[0], strategy[0], "-".join(order), f"s{seed}"]
+                    name = "+".join(word for word in words if word and word != "none")
+                    yield Cell(name, recipe, overrides, _config(name, recipe, overrides))
+
+    def _orders_of(self, recipe: str, overrides: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+        if self.orders is None:
+            return [()]
+        if isinstance(self.orders, tuple):
+            return self.orders
+        stream = load_recipe(recipe, overrides).stream
+        if stream is None:
+            raise UserError(f"The recipe {recipe} has no stream of tasks, so it has no orders: leave orders out.")
+        listed = tuple(task.name for task in stream.tasks)
+        every = list(itertools.permutations(listed))
+        if len(every) > MAX_CELLS:
+            raise UserError(f"{len(listed)} tasks have {len(every)} orders: name those you want.")
+        return every if self.orders == "all" else every[1:]
+
+
+class Matrix(Section):
+    """A sweep: grids one after the other."""
+
+    title: str = ""
+    grids: tuple[Grid, ...] = Field(min_length=1)
+
+    def cells(self, extra: Iterable[str] = ()) -> list[Cell]:
+        """Every run once; `extra` overrides are laid over all. Seeds outermost over all grids."""
+        found: dict[str, Cell] = {}
+        extra = tuple(extra)
+        every = [cell for grid in self.grids for cell in grid.cells(extra)]
+        if len(every) > MAX_CELLS:
+            raise UserError(f"The matrix has {len(every)} runs: make it smaller, at most {MAX_CELLS}.")
+        seeds = list(dict.fromkeys(cell.config.train.seed for cell in every))
+        for cell in sorted(every, key=lambda cell: seeds.index(cell.config.train.seed)):
+            known = found.setdefault(cell.name, cell)
+            if known.config != cell.config:
+                raise UserError(
+                    f"Two runs of the matrix are called {brief(cell.name, 120)} but differ: give their grids a lesion "
+                    "or size with a name that tells them apart."
+                )
+        return list(found.values())
+
+
+def _entries(changes: Changes) -> list[tuple[str, tuple[str, ...]]]:
+    return list(changes.items()) or [("", ())]
+
+
+def _order_override(order: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"stream.order=[{','.join(order)}]",) if order else ()
+
+
+def recipe_name(recipe: str) -> str:
+    """A recipe's name, of a file its stem."""
+    return Path(recipe).stem
+
+
+def _config(name: str, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
+    try:
+        config = load_recipe(recipe, overrides)
+    except UserError as problem:
+        raise UserError(f"The run {brief(name, 120)} of the matrix cannot be: {problem}") from None
+    if config.stream is None:
+        raise UserError(f"The run {brief(name, 120)} of the matrix has no stream of tasks: choose another recipe.")
+    return config
+
+
+def matrix_names() -> list[str]:
+    """Matrices that come with the package."""
+    folder = resources.files("trc2") / "matrices"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_matrix(name_or_path: str) -> Matrix:
+    """Read a matrix by name or path."""
+    if name_or_path in matrix_names():
+        text = (resources.files("trc2") / "matrices" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
+        values = parse_settings(text, name_or_path)
+    elif os.path.isfile(name_or_path):
+        values = read_settings(Path(name_or_path), remedy="correct the file")
+    else:
+        raise UserError(
+            f"There is no matrix or file '{brief(name_or_path, 80)}': {did_you_mean(name_or_path, matrix_names())}"
+        )
+    try:
+        return Matrix(**values)
+    except SettingError as problem:
+        raise UserError(f"{brief(name_or_path, 80)}: {problem}") from None

@@ -1,0 +1,393 @@
+"""The ledger on invented runs whose truth is known, and its rules on invented numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.report.invented import LEARNT, TASKS, invent_matrix, invent_run
+from trc2.report.claims import Ruling, claims_of, write_claims
+from trc2.report.claims import paper as printed
+from trc2.report.claims.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
+from trc2.report.claims.casting import Cast
+from trc2.report.claims.ledger import Claim, Contrast, against, rule
+from trc2.report.claims.unasked import distances, effect
+from trc2.report.evidence import AREA, PRIMARY, Evidence
+from trc2.report.finished import read_run
+from trc2.report.names import PARTS
+
+BASELINES = ("transformer", "moe", "mamba", "deepseek_moe", "blk_attn_res", "falcon", "lora_drs")
+WOBBLE = (0.01, -0.013, 0.006)  # of seeds
+
+
+def arm(
+    root: Path, recipe: str, forgets: float, settings: Sequence[str] = (), *, wobble: Sequence[float] = WOBBLE,
+    seeds: Sequence[int] = (0, 1, 2), name: str = "",
+) -> list[Path]:  # fmt: skip
+    """Repetitions that forget a little more or less; the wobble of an arm is its own."""
+    return [
+        invent_run(
+            root / f"{recipe}{name}_s{seed}", f"lab_{recipe}", [*settings, f"train.seed={seed}"],
+            forgets=forgets + wobble[seed], noise=0.0,
+        )
+        for seed in seeds
+    ]  # fmt: skip
+
+
+def lesion(root: Path, missing: Sequence[str], forgets: float, wobble: Sequence[float] = WOBBLE) -> list[Path]:
+    settings = [f"model.{part}=false" for part in missing]
+    return arm(root, "trc2", forgets, settings, wobble=wobble, name="_".join(["", *missing]))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, float], int], None], kind: str = "eval") -> None:
+    """Change the metrics of all records of a kind."""
+    diary = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in diary.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == kind:
+            change(record["metrics"], record["step"])
+    diary.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def claim(root: Path, key: str) -> Claim:
+    return claims_of(Evidence.of([root])).claim(key)
+
+
+def family(root: Path, trc2: float, others: float) -> None:
+    arm(root, "trc2", trc2)
+    for i, name in enumerate(BASELINES):
+        arm(root, name, others, wobble=[0.004 * math.sin(7 * i + seed) for seed in range(3)])
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+ONE = {0: 1.00, 1: 1.02, 2: 0.99}
+
+
+def verdict(*contrasts: Contrast, missing: Sequence[str] = ()) -> Claim:
+    return rule("key", "statement", where="here", how="so", paper="0", contrasts=contrasts, missing=missing)
+
+
+def shifted(by: Sequence[float], **more: object) -> Contrast:
+    """One side, and the other lower by so much."""
+    return Contrast("it", "first", "second", {s: ONE[s] - by[s] for s in ONE}, ONE, **more)  # type: ignore[arg-type]
+
+
+CLEAR, UNCLEAR = (0.50, 0.51, 0.49), (0.02, -0.03, 0.01)
+
+
+def test_a_clear_difference_decides_and_its_reverse_too() -> None:
+    assert verdict(shifted(CLEAR)).ruling is Ruling.holds
+    assert verdict(shifted(CLEAR, better="higher")).ruling is Ruling.fails
+    assert verdict(shifted(UNCLEAR)).ruling is Ruling.undecided
+
+
+def test_equal_is_said_only_within_a_margin() -> None:
+    small = (0.001, -0.001, 0.0005)
+    assert verdict(shifted(small)).ruling is Ruling.undecided
+    equal = verdict(shifted(small, margin=0.05))
+    assert equal.ruling is Ruling.same
+    assert "within ±0.05" in equal.reason
+    assert verdict(shifted((0.2, -0.2, 0.1), margin=0.05)).ruling is Ruling.undecided
+
+
+def test_every_comparison_must_be_decided_and_one_reverse_refutes() -> None:
+    assert verdict(shifted(CLEAR), shifted((0.4, 0.41, 0.42))).ruling is Ruling.holds
+    assert verdict(shifted(CLEAR), shifted(UNCLEAR)).ruling is Ruling.undecided
+    assert verdict(shifted(CLEAR), shifted((-0.5, -0.51, -0.49))).ruling is Ruling.fails
+    assert verdict(shifted(CLEAR), shifted((0.0, 0.001, -0.001), margin=0.05)).ruling is Ruling.same
+    uncounted = shifted((-0.5, -0.51, -0.49), counts=False)
+    assert verdict(shifted(CLEAR), uncounted).ruling is Ruling.holds
+
+
+def test_what_is_missing_keeps_a_claim_from_holding_but_not_from_failing() -> None:
+    partly = verdict(shifted(CLEAR), missing=["runs of Mamba"])
+    assert partly.ruling is Ruling.undecided
+    assert partly.reason == "holds in all 1 comparisons there are; needs runs of Mamba"
+    assert verdict(shifted((-0.5, -0.51, -0.49)), missing=["runs of Mamba"]).ruling is Ruling.fails
+    nothing = verdict(missing=["runs in several orders"])
+    assert (nothing.ruling, nothing.reason, nothing.ours) == (Ruling.untestable, "needs runs in several orders", "–")
+    apart = verdict(Contrast("it", "first", "second", {0: 1.0}, {1: 2.0}))
+    assert apart.ruling is Ruling.untestable
+    assert "equal seeds" in apart.reason
+
+
+def test_one_pair_and_no_number_never_decide() -> None:
+    alone = verdict(Contrast("it", "first", "second", {0: 1.0}, {0: 9.0}, margin=100.0))
+    assert (alone.ruling, alone.reason) == (Ruling.undecided, "n = 1")
+    assert "n = 1: no interval" in alone.ours
+    for broken in (math.nan, math.inf):
+        for a, b in (({**ONE, 1: broken}, ONE), (ONE, {**ONE, 1: broken})):
+            for margin in (None, 0.05, math.nan):
+                found = verdict(shifted(CLEAR), Contrast("it", "first", "second", a, b, margin=margin))
+                assert found.ruling is Ruling.undecided
+
+
+def test_holm_counts_all_comparisons_of_a_claim() -> None:
+    weak = (0.30, 0.42, 0.24)  # decided alone, p = 0.03
+    assert verdict(shifted(weak)).ruling is Ruling.holds
+    assert verdict(shifted(weak), shifted(weak)).ruling is Ruling.undecided
+
+
+def test_a_bound_is_a_side_like_any_other() -> None:
+    below = verdict(against("fraction", "TRC²", {0: 0.21, 1: 0.25, 2: 0.23}, 0.4, "lower"))
+    assert below.ruling is Ruling.holds
+    assert below.brief.startswith("0.230 against 0.4: −0.170 (95 % CI ")
+
+
+# -------------------------------------------------------------------------------------------------- invented matrices
+
+
+def test_the_best_of_all_is_found_and_so_is_the_worst(tmp_path: Path) -> None:
+    family(tmp_path / "good", trc2=0.2, others=0.6)
+    family(tmp_path / "bad", trc2=0.6, others=0.2)
+    for name, ruling in (("good", Ruling.holds), ("bad", Ruling.fails)):
+        ledger = claims_of(Evidence.of([tmp_path / name]))
+        for key in ("retention.area", "primary.baselines", "retention.second_boundary", "retention.throughout"):
+            assert ledger.claim(key).ruling is ruling, key
+
+
+def test_a_small_effect_in_noise_is_undecided(tmp_path: Path) -> None:
+    arm(tmp_path, "trc2", 0.400, wobble=(0.03, -0.04, 0.01))
+    for i, name in enumerate(BASELINES):
+        arm(tmp_path, name, 0.405, wobble=[0.03 * math.sin(5 * i + seed) for seed in range(3)])
+    found = claim(tmp_path, "retention.area")
+    assert found.ruling is Ruling.undecided
+    assert "n = 3" in found.reason
+
+
+def test_twins_set_the_margin_within_which_arms_are_the_same(tmp_path: Path) -> None:
+    arm(tmp_path, "trc2", 0.2)
+    lesion(
+        tmp_path, ("thalamus", "memory"), 0.2, wobble=[w + d for w, d in zip(WOBBLE, (0.001, -0.001, 0), strict=True)]
+    )
+    assert claim(tmp_path, "open.twin_replay").ruling is Ruling.undecided
+    for seed, off in enumerate((0.04, -0.03, 0.05)):
+        twin = [f"train.seed={seed}", f"model.replay_seed={1000 + seed}"]
+        invent_run(tmp_path / f"twin{seed}", "lab_trc2", twin, forgets=0.2 + WOBBLE[seed] + off, noise=0.0)
+    found = claim(tmp_path, "open.twin_replay")
+    assert found.ruling is Ruling.same
+    cast = Cast(Evidence.of([tmp_path]))
+    margin = cast.margin(PRIMARY)
+    assert margin is not None
+    assert 0.01 < margin < 0.06
+    assert cast.trc2 is not None
+    assert cast.trc2.title == "TRC²"
+
+
+def test_a_baseline_that_learnt_nothing_is_marked_and_not_counted(tmp_path: Path) -> None:
+    family(tmp_path, trc2=0.2, others=0.6)
+    for seed in range(3):
+
+        def freeze(metrics: dict[str, float], step: int) -> None:
+            for task in TASKS:
+                metrics[f"eval/{task}/perplexity"] = math.exp(7.2 if step else 7.25)
+
+        rewrite(tmp_path / f"lora_drs_s{seed}", freeze)
+    found = claim(tmp_path, "retention.area")
+    assert found.ruling is Ruling.holds
+    marked = [f for f in found.findings if not f.contrast.counts]
+    assert [f.contrast.second for f in marked] == ["LoRA-DRS"]
+    assert marked[0].difference.mean > 0
+    assert "did not learn c4, wikitext, gsm8k" in marked[0].contrast.remark
+    write_claims(Evidence.of([tmp_path]), tmp_path / "out")
+    assert "LoRA-DRS did not learn c4, wikitext, gsm8k." in (tmp_path / "out" / "claims.md").read_text()
+
+
+def test_a_broken_run_never_lets_a_claim_hold(tmp_path: Path) -> None:
+    family(tmp_path, trc2=0.2, others=0.6)
+
+    def destroy(metrics: dict[str, float], step: int) -> None:
+        if step >= 250:
+            metrics.update({f"eval/{task}/perplexity": math.nan for task in TASKS})
+
+    rewrite(tmp_path / "mamba_s1", destroy)
+    evidence = Evidence.of([tmp_path])
+    ledger = claims_of(evidence)
+    touched = ("retention.area", "primary.baselines", "retention.throughout", "boundary.perplexity")
+    assert {ledger.claim(key).ruling for key in touched} == {Ruling.undecided}
+    data = json.loads(write_claims(evidence, tmp_path / "out")[1].read_text())
+    assert [c["verdict"] for c in data["claims"] if c["key"] == "retention.area"] == ["undecided"]
+
+
+def test_the_three_parts_have_their_effects(tmp_path: Path) -> None:
+    for i, missing in enumerate(m for size in range(4) for m in itertools.combinations(PARTS, size)):
+        forgets = 0.6 - 0.4 * ("replay" not in missing) - 0.06 * ("memory" not in missing)
+        lesion(tmp_path, missing, forgets, wobble=[0.003 * math.sin(3 * i + 2 * seed) for seed in range(3)])
+    ledger = claims_of(Evidence.of([tmp_path]))
+    rulings = {part: ledger.claim(f"open.{part}").ruling for part in PARTS}
+    assert rulings == {"thalamus": Ruling.undecided, "memory": Ruling.holds, "replay": Ruling.holds}
+    assert ledger.claim("open.replay_most").ruling is Ruling.holds
+    assert ledger.claim("open.interactions").ruling is Ruling.undecided
+    assert ledger.claim("lesion.hippocampus").ruling is Ruling.holds
+    contrast = effect(ledger.cast, PRIMARY, ["replay"])
+    assert contrast is not None
+    by_hand = {}
+    for seed in range(3):
+        values = {a.lesions: ledger.cast.seeds(a, PRIMARY)[seed] for a in ledger.cast.candidates}
+        with_it = [v for m, v in values.items() if "replay" not in m]
+        by_hand[seed] = sum(with_it) / 4 - (sum(values.values()) - sum(with_it)) / 4
+    assert {s: contrast.a[s] - contrast.b[s] for s in range(3)} == pytest.approx(by_hand)
+    pair = effect(ledger.cast, PRIMARY, ["memory", "replay"])
+    assert pair is not None
+    assert abs(pair.a[0] - pair.b[0]) < 0.01
+
+
+def test_the_last_task_is_the_lesions(tmp_path: Path) -> None:
+    lesion(tmp_path, (), 0.2)
+    for missing in (("memory", "replay"), PARTS):
+        for i, folder in enumerate(lesion(tmp_path, missing, 0.6)):
+
+            def improve(metrics: dict[str, float], step: int, by: float = 0.5 + 0.01 * i) -> None:
+                metrics["eval/gsm8k/perplexity"] *= math.exp(-by)
+                metrics["eval/gsm8k/token_accuracy"] *= math.exp(by / 3)
+
+            rewrite(folder, improve)
+    assert claim(tmp_path, "lesion.last_task").ruling is Ruling.holds
+
+
+def test_inside_a_run_claims_follow_the_records(tmp_path: Path) -> None:
+    for seed, folder in enumerate(arm(tmp_path, "trc2", 0.2)):
+
+        def wobble(metrics: dict[str, float], step: int, seed: int = seed) -> None:
+            for name in ("train/loss_td", "hippocampus/surprise_mean", "hippocampus/threshold"):
+                metrics[name] *= 1 + 0.01 * seed * math.sin(step)
+            for name in ("hippocampus/keep_fraction", "hippocampus/raw_fraction"):
+                metrics[name] = 0.25 + 0.01 * seed
+
+        rewrite(folder, wobble, "train")
+    ledger = claims_of(Evidence.of([tmp_path]))
+    for key in ("writes.sparse", "surprise.switches", "surprise.relaxes", "critic.falls", "replay.loss"):
+        assert ledger.claim(key).ruling is Ruling.holds, (key, ledger.claim(key).ours)
+    assert ledger.claim("critic.decades").ruling is Ruling.fails
+
+
+def test_an_order_in_which_it_is_worse_refutes_every_order(tmp_path: Path) -> None:
+    reverse = "stream.order=[gsm8k,wikitext,c4]"
+    for name, listed, reversed_ in (("trc2", 0.2, 0.6), ("transformer", 0.5, 0.3)):
+        off = [0.0, 0.0, 0.0] if name == "trc2" else [0.01, -0.006, 0.002]
+        arm(tmp_path, name, listed, wobble=off)
+        arm(tmp_path, name, reversed_, [reverse], wobble=off, name="_reverse")
+    ledger = claims_of(Evidence.of([tmp_path]))
+    found = ledger.claim("orders.every")
+    assert found.ruling is Ruling.fails
+    assert "gsm8k → wikitext → c4" in found.reason
+    averaged = ledger.claim("orders.mean")
+    assert averaged.ruling is not Ruling.holds
+    assert averaged.findings[0].contrast.about.endswith("mean of 2 orders")
+    assert averaged.findings[0].difference.n == 3  # seeds, not runs
+    assert ledger.claim("orders.spread").ruling is Ruling.fails
+
+
+def test_a_joint_run_that_is_no_bound_is_warned_of(tmp_path: Path) -> None:
+    arm(tmp_path, "transformer", 0.6)
+    arm(tmp_path, "transformer", 0.3, ["strategy=replay_controlled"], name="_replay")
+    joint = arm(tmp_path, "joint", 0.0, seeds=(0, 1))
+    (distance,) = distances(Cast(Evidence.of([tmp_path])))
+    assert distance.warning == ""
+    (closed,) = distance.closed
+    assert closed.share.n == 2
+    assert closed.share.mean == pytest.approx(0.3 / 0.6, abs=0.05)
+    for folder in joint:
+
+        def spoil(metrics: dict[str, float], step: int) -> None:
+            for task in TASKS:
+                metrics[f"eval/{task}/perplexity"] *= math.exp(0.2)
+
+        rewrite(folder, spoil)
+    (distance,) = distances(Cast(Evidence.of([tmp_path])))
+    assert distance.warning == "Transformer, joint is no bound: Transformer + controlled replay is better."
+
+
+# ---------------------------------------------------------------------------------------------------- partial evidence
+
+
+def test_one_seed_decides_nothing_and_missing_arms_are_named(tmp_path: Path) -> None:
+    invent_run(tmp_path / "trc2", "lab_trc2")
+    ledger = claims_of(Evidence.of([tmp_path]))
+    assert {c.ruling for c in ledger.claims} == {Ruling.undecided, Ruling.untestable}
+    assert ledger.claim("retention.area").reason == "needs runs of the seven baselines"
+    assert "runs in several orders" in ledger.claim("orders.every").reason
+    assert ledger.claim("lesion.thalamus").reason == "needs runs of TRC² − thalamus"
+    assert ledger.claim("open.control").reason == "needs runs of TRC² with constant replay"
+    assert ledger.claim("retention.area").ours == "–"
+    invent_run(tmp_path / "transformer", "lab_transformer")
+    shown = claim(tmp_path, "retention.area")
+    assert shown.ruling is Ruling.undecided
+    assert "n = 1: no interval" in shown.ours
+    assert shown.reason.startswith("n = 1; needs runs of MoE")
+
+
+def test_without_any_trc2_nothing_is_invented(tmp_path: Path) -> None:
+    invent_run(tmp_path / "run", "lab_transformer")
+    ledger = claims_of(Evidence.of([tmp_path]))
+    assert {c.ruling for c in ledger.claims} == {Ruling.untestable}
+    assert not [f for c in ledger.claims for f in (*c.findings, *c.beside)]
+    assert {c.ours for c in ledger.claims} == {"–"}
+
+
+def test_the_ledger_is_the_same_twice_and_valid_json(tmp_path: Path) -> None:
+    runs = invent_matrix(tmp_path / "runs", seeds=(0, 1))
+    first = write_claims(Evidence.of([runs]), tmp_path / "a")
+    second = write_claims(Evidence.of(sorted(runs.iterdir(), reverse=True)), tmp_path / "b")
+    assert [path.name for path in first] == ["claims.md", "claims.json"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    data = json.loads(first[1].read_text(), parse_constant=refuse)
+    assert [c["number"] for c in data["claims"]] == list(range(1, len(data["claims"]) + 1))
+    assert len({c["key"] for c in data["claims"]}) == len(data["claims"]) > 40
+    assert {c["verdict"] for c in data["claims"]} <= {ruling.value for ruling in Ruling}
+    text = first[0].read_text()
+    assert text.index("## All claims") < text.index("## Rules") < text.index("## What arithmetic says")
+    assert all(f" {c['statement']}" in text for c in data["claims"])
+    assert str(tmp_path) not in text + first[1].read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------ the paper
+
+
+def test_the_papers_numbers_are_those_it_prints() -> None:
+    rows = {(row.family, row.d_model, row.depth): row for row in printed.ROWS}
+    assert len(rows) == 26
+    ours = rows["trc2", 768, 4]
+    assert (ours.params_m, ours.c4, ours.wikitext, ours.gsm8k) == (226, 38.06, 21.73, 31.28)
+    assert (ours.tokens_per_second, ours.gb_hours, ours.area_20k, ours.area_22k) == (103_000, 134, 0.63, 0.44)
+    mamba = rows["mamba", 1024, 12]
+    assert (mamba.gsm8k, mamba.gsm8k_accuracy, mamba.area_22k, mamba.bleu_area_20k) == (92_000, 44.01, 1.34, 1.50)
+    transformer = rows["transformer", 512, 28]
+    assert (transformer.c4_bleu, transformer.bleu_area_20k, transformer.bleu_area_22k) == (7.90, 2.21, 1.33)
+    assert rows["falcon", 1024, 12].gsm8k == 12_900
+    assert rows["blk_attn_res", 512, 28].accuracy_area_20k == 0.28
+    neither = printed.LESIONS["neither"]
+    assert (neither.c4, neither.wikitext, neither.gsm8k, neither.area_22k) == (2050.02, 550.08, 26.79, 0.78)
+    assert printed.LESIONS["− thalamus"].tokens_per_second == 109_000
+    assert printed.LESIONS["− hippocampus"].bleu_area_22k == 0.19
+    assert printed.lead("area_22k") == "0.44–0.5, best baseline 1.07"
+
+
+def test_the_arithmetic_by_hand(tmp_path: Path) -> None:
+    assert papers_reach()[0][1].steps == 8192 / (128 * 2) == 32
+    assert papers_reach()[0][1].total == 22_000
+    assert last_phase(1.0, 1.0) == pytest.approx(3.5)  # 10 A₂₀ and 24 A₂₂ in thousands of steps
+    assert cost_of_wrong_tokens(math.exp(3.0), 0.5) == pytest.approx(6.0)
+    assert cosine(20_000, 22_000, 1_000) == pytest.approx(0.0222, abs=1e-4)
+    run = read_run(invent_run(tmp_path / "run", "lab_trc2"))
+    reach = reach_of(run)
+    assert reach is not None
+    later = [value for step, value in zip(*run.series("train", "hippocampus/writes"), strict=True) if step > 300]
+    assert reach.steps == pytest.approx(1024 / (sum(later) / len(later)))
+    assert reach_of(read_run(invent_run(tmp_path / "plain", "lab_transformer"))) is None
+
+
+def test_the_measures_are_what_they_say(tmp_path: Path) -> None:
+    run = read_run(invent_run(tmp_path / "run", "lab_trc2", forgets=0.0, noise=0.0))
+    assert PRIMARY.of(run) == pytest.approx(sum(LEARNT.values()) / 3)
+    assert AREA.of(run) == pytest.approx(0.0, abs=1e-9)

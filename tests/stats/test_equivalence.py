@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trc2.errors import UserError
+from trc2.stats.equivalence import margin_from_aa, noise_floor, tost
+from trc2.stats.intervals import interval_of
+from trc2.stats.paired import PairedDifference, paired_difference
+
+DIFFERENCES = st.lists(st.floats(-10, 10).filter(lambda x: abs(x) > 1e-6), min_size=1, max_size=8)
+
+
+def difference(*values: float) -> PairedDifference:
+    return paired_difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+
+
+def test_the_margin_of_one_pair_is_its_difference() -> None:
+    assert margin_from_aa([-0.3]) == pytest.approx(0.3)  # z_{0.975}² is χ²_{1; 0.95}
+
+
+def test_two_pairs_have_a_closed_form() -> None:
+    """χ²_2 is exponential: its quantile is −2 ln(1 − p)."""
+    assert margin_from_aa([3.0, 4.0]) == pytest.approx(1.959964 * 5 / math.sqrt(-2 * math.log(0.05)), rel=1e-6)
+    assert noise_floor([3.0, 4.0]) == pytest.approx(1.959964 * 5 / math.sqrt(-2 * math.log(0.95)), rel=1e-6)
+
+
+def test_the_factors_of_the_docstring() -> None:
+    for n, margin, floor in ((3, 1.21, 5.72), (5, 1.32, 4.09), (10, 1.45, 3.12)):
+        assert margin_from_aa([1.0] * n) == pytest.approx(margin, abs=0.005)
+        assert noise_floor([1.0] * n) == pytest.approx(floor, abs=0.005)
+    assert noise_floor([1.0]) / 1.959964 == pytest.approx(15.9, abs=0.1)
+
+
+@given(DIFFERENCES, st.floats(0.01, 100))
+@settings(deadline=None)
+def test_the_margin_knows_no_sign_stretches_with_the_values_and_is_below_the_floor(d: list[float], k: float) -> None:
+    margin = margin_from_aa(d)
+    assert margin_from_aa([-x for x in d]) == margin_from_aa(sorted(d)) == margin
+    assert margin_from_aa([k * x for x in d]) == pytest.approx(k * margin)
+    assert 0 < margin < noise_floor(d)
+
+
+def test_repeating_the_evidence_widens_the_margin_and_lowers_the_floor() -> None:
+    margins = [margin_from_aa([1.0, -1.0] * n) for n in (1, 2, 5, 20, 5000)]
+    floors = [noise_floor([1.0, -1.0] * n) for n in (1, 2, 5, 20, 5000)]
+    assert margins == sorted(margins)
+    assert floors == sorted(floors, reverse=True)
+    assert margins[-1] == pytest.approx(1.96, rel=0.02)
+    assert floors[-1] == pytest.approx(1.96, rel=0.02)
+
+
+def test_aa_differences_that_measure_nothing_are_refused() -> None:
+    with pytest.raises(UserError, match="0 A/A differences"):
+        margin_from_aa([])
+    with pytest.raises(UserError, match="All 3 A/A differences are 0"):
+        margin_from_aa([0.0, 0.0, -0.0])
+    with pytest.raises(UserError, match="between 0 and 1"):
+        margin_from_aa([0.1], coverage=95)
+    assert math.isnan(margin_from_aa([0.1, math.nan]))
+    assert math.isnan(noise_floor([0.1, math.inf]))
+
+
+def test_tost_of_three_pairs_by_hand() -> None:
+    """Mean 2, sd 1: (5 − 2) · √3 is the nearer side; with two degrees of freedom P(T > t) = ½ (1 − t / √(2 + t²))."""
+    t = 3 * math.sqrt(3)
+    assert tost(difference(1, 2, 3), 5.0) == pytest.approx(0.5 * (1 - t / math.sqrt(2 + t * t)))
+    assert tost(difference(-1, -2, -3), 5.0) == tost(difference(1, 2, 3), 5.0)
+    assert tost(difference(1, 2, 3), 2.0) == 0.5  # on the edge
+    assert tost(difference(1, 2, 3), 0.5) > 0.5
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=6), st.floats(0, 3))
+@settings(deadline=None)
+def test_tost_passes_exactly_where_the_ninety_percent_interval_is_within(values: list[float], margin: float) -> None:
+    found = difference(*values)
+    p, inner = tost(found, margin), interval_of(found.spread, 0.9)
+    if found.spread.sd > 0 and abs(p - 0.05) > 1e-9:
+        assert (p < 0.05) == (-margin < inner.low and inner.high < margin)
+
+
+def test_what_is_unknown_is_never_equivalent() -> None:
+    assert math.isnan(tost(difference(0.0), 1.0))  # one pair
+    assert math.isnan(tost(difference(0.1, 0.1, 0.1), 1.0))  # no spread
+    assert math.isnan(tost(difference(0.1, math.nan), 1.0))
+    assert math.isnan(tost(difference(0.1, 0.2), math.nan))
+    assert tost(difference(0.0, 0.0), 0.1) == 0
+    assert tost(difference(0.0, 0.0), 0.0) == 1
+    with pytest.raises(UserError, match="negative"):
+        tost(difference(0.0, 0.0), -1.0)

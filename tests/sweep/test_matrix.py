@@ -1,0 +1,99 @@
+"""A matrix is every combination of its axes, each once, under a name that says what it is."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from trc2.errors import UserError
+from trc2.sweep.matrix import Cell, Matrix, load_matrix, matrix_names
+
+
+def cells(*overrides: str, **grid: object) -> list[Cell]:
+    return Matrix(grids=[{"recipes": ["demo"], **grid}]).cells(overrides)
+
+
+def test_it_is_the_product_of_its_axes() -> None:
+    lesions = {"full": [], "no_memory": ["model.memory=false"]}
+    sizes = {"small": ["model.d_model=32"], "large": []}
+    found = cells(lesions=lesions, sizes=sizes, strategies=["none", "ewc"], seeds=[3, 4])
+    assert len(found) == 2 * 2 * 2 * 2
+    assert len({cell.name for cell in found}) == 16
+    one = next(cell for cell in found if cell.name == "demo+small+no_memory+ewc+s4")
+    assert (one.config.model.d_model, one.config.train.seed, one.config.strategy.name) == (32, 4, "ewc")
+    assert one.config.model.model_dump()["memory"] is False
+
+
+def test_its_command_trains_the_very_config() -> None:
+    from trc2.config import load_recipe
+
+    one = cells(lesions={"plain": ["model.replay=false"]}, orders="others", seeds=[7])[2]
+    verb, recipe, *overrides = one.command(Path("somewhere"))
+    config = load_recipe(recipe, overrides)
+    assert verb == "train"
+    assert config.output.folder == Path("somewhere")
+    assert config.replace(output=one.config.output.model_dump()) == one.config
+
+
+def test_all_orders_and_all_the_others() -> None:
+    listed = ("prose", "code", "arithmetic")
+    every = [cell.config.stream.order for cell in cells(orders="all") if cell.config.stream]
+    assert every == list(itertools.permutations(listed))
+    others = cells(orders="others")
+    assert len(others) == 5
+    assert others[0].name == "demo+prose-arithmetic-code+s0"
+    assert [c.config.stream.order for c in cells(orders=[listed]) if c.config.stream] == [listed]
+
+
+def test_seeds_are_outermost_so_that_an_early_stop_has_something_of_everything() -> None:
+    grids = [{"recipes": ["demo"], "seeds": [0, 1]}, {"recipes": ["demo"], "sizes": {"x": []}, "seeds": [0, 1]}]
+    assert [cell.name for cell in Matrix(grids=grids).cells()] == ["demo+s0", "demo+x+s0", "demo+s1", "demo+x+s1"]
+
+
+def test_overrides_of_the_command_reach_every_run_and_know_the_seed() -> None:
+    found = cells("train.batch_size=3", settings=["model.replay_seed=10{seed}"], seeds=[1, 2])
+    assert [(c.config.train.batch_size, c.config.model.replay_seed) for c in found] == [(3, 101), (3, 102)]
+
+
+def test_a_run_that_two_grids_share_is_run_once_and_a_clash_of_names_is_refused() -> None:
+    same = Matrix(grids=[{"recipes": ["demo"]}, {"recipes": ["demo"], "seeds": [0, 1]}])
+    assert [cell.name for cell in same.cells()] == ["demo+s0", "demo+s1"]
+    clash = Matrix(grids=[{"recipes": ["demo"]}, {"recipes": ["demo"], "settings": ["train.batch_size=3"]}])
+    with pytest.raises(UserError, match=r"Two runs of the matrix are called demo\+s0 but differ"):
+        clash.cells()
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"recipes": []}, "recipes"),
+        ({"recipes": ["dmeo"]}, "Did you mean 'demo'|did you mean"),
+        ({"lesion": {}}, "lesion"),
+        ({"lesions": {"no_memory": ["model.memry=false"]}}, r"demo\+no_memory\+s0 of the matrix cannot be: .*memry"),
+        ({"lesions": ["a"]}, "is no list of names"),
+        ({"strategies": [{}]}, "is no list of names"),
+        ({"lesions": {"../../x": []}}, "has the name '../../x'"),
+        ({"strategies": ["ewcc"]}, "ewc"),
+        ({"orders": [["prose"]]}, "is no order of the tasks"),
+        ({"seeds": []}, "seeds"),
+        ({"recipes": ["paper_compact"], "orders": "all"}, "no stream|data_root|order"),
+    ],
+)
+def test_a_wrong_matrix_is_one_sentence(grid: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        cells(**grid)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_packaged_matrices_are_valid_and_the_labs_has_the_runs_it_promises(tmp_path: Path) -> None:
+    for name in matrix_names():
+        assert load_matrix(name).cells()
+    with pytest.raises(UserError, match=r"There is no matrix or file 'lba': .*lab"):
+        load_matrix("lba")
+    found = load_matrix("lab").cells() + load_matrix("lab_orders").cells()
+    assert len({cell.name for cell in found}) == len(found) == 87
+    file = tmp_path / "mine.yaml"
+    file.write_text("grids: [{recipes: [demo], seeds: [0, 1]}]")
+    assert [cell.name for cell in load_matrix(str(file)).cells()] == ["demo+s0", "demo+s1"]

@@ -1,0 +1,140 @@
+"""A sweep ends what it began, however often it is stopped, and one bad run stops nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.command import trc2
+from trc2.config import RunConfig, settings_text
+from trc2.errors import UserError
+from trc2.report.evidence import Evidence
+from trc2.report.finished import read_run
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import is_locked
+from trc2.sweep.board import clock, seconds_left
+from trc2.sweep.conduct import run_sweep
+from trc2.sweep.local import LocalLauncher
+from trc2.sweep.matrix import Matrix
+from trc2.sweep.standing import Standing, standing
+from trc2.train.start import Interrupted, start_run
+from trc2.verify.kills import compare_runs
+
+QUIET = Console(quiet=True)
+MakeRun = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def recipe(tiny_run: MakeRun, tmp_path: Path) -> str:
+    """The file of a recipe that takes a second."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(settings_text(tiny_run().model_dump(mode="json")))
+    return str(path)
+
+
+def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    nowhere = {"nowhere": ["stream.data_root=nowhere"]}
+    cells = Matrix(grids=[{"recipes": [recipe]}, {"recipes": [recipe], "lesions": nowhere}]).cells()
+    outcome = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
+    assert {name: found.state for name, found in outcome.standings.items()} == {
+        "tiny+s0": "ended",
+        "tiny+nowhere+s0": "failed",
+    }
+    assert "nowhere" in outcome.failed["tiny+nowhere+s0"]
+    assert json.loads((out / "tiny+nowhere+s0" / "failure.json").read_text())["exit_code"] == 2
+    assert sorted(path.name for path in (out / "tiny+s0").iterdir()) == [
+        "budget.json", "config.yaml", "data.json", "environment.json", "metrics.jsonl.gz",
+    ]  # fmt: skip
+
+    alone = start_run(cells[0].config.replace(output={"folder": tmp_path / "alone", "threads": 1}), QUIET)
+    assert read_run(alone).tables == read_run(out / "tiny+s0").tables
+    assert len(Evidence.of([out]).runs) == 1
+
+    before = (out / "tiny+s0" / "metrics.jsonl.gz").stat().st_mtime_ns
+    again = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET)
+    assert again == outcome  # nothing left to do: neither the ended nor the failed one is touched
+    assert (out / "tiny+s0" / "metrics.jsonl.gz").stat().st_mtime_ns == before
+
+
+def test_killed_or_interrupted_it_goes_on_mid_run(recipe: str, tmp_path: Path) -> None:
+    out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
+    often = ["output.checkpoint_every=2"]
+    file.write_text(f"grids: [{{recipes: [{recipe}], settings: {json.dumps(often)}}}]")
+    cells = Matrix(grids=[{"recipes": [recipe], "settings": often}]).cells()
+    diary = RunFolder(out / "tiny+s0").diary_file
+
+    def when_it_grows(process: int, number: signal.Signals) -> None:
+        size, deadline = diary.stat().st_size if diary.exists() else 0, time.monotonic() + 120
+        while not (diary.exists() and diary.stat().st_size > size) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process, number)
+
+    command = [sys.executable, "-m", "trc2", "sweep", str(file), "--out", str(out), "--jobs", "2"]
+    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    when_it_grows(sweep.pid, signal.SIGKILL)
+    assert sweep.wait() == -signal.SIGKILL
+    while is_locked(out / "tiny+s0"):  # its run saves and stops
+        time.sleep(0.01)
+
+    interrupter = threading.Thread(target=when_it_grows, args=(os.getpid(), signal.SIGINT))
+    interrupter.start()
+    with pytest.raises(Interrupted, match="go on with the same `trc2 sweep`"):
+        run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET)
+    interrupter.join()
+    assert standing(cells[0], out).state == "begun"
+
+    run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET)
+    output = {**cells[0].config.output.model_dump(), "folder": tmp_path / "undisturbed"}
+    undisturbed = start_run(cells[0].config.replace(output=output), QUIET)
+    differences = compare_runs(undisturbed, out / "tiny+s0")[0]
+    assert differences in ([], ["state.chance"])  # pytest's process has drawn from the global generators, a child not
+
+
+def test_a_folder_with_another_run_of_that_name_is_refused(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    start_run(tiny_run(train={"seed": 5}, output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
+    with pytest.raises(UserError, match="holds a run with other settings than the matrix asks for"):
+        run_sweep(Matrix(grids=[{"recipes": [recipe]}]).cells(), out, LocalLauncher(1), QUIET)
+
+
+def test_the_list_says_where_runs_stand(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+    out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
+    file.write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
+    start_run(tiny_run(output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
+    shown = trc2("sweep", str(file), "--out", str(out), "--list").stdout
+    assert "ended        12/12  tiny+s0" in shown
+    assert "waiting       0/12  tiny+s1" in shown
+
+
+def test_jobs_divide_the_cores() -> None:
+    assert [LocalLauncher(jobs, cores=8).threads for jobs in (1, 2, 3, 8)] == [8, 4, 2, 1]
+    with pytest.raises(UserError, match="--jobs 3 is more than this machine's 2 cores"):
+        LocalLauncher(3, cores=2)
+
+
+def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:
+    from trc2.sweep.matrix import Cell
+
+    cells = {name: Cell(name, "demo", (), tiny_run()) for name in "abc"}
+    waiting, begun = Standing("waiting", 0, 100), Standing("begun", 50, 100, seconds=25.0)
+    assert seconds_left({"a": waiting}, cells, 1) is None
+    assert seconds_left({"a": begun}, cells, 1) == pytest.approx(25.0)
+    assert seconds_left({"a": begun, "b": waiting}, cells, 1) == pytest.approx(75.0)
+    assert seconds_left({"a": begun, "b": waiting, "c": waiting}, cells, 2) == pytest.approx(62.5)
+    assert (clock(None), clock(65), clock(3720)) == ("time left unknown", "1:05 left", "1:02 h left")
+
+
+def test_a_run_that_never_began_waits(recipe: str, tmp_path: Path) -> None:
+    cell = Matrix(grids=[{"recipes": [recipe]}]).cells()[0]
+    assert standing(cell, tmp_path) == Standing("waiting", 0, 12)
