@@ -13,7 +13,7 @@ from trc2.nn.cost import Cost
 
 
 def test_every_token_weighs_the_same() -> None:
-    config = tiny_config(memory=False, thalamus=False, replay_share=0.4, lambda_router=0.0)
+    config = tiny_config(memory=False, thalamus=False, replay_share=0.4, replay_batch_size=4, lambda_router=0.0)
     net = CortexNet(config, torch.Generator().manual_seed(0)).double().train()
     assert net.replay is not None
     net.replay.commit(torch.randint(config.vocab_size, (6, 5), dtype=torch.int32))

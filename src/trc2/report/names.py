@@ -19,7 +19,6 @@ FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: how it is written, it
     "blk_attn_res": ("BlkAttnRes", "#56B4E9", "P"),
     "falcon": ("FALCON", "#7F3F00", "X"),
     "lora_drs": ("LoRA-DRS", "#000000", "<"),
-    "hf": ("Hugging Face", "#5A5A5A", "h"),
 }
 OTHER = ("#777777", ">")  # a backbone from elsewhere
 PARTS = ("thalamus", "memory", "replay")
