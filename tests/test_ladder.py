@@ -22,7 +22,7 @@ LADDER = [
     {"model", "reference"},
     {"backbones"},
     {"replay.controller", "stream", "metrics", "stats", "artifact"},
-    {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"strategies", "generate", "dream", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
     {"runs"},
     {"train"},
     {"bench", "sweep"},

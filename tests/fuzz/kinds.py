@@ -147,8 +147,19 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("generate", "run", sometimes(how), on=("run",), after=damage("run"))),
         (1, typed("generate", paths_to_read, how, on=("run", "model"))),
     )
+    little = line(
+        "--tokens", "4", option("--length", ("1", "3"), numbers), option("--temperature", ("0.7",), numbers),
+        option("--top-p", ("0.5", "1"), numbers), option("--seed", ("0", "3"), numbers),
+        option("--out", ("new.jsonl",), paths_to_write, 2),
+    )  # fmt: skip
+    dream = weighted(
+        (2, typed("dream", either, little, on=("run", "model"))),
+        (1, typed("dream", either, little, on=("run", "model"), after=damage("run", "model"))),
+        (1, typed("dream", paths_to_read, little, on=("run", "model"))),
+    )
     return [
-        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export), Kind("generate", 28, generate)
+        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export),
+        Kind("generate", 28, generate), Kind("dream", 20, dream),
     ]  # fmt: skip
 
 

@@ -83,6 +83,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _seeds_have_a_place(self) -> RunConfig:
+        if self.stream is not None and self.stream.replay_seed_files and not self.model.replay:
+            raise ValueError(
+                "stream.replay_seed_files fills replay stores, but model.replay is false: set it to true, or leave "
+                "the files out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_suffice(self) -> RunConfig:
         if isinstance(self.model, LoraDRSConfig) and self.stream is not None and self.stream.mode == "sequential":
             later = len(self.stream.trained) - 1

@@ -109,6 +109,11 @@ class StreamConfig(Section):
     tokenizer: TokenizerConfig = TokenizerConfig()
     data_root: Path | None = None
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
+    replay_seed_files: tuple[str, ...] = Field(
+        (),
+        description="files of general text, .jsonl, .txt or .parquet, that fill the replay stores before the first "
+        "step, as if they had been trained on; `trc2 dream` makes one from the model itself",
+    )
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
 
     @field_validator("order", mode="before")

@@ -20,12 +20,28 @@ class TrainConfig(Section):
     learning_rate: Positive = 1e-3
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: NonNegative = 0.1
-    schedule: Literal["per_task", "stream"] = "per_task"
+    schedule: Literal["per_task", "stream", "wsd", "infinite"] = Field(
+        "per_task",
+        description="warm-up and cosine per task, or over the stream; wsd and infinite hold a rate and anneal before "
+        "every boundary on a branch",
+    )
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 20
     min_lr_ratio: Fraction = 0.1
+    anneal_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.1, description="wsd, infinite: this last part of a task's steps is the anneal"
+    )
+    cooldown_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        100, description="infinite: cosine steps from the peak to the constant rate, after the warm-up"
+    )
+    constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a part of the peak")
     clip_norm: Positive = 1.0
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
+
+    @property
+    def branches(self) -> bool:
+        """Whether tasks are annealed on a branch, and the next one goes on from before it."""
+        return self.schedule in ("wsd", "infinite")
 
     @property
     def tokens_per_step(self) -> int:

@@ -21,7 +21,7 @@ from trc2.files import about, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.sources import SPLITS, Source, source_of
+from trc2.stream.sources import SPLITS, FileSource, Source, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
 
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
@@ -84,6 +84,7 @@ class PreparedStream:
     tasks: dict[str, PreparedTask]
     tokenizer: Tokenizer
     overlap: dict[str, dict[str, float]]
+    seeds: tuple[PreparedTask, ...] = ()  # what the replay stores are filled with before the first step
 
     def fingerprint(self) -> str:
         """Changes if and only if some token of some task does."""
@@ -91,6 +92,8 @@ class PreparedStream:
             "tokenizer": self.tokenizer.fingerprint(),
             "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
         }
+        if self.seeds:
+            content["seeds"] = [seed.splits["train"].sha256 for seed in self.seeds]
         return digest(content)
 
     def describe(self) -> dict[str, Any]:
@@ -99,13 +102,16 @@ class PreparedStream:
             name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
             for name, task in self.tasks.items()
         }
-        return {
+        content = {
             "schema": SCHEMA,
             "fingerprint": self.fingerprint(),
             "vocab_size": self.tokenizer.vocab_size,
             "tasks": tasks,
             "overlap": self.overlap,
         }
+        if self.seeds:
+            content["seeds"] = [{**asdict(seed.splits["train"]), "source": seed.source} for seed in self.seeds]
+        return content
 
 
 def prepare_stream(
@@ -120,7 +126,24 @@ def prepare_stream(
     for task in stream.tasks:
         tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
     overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
-    return PreparedStream(tasks, tokenizer, overlap)
+    seeds = tuple(prepare_file(_seed_path(name, stream), "text", tokenizer, cache) for name in stream.replay_seed_files)
+    return PreparedStream(tasks, tokenizer, overlap, seeds)
+
+
+def _seed_path(name: str, stream: StreamConfig) -> Path:
+    """As it is named, or below the data root."""
+    path = expanded(name)
+    below = expanded(stream.data_root or Path()) / name
+    return below if not path.is_file() and below.is_file() else path
+
+
+def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
+    """One file, whole, as the train split of a task of its own."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: check the path.")
+    splits = {"train": path.name, "validation": None, "test": None}
+    task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
+    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)
 
 
 def prepare_task(

@@ -24,7 +24,7 @@ from trc2.nn.keyed import keyed_generator
 from trc2.ranks import Ranks
 from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
-from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.checkpoint import Checkpoint, name_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.runs.plan import Plan
@@ -230,6 +230,7 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
     ranks.on_first(lambda: folder.describe(config, prepared))
     trainer.state.restore(ended.checkpoint)
+    ranks.on_first(lambda: _keep_branch_point(ended, trainer))
     trainer.story.go_on([], trainer.state.progress.total_seconds)
     if ranks.is_first:
         trainer.story.observers.append(keep_diary(trainer))
@@ -243,6 +244,17 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     trainer.story.close()
 
 
+def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
+    """What the new task goes on from, if the parent's end was annealed on a branch."""
+    before = trainer.plan.goes_back_to(ended.checkpoint.step)
+    if before is None:
+        return
+    name = name_of(before)
+    if not (ended.folder.checkpoints / name).is_dir():
+        raise UserError(f"{ended.folder} has no checkpoint from before its anneal, {name}: run it again.")
+    shutil.copytree(ended.folder.checkpoints / name, trainer.folder.checkpoints / name)
+
+
 def _empty(partial: Path) -> None:
     """Remove what an earlier attempt left in a folder; its lock stays, we hold it."""
     for path in partial.iterdir():
@@ -253,7 +265,7 @@ def _empty(partial: Path) -> None:
 
 
 def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConfig:
-    """The parent's settings with one more task; the schedule starts anew per task."""
+    """The parent's settings with one more task; a schedule with a horizon starts anew per task."""
     assert config.stream is not None
     stream = config.stream.model_dump(mode="json")
     stream["tasks"] = [*stream["tasks"], task.model_dump(mode="json")]
@@ -263,7 +275,8 @@ def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConf
         stream["only"] = [*stream["only"], task.name]
     values: dict[str, Any] = config.model_dump(mode="json")
     values["stream"] = stream
-    values["train"]["schedule"] = "per_task"
+    if not config.train.branches:
+        values["train"]["schedule"] = "per_task"
     values["output"]["folder"] = str(folder)
     return RunConfig(**values)
 

@@ -102,6 +102,14 @@ class RunState:
         whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
         return Checkpoint(self.progress.step, whole, state, run, rows)
 
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Take the weights and the optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
+        kept = {name: t for name, t in self.model.state_dict().items() if name.startswith(("replay.", "clock."))}
+        earlier = {f"model.{name}": tensor.clone() for name, tensor in kept.items()}
+        load_state(self.model, replace(checkpoint, tensors={**checkpoint.tensors, **earlier}))
+        unpack_optimizer(self.optimizer, checkpoint.tensors)
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was taken, on however many ranks and however divided."""
         checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
