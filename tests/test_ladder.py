@@ -27,7 +27,7 @@ LADDER = [
     {"train"},
     {"bench", "sweep"},
     {"report"},
-    {"hf.export", "hf.plain"},
+    {"hf.export", "hf.plain", "harness"},
     {"verify"},
     {"cli"},
     {"__main__"},

@@ -10,7 +10,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.generate import sample
+from trc2.generate import check_top_p, sample
 from trc2.nn.keyed import keyed_generator
 from trc2.stream.tokenizer import Tokenizer
 
@@ -44,6 +44,7 @@ def dream(
     """
     if not 0 < temperature < float("inf"):
         raise UserError(f"temperature={temperature} is no number above 0: at 0 every dream is the same.")
+    check_top_p(top_p)
     length = min(length, net.config.max_positions - 1)
     made = idle = number = 0
     seen: set[bytes] = set()

@@ -78,8 +78,7 @@ def generate_ids(
         raise UserError(
             f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
         )
-    if not 0 < top_p <= 1:
-        raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
+    check_top_p(top_p)
     room = net.config.max_positions - len(prompt)
     if room < 0:
         raise UserError(
@@ -101,6 +100,11 @@ def generate_ids(
             return
         yield token
         ahead = torch.tensor([[token]], device=device)
+
+
+def check_top_p(top_p: float) -> None:
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
 
 
 def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, chance: torch.Generator) -> int:

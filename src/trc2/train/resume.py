@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from trc2.backbones.registry import build_model
@@ -154,16 +155,18 @@ def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
 # -------------------------------------------------------------------------------------------------------- a new task
 
 
-def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console) -> Path:
+def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console, share: float | None = None) -> Path:
     """Append a task to a finished run, in a new folder; scores and references of all earlier tasks carry over.
 
     The new folder gets its name when it holds everything that resuming it takes. Before that a kill leaves nothing but
     a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
+
+    `share` is replayed from now on, whatever the parent replayed and whatever its controller would say.
     """
     with taking_part(RunFolder(parent).config(), console) as (ranks, quiet):
         if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
             ranks.on_first(lambda: _check_is_free(path))
-            _make_child(parent, path, task, quiet, ranks)
+            _make_child(parent, path, task, quiet, ranks, share)
         return resume_run(path, [], console)
 
 
@@ -173,8 +176,12 @@ def _check_is_free(path: Path) -> None:
         raise UserError(f"{path} is not empty: choose another --out.")
 
 
-def _make_child(parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks) -> None:
+def _make_child(
+    parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks, share: float | None
+) -> None:
     ended = _finished(RunFolder(parent), console)
+    if share is not None:
+        ended = _replaying(ended, share)
     assert ended.config.stream is not None
     if task.name in [known.name for known in ended.config.stream.tasks]:
         raise UserError(f"{parent} has learnt a task '{task.name}' already: give the new one another name.")
@@ -191,6 +198,20 @@ def _make_child(parent: Path, path: Path, task: TaskConfig, console: Console, ra
         failpoint("inherited")
         ranks.on_first(lambda: os.replace(partial, path))
         ranks.on_first(lambda: sync_folder(path.parent))
+
+
+def _replaying(ended: Ended, share: float) -> Ended:
+    """The same end, from which a fixed share is replayed."""
+    model = ended.config.model
+    if not model.replay or model.replay_share is None:
+        raise UserError(
+            f"{ended.folder} does not replay by a share of the tokens, so none can be set: train with "
+            "model.replay_share, which model=hf has by itself."
+        )
+    control = {**ended.config.control.model_dump(), "mode": "fixed"}
+    changed = ended.config.replace(model=model.replace(replay_share=share), control=control)
+    tensors = {**ended.checkpoint.tensors, "model.replay.share": torch.tensor(share, dtype=torch.float64)}
+    return replace(ended, config=changed, checkpoint=replace(ended.checkpoint, tensors=tensors))
 
 
 @dataclass(frozen=True)
