@@ -9,6 +9,7 @@ import typer
 
 from trc2 import __version__
 from trc2.console import PlainConsole
+from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
 app = typer.Typer(
     name="trc2",
@@ -20,8 +21,8 @@ app = typer.Typer(
 )
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
 
-out = PlainConsole()
-err = PlainConsole(stderr=True)
+out = PlainConsole(quiet=not is_first_process())
+err = PlainConsole(stderr=True, quiet=not speaks_for_machine())
 
 Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
@@ -53,6 +54,8 @@ def show_summary(folder: Path) -> None:
 
     from trc2.report.summary import write_summary
 
+    if not is_first_process():
+        return
     written = write_summary(folder)
     text = written[0].read_text(encoding="utf-8")
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))

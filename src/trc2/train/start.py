@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +15,9 @@ from trc2.artifact import check_memory
 from trc2.config import RunConfig
 from trc2.console import shown
 from trc2.errors import UserError, plain
+from trc2.ranks import Ranks, joined
+from trc2.ranks.group import check_divides
+from trc2.ranks.torchrun import world_of_process
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
@@ -22,30 +27,47 @@ from trc2.train.allocator import keep_freed_memory
 from trc2.train.chance import seed_everything
 from trc2.train.loop import Trainer
 from trc2.train.observers import Screen, build_observers
+from trc2.train.precision import choose_device
 
 
 def start_run(config: RunConfig, console: Console) -> Path:
     """Train a recipe from the beginning into a new folder; returns the folder. A refused run leaves nothing behind."""
     if config.stream is None:
         raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
-    folder = RunFolder(config.output.folder)
-    folder.check_is_free("choose another output.folder")  # before its lock is touched; and again when it is held
+    with taking_part(config, console) as (ranks, console):
+        _begin(RunFolder(config.output.folder), config, console, ranks)
+    return config.output.folder
+
+
+def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+    def check_is_free() -> None:
+        folder.check_is_free("choose another output.folder")
+
+    ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
     is_new = not folder.path.exists()
     try:
-        with lock_folder(folder.path):
-            folder.check_is_free("choose another output.folder")
+        with ExitStack() as held:
+            ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
+            ranks.on_first(check_is_free)
             check_memory(config.model)
             set_up_process(config)
             prepared = prepare_with_progress(config, console)
-            trainer = Trainer(config, prepared, folder, [])
-            folder.describe(config, prepared)
+            trainer = Trainer(config, prepared, folder, [], ranks)
+            ranks.on_first(lambda: folder.describe(config, prepared))
             watch(trainer, console)
             run(trainer)
     except UserError:
-        if is_new and not folder.has_diary:
+        if ranks.is_first and is_new and not folder.has_diary:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return folder.path
+
+
+@contextmanager
+def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
+    """The ranks this process trains with, and where it may speak: of several only the first one does."""
+    check_divides(config.train.micro_batches, world_of_process())
+    with joined(choose_device(config.output.device)) as ranks:
+        yield ranks, console if ranks.is_first else Console(quiet=True)
 
 
 class Interrupted(UserError):
@@ -63,7 +85,7 @@ def run(trainer: Trainer) -> None:
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.run()
-        if trainer.stop_requested and trainer.state.progress.step < trainer.plan.total_steps:
+        if trainer.stopped and trainer.state.progress.step < trainer.plan.total_steps:
             raise Interrupted(_where_it_stopped(trainer))
     finally:
         for number, handler in earlier.items():
@@ -118,7 +140,9 @@ def set_up_process(config: RunConfig) -> None:
 
 
 def watch(trainer: Trainer, console: Console) -> None:
-    """Give a run its diary, its screen, and whoever else the config names."""
+    """Give a run its diary, its screen, and whoever else the config names; of several ranks the first is watched."""
+    if not trainer.ranks.is_first:
+        return
     output, observers = trainer.config.output, trainer.story.observers
     observers.append(keep_diary(trainer))
     observers.append(Screen(trainer.plan, console, output.log_every, trainer.state.progress.step))
