@@ -29,7 +29,8 @@ OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
     "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
-    "--memory", "--jobs", "--launcher", "--retry", "--compact", "--list", "--[/red]",
+    "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
+    "--jobs", "--launcher", "--retry", "--compact", "--list", "--[/red]",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
@@ -53,6 +54,13 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (2, typed("budget", recipe, on=RECIPES, after=damage("recipes"))),
         (2, typed("budget", "model", slots, on=("model",), after=core)),
         (1, typed("budget", "--family", words)),
+    )
+    plan = weighted(
+        (2, typed("plan", paths_to_read, sometimes(overrides), on=(*RECIPES, "model"))),
+        (3, typed("plan", recipe, overrides, option("--devices", ("3", "64"), numbers), on=RECIPES)),
+        (3, typed("plan", recipe, option("--memory", ("1",), numbers), option("--flops", ("9",), numbers), on=RECIPES)),
+        (1, typed("plan", recipe, "--utilisation", numbers, "--bandwidth", numbers, on=RECIPES)),
+        (1, typed("plan", "model", on=("model",), after=core)),
     )
     verify = weighted(
         (3, typed("verify", paths_to_read, overrides, out, seed, REFUSED, on=(*RECIPES, "model"))),
@@ -92,8 +100,8 @@ def _looking(pieces: Pieces) -> list[Kind]:
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
-        Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
-        Kind("sweep", 20, sweep), Kind("anything", 20, anything),
+        Kind("budget", 22, budget), Kind("plan", 20, plan), Kind("verify", 20, verify), Kind("bench", 20, bench),
+        Kind("data", 30, prepare), Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip
 
 

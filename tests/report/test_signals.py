@@ -34,7 +34,7 @@ def test_equal_curves_are_drawn_once_and_said(run: Build) -> None:
     runs = [run(a=lambda s: s % 7 + 1.0, b=lambda s: 3 * (s % 7 + 1.0), c=lambda s: 1.0 + s)]
     kept, said = worth_showing(runs, [("x/a", "one"), ("x/b", "two"), ("x/c", "three"), ("x/d", "four")])
     assert kept == [("x/a", "one"), ("x/c", "three")]
-    assert said == " Within 1% the same curve as one, to scale: two."
+    assert said == " Within 1 % the same curve as one, to scale: two."
     assert is_same(runs, "x/b", "x/a")
     assert not is_same(runs, "x/c", "x/a")
 

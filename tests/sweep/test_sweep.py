@@ -112,7 +112,7 @@ def test_the_list_says_where_runs_stand(recipe: str, tiny_run: MakeRun, tmp_path
     out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
     file.write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
     start_run(tiny_run(output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
-    shown = trc2("sweep", str(file), "--out", str(out), "--list").stdout
+    shown = trc2("sweep", str(file), "--out", str(out), "--list").out
     assert "ended        12/12  tiny+s0" in shown
     assert "waiting       0/12  tiny+s1" in shown
 

@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
 # `trc2 NAME` is cmd_NAME.py, which registers itself as it is imported; `trc2 --help` keeps this order.
 COMMANDS = (
-    "verify", "budget", "bench", "train", "sweep", "resume", "continue", "eval", "report", "export", "generate",
+    "verify", "budget", "plan", "bench", "train", "sweep", "resume", "continue", "eval", "report", "export", "generate",
     "dream", "data",
 )  # fmt: skip
 for _name in COMMANDS:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trc2.report.evidence import PRIMARY
 from trc2.report.figures import label
-from trc2.report.plots.against_size import INTERVAL_WORDS, score_label, text_choice
+from trc2.report.plots.against_size import score_label, text_choice, whiskers
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import LeftOut, Reading, Scope, area_at, boundary_score, cost, measured
@@ -61,7 +61,7 @@ def speed_and_retention(scope: Scope) -> Picture:
 
 
 def _finish(sheet: Sheet, name: str, caption: str) -> Picture:
-    words = f"{FRONTIER} {INTERVAL_WORDS}"
+    words = f"{FRONTIER} {whiskers(sheet.scope)}"
     return sheet.finish(name, f"{caption} {words}", f"{sheet.scope.data_words(sheet.scope.competitors)}. {words}")
 
 
@@ -92,7 +92,7 @@ def scatter(
         else:
             linear_ticks(axis)
             tick_words(axis)
-    sheet.label_points(axes, [(arm, x.value, y.value) for arm, x, y in known])
+    sheet.label_points(axes, [(arm, x.value, y.value) for arm, x, y in known], is_wide=len(sheet.panels) < 3)
 
 
 def unbeaten(points: Sequence[tuple[float, float]], cheap: Better, better: Better) -> list[tuple[float, float]]:
