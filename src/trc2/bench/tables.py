@@ -171,7 +171,7 @@ def needs_tables(name: str, run: RunConfig, rows: list[Need]) -> list[Table]:
     time = Table(caption="GB a device sends in a step; * needs more micro-batches a step than the recipe has")
     memory.add_column("devices", justify="right")
     memory.add_column("needs", no_wrap=True)
-    for column in ("weights", "grads", "Adam", "activ.", "memory", "total"):
+    for column in ("params", "grads", "Adam", "activ.", "memory", "total"):
         memory.add_column(column, justify="right")
     for column in ("devices", "sent", "seconds a step", "tokens/s", "hours"):
         time.add_column(column, justify="right")
