@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tests.conftest import tiny_config, write_task
 from trc2 import CortexNet, __version__, cli
 from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
-from trc2.config import RunConfig
+from trc2.config import RunConfig, recipe_names
 from trc2.train.start import start_run
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
@@ -108,13 +109,77 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], sentenc
 
 
 def test_importing_the_package_is_quick_and_pulls_in_nothing_heavy() -> None:
-    heavy = ("matplotlib", "typer", "rich", "transformers", "datasets")
+    heavy = ("matplotlib", "typer", "rich", "transformers", "datasets", "torch", "numpy", "pydantic", "trc2.config")
     assert imported("trc2", heavy) == []
 
 
 def test_the_command_starts_without_what_only_some_of_it_needs() -> None:
-    heavy = ("matplotlib", "transformers", "datasets", "tokenizers", "trc2.stream", "trc2.train", "trc2.verify")
+    heavy = (
+        "matplotlib",
+        "transformers",
+        "tokenizers",
+        "torch",
+        "numpy",
+        "pydantic",
+        "yaml",
+        "trc2.config",
+        "trc2.train",
+    )
     assert imported("trc2.cli", heavy) == []
+
+
+def test_help_imports_no_torch_and_is_there_at_once() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "trc2", "--help"]
+    before = os.times().children_user
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    took = os.times().children_user - before  # of the processor: what other programs do is not our fault
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "trc2.cli" in modules
+    assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy", "pydantic", "transformers"}
+    assert "train" in done.stdout
+    assert took < 1.5  # half a second and what counting imports adds, on a slow machine
+
+
+def test_the_public_names_are_there_when_they_are_asked_for() -> None:
+    import trc2 as package
+
+    assert set(package.__all__) <= set(dir(package))
+    assert package.CortexNet.__module__ == "trc2.backbones.trc2"
+    assert {name: getattr(package, name) for name in package.__all__}.keys() == set(package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Cortexnet'"):
+        _ = package.Cortexnet  # type: ignore[attr-defined]
+
+
+def test_recipes_are_listed_with_what_they_are_for() -> None:
+    listed = in_process("recipes", "--json")
+    found = json.loads(listed.out)
+    assert set(found) == set(recipe_names())
+    assert found["demo"] == "A laptop-sized TRC² through three built-in tasks; no download."
+    assert all(purpose and "\n" not in purpose for purpose in found.values())
+    assert set(json.loads(in_process("recipes", "lab_single", "--json").out)) == {
+        "lab_single_c4", "lab_single_gsm8k", "lab_single_wikitext",
+    }  # fmt: skip
+    assert "lab_mamba" in in_process("recipes", "mamba").out
+    refused = in_process("recipes", "nothing")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_config_shows_value_default_meaning_and_origin() -> None:
+    done = in_process("config", "lab_plain", "train.seed=3", "stream.tasks.gsm8k.steps=7")
+    assert done.code == 0
+    lines = {line.split(" = ")[0].strip(): line for line in done.out.splitlines()}
+    assert "= 3 " in lines["train.seed"]
+    assert "[override train.seed; default 0] of weights, batches" in lines["train.seed"]
+    assert "[base lab_trc2; default 768]" in lines["model.d_model"]
+    assert "[override stream.tasks.gsm8k.steps; default 100]" in lines["stream.tasks.gsm8k.steps"]
+    assert "[default]" in lines["train.clip_norm"]
+    assert "train.clip_norm" not in in_process("config", "lab_plain", "--changed").out
+    settings = {entry["path"]: entry for entry in json.loads(in_process("config", "lab_plain", "--json").out)}
+    assert settings["model.memory"] == {
+        "path": "model.memory", "value": False, "default": True, "origin": "lab_plain",
+        "meaning": "whether there is an episodic memory, with critic and feedback",
+    }  # fmt: skip
+    assert in_process("config", "demo", "model.d_modell=3").code == 2
 
 
 def imported(module: str, names: tuple[str, ...]) -> list[str]:

@@ -25,6 +25,7 @@ err = PlainConsole(stderr=True)
 
 Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _version(wanted: bool) -> None:
