@@ -136,8 +136,19 @@ def test_help_imports_no_torch_and_is_there_at_once() -> None:
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "trc2.cli" in modules
     assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy", "pydantic", "transformers"}
-    assert "train" in done.stdout
+    assert "Exit codes: 0 done, 1 a check failed, 2 bad input" in " ".join(done.stdout.split())
     assert took < 1.5  # half a second and what counting imports adds, on a slow machine
+
+
+def test_the_shell_completes_commands_and_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, expected in (("trc2 conf", "config"), ("trc2 train lab_single_w", "lab_single_wikitext")):
+        asked = {"_TRC2_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; sys.argv[0] = 'trc2'; from trc2.cli import main; main()"],
+            env={**os.environ, **asked}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout.split() == [expected], done.stderr
+    assert "complete" in in_process("--show-completion", "bash").out
 
 
 def test_the_public_names_are_there_when_they_are_asked_for() -> None:

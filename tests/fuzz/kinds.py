@@ -74,6 +74,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (1, typed("config", recipe, "--changed", on=RECIPES, after=damage("recipes"))),
     )
     recipes = typed("recipes", sometimes(words), sometimes(st.just("--json")))
+    doctor = typed("doctor", "--quick", sometimes(st.just("--json")), sometimes(words))
     hostile_rows = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
     prepare = weighted(
         (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("data", most=4))),
@@ -98,7 +99,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
-        Kind("config", 20, config), Kind("recipes", 12, recipes),
+        Kind("config", 20, config), Kind("recipes", 12, recipes), Kind("doctor", 12, doctor),
         Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
         Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip

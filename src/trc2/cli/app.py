@@ -10,11 +10,15 @@ import typer
 from trc2 import __version__
 from trc2.console import PlainConsole
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 a check failed, 2 bad input (one sentence on standard error), "
+    "3 `continue` forgot more than its limit, 130 stopped by a signal."
+)
 app = typer.Typer(
     name="trc2",
     help="Language models that keep learning.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -23,7 +27,24 @@ MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
-Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """For the shell: recipes of the package that begin so; the shell itself knows files."""
+    from trc2.config import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name or file, a run folder, or a folder with a saved model.", autocompletion=complete_recipe
+    ),
+]
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A recipe's name or file; it must have a stream of tasks.", autocompletion=complete_recipe),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trc2.cli.app import AsJson, Overrides, app, out
+from trc2.cli.app import AsJson, Overrides, app, complete_recipe, out
 
 
 @app.command()
 def config(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file, or a run folder.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name or file, or a run folder.", autocompletion=complete_recipe)
+    ],
     overrides: Overrides = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
     as_json: AsJson = False,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from trc2.cli.app import Overrides, app, out
+from trc2.cli.app import Overrides, Recipe, app, out
 from trc2.errors import UserError
 
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
@@ -15,7 +13,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("prepare")
 def data_prepare(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file with a stream.")],
+    recipe: Recipe,
     overrides: Overrides = None,
 ) -> None:
     """Pack a stream's documents into token shards, or find them in the cache."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from trc2.cli.app import Overrides, app, out, show_summary
+from trc2.cli.app import Overrides, Recipe, app, out, show_summary
 
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file; it must have a stream of tasks.")] = "demo",
+    recipe: Recipe = "demo",
     overrides: Overrides = None,
 ) -> None:
     """Train a model through a stream of tasks and measure what it forgets."""

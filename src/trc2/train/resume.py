@@ -23,7 +23,7 @@ from trc2.nn.keyed import keyed_generator
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import lock_folder
+from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_table
 from trc2.stream.prepare import PreparedStream
@@ -194,7 +194,7 @@ def _empty(partial: Path) -> None:
     for path in partial.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "lock":
+        elif path.name not in (LOCK, OWNER):
             path.unlink()
 
 
