@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def try_it(python: Path, tmp_path: Path) -> None:
 def test_the_wheel_runs_a_recipe_in_a_new_environment(tmp_path: Path) -> None:
     """Dependencies are borrowed from this environment; the slow test below installs them too."""
     wheel = build_wheel(tmp_path / "dist")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    parts = [path for path in (ROOT / "src" / "trc2").rglob("*.*") if path.suffix in (".yaml", ".html", ".css", ".js")]
+    assert {path.suffix for path in parts} == {".yaml", ".html", ".css", ".js"}
+    assert {path.relative_to(ROOT / "src").as_posix() for path in parts} <= held
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from trc2.report.summary import Comparison
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -53,3 +55,18 @@ def test_its_file_map_names_real_files() -> None:
 
 def test_it_stays_short() -> None:
     assert len(README.splitlines()) <= 150
+
+
+def test_its_numbers_are_those_of_the_committed_runs() -> None:
+    """Perplexities and areas of the demo's table, read back from the diaries in results/demo."""
+    rows = re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, flags=re.MULTILINE)
+    names = [name for name, _ in rows]
+    assert names == ["trc2", "plain", "plain_replay"]
+    comparison = Comparison.of([ROOT / "results" / "demo" / name for name in names])
+    for (_, cells), (_, *ours) in zip(rows, comparison.rows(), strict=True):
+        *learnt, _, area, _ = ours  # perplexities, forgetting, area, speed
+        assert numbers(cells) == numbers("|".join([*learnt, area]))
+
+
+def numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"[\d.,]+", text)]

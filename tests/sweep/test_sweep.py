@@ -53,8 +53,8 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     }
     assert "nowhere" in outcome.failed["tiny+nowhere+s0"]
     assert json.loads((out / "tiny+nowhere+s0" / "failure.json").read_text())["exit_code"] == 2
-    assert sorted(path.name for path in (out / "tiny+s0").iterdir() if path.suffix != ".png") == [
-        "budget.json", "config.yaml", "data.json", "environment.json", "metrics.jsonl.gz", "summary.md",
+    assert sorted(path.name for path in (out / "tiny+s0").iterdir()) == [
+        "budget.json", "config.yaml", "data.json", "environment.json", "metrics.jsonl.gz",
     ]  # fmt: skip
 
     alone = start_run(cells[0].config.replace(output={"folder": tmp_path / "alone", "threads": 1}), QUIET)
@@ -112,7 +112,7 @@ def test_the_list_says_where_runs_stand(recipe: str, tiny_run: MakeRun, tmp_path
     out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
     file.write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
     start_run(tiny_run(output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
-    shown = trc2("sweep", str(file), "--out", str(out), "--list").stdout
+    shown = trc2("sweep", str(file), "--out", str(out), "--list").out
     assert "ended        12/12  tiny+s0" in shown
     assert "waiting       0/12  tiny+s1" in shown
 

@@ -90,26 +90,22 @@ FAMILY_COLUMNS = ("params", "active", "body", "forward", "training", "with repla
 
 def family_rows(names: list[str]) -> list[dict[str, float | str]]:
     """Parameters and FLOPs per token of several recipes, each with its own batch and a full memory."""
-    rows: list[dict[str, float | str]] = []
-    for name in names:
-        run = load_recipe(name)
-        model, train = run.model, run.train
-        tokens = train.batch_size * train.sequence_length
-        costs = step_cost(
-            model.replace(replay=True),
-            train.batch_size,
-            train.sequence_length,
-            slots=model.read_slots,
-            with_replay=True,
-        )
-        replay = costs.pop("replay")
-        plain = sum(costs.values(), Cost())
-        active, besides = active_parameters(model)
-        total = sum(part.total for part in static_budget(model).values())
-        numbers = (total, active, besides, plain.forward / tokens, plain.training / tokens)
-        with_replay = (plain + replay).training / tokens
-        rows.append({"recipe": name, **dict(zip(FAMILY_COLUMNS, (*numbers, with_replay), strict=True))})
-    return rows
+    return [{"recipe": name, **budget_numbers(load_recipe(name))} for name in names]
+
+
+def budget_numbers(run: RunConfig) -> dict[str, float]:
+    """One row of it, by column."""
+    model, train = run.model, run.train
+    tokens = train.batch_size * train.sequence_length
+    costs = step_cost(
+        model.replace(replay=True), train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=True
+    )
+    replay = costs.pop("replay")
+    plain = sum(costs.values(), Cost())
+    active, besides = active_parameters(model)
+    total = sum(part.total for part in static_budget(model).values())
+    numbers = (total, active, besides, plain.forward / tokens, plain.training / tokens)
+    return dict(zip(FAMILY_COLUMNS, (*numbers, (plain + replay).training / tokens), strict=True))
 
 
 def family_table(title: str, rows: list[dict[str, float | str]]) -> Table:

@@ -1,27 +1,60 @@
-"""`trc2 report`: one run summed up, or several compared."""
+"""`trc2 report`: one run summed up, several compared, and all of the paper's tables and figures from them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import app, out, show_summary
+from trc2.cli.app import app, out, show_summary, warn
+
+if TYPE_CHECKING:
+    from trc2.report.evidence import Evidence
 
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders of one stream.")],
-    folder: Annotated[Path | None, typer.Option("--out", help="Where comparison.md and comparison.png go.")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Run folders of one stream, or folders that hold some.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where everything goes; by default beside the runs.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The arm that others are compared with, by its title; the most complete TRC².")
+    ] = None,
 ) -> None:
-    """Summarise a run, or compare several: tables, pictures, and a reading computed from the numbers."""
+    """Summarise a run; or compare several and write every table and figure that they can fill."""
+    from trc2.errors import UserError
+    from trc2.report.evidence import Evidence, holds_runs
+
+    if len(folders) == 1 and not holds_runs(folders[0]):
+        show_summary(folders[0])
+        return
+    are_runs = not any(holds_runs(path) for path in folders)
+    place = folder or (folders[0].parent if are_runs else folders[0])
+    if are_runs:
+        _compare(folders, place)
+    try:
+        evidence = Evidence.of(folders)
+    except UserError as error:
+        if not are_runs:
+            raise
+        warn(f"No report beside the comparison: {error}")
+        return
+    _write(evidence, place, reference)
+
+
+def _compare(folders: list[Path], place: Path) -> None:
+    """Runs beside each other, unless they learnt the tasks in several orders: then only arms can be compared."""
     from rich.table import Table
 
+    from trc2.report.names import order_of
     from trc2.report.summary import CAPTION, Comparison
+    from trc2.runs.folder import RunFolder
 
-    if len(folders) == 1:
-        show_summary(folders[0])
+    streams = [config for path in folders if (config := RunFolder(path).config()).stream is not None]
+    sequences = {order_of(config) for config in streams}
+    if len(sequences) > 1 and len({frozenset(order) for order in sequences}) == 1:
         return
     comparison = Comparison.of(folders)
     table = Table(title="What each run forgot", caption=CAPTION)
@@ -32,5 +65,18 @@ def report(
     out.print(table)
     for sentence in comparison.reading():
         out.print(sentence)
-    written = comparison.write(folder or folders[0].parent)
+    written = comparison.write(place)
     out.print("  ".join(str(path) for path in written), soft_wrap=True)
+
+
+def _write(evidence: Evidence, place: Path, reference: str | None) -> None:
+    from trc2.report.dossier import write_dossier
+
+    dossier = write_dossier(evidence, place, reference=reference)
+    tables = sum(path.suffix == ".tex" for path in dossier.written)
+    figures = sum(path.suffix == ".svg" for path in dossier.written)
+    runs = f"{len(evidence.runs)} runs, {len(evidence.arms)} arms"
+    out.print(f"{runs}: {tables} tables and {figures} figures in {dossier.seconds:.1f} s.")
+    for title, reason in dossier.left_out.items():
+        out.print(f"Left out: {title}: {reason}.")
+    out.print(str(dossier.index), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from trc2.runs.folder import RunFolder
 
 Repetition = tuple[int, tuple[str, ...]]
 """What repetitions of one experiment may differ in: (seed, order of the tasks)."""
+MOST_LEVELS = 4  # that runs are looked for below a folder
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     """The run folders among and below some folders, each once, in the order of their names."""
     found: list[Path] = []
     for folder in folders:
-        if RunFolder(folder).is_run:
-            here = [folder]
-        else:
-            here = sorted(path.parent for path in folder.rglob(RunFolder(folder).config_file.name))
-            here = [path for path in here if RunFolder(path).has_diary and not _is_hidden(path, folder)]
+        here = [folder] if RunFolder(folder).is_run else _runs_below(folder)
         if not here:
             raise UserError(
                 f"{folder} is no run folder and holds none: give a folder that `trc2 train` or sweep wrote."
@@ -140,8 +138,22 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _is_hidden(path: Path, below: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(below).parts)
+def holds_runs(folder: Path) -> bool:
+    """Whether a folder is no run itself and has some below it."""
+    return not RunFolder(folder).is_run and bool(_runs_below(folder))
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Run folders up to a few levels down: not hidden ones, nor what lies inside a run."""
+    found = []
+    for name, below, _ in os.walk(folder):
+        path = Path(name)
+        run = RunFolder(path)
+        if run.is_run and run.has_diary:
+            found.append(path)
+        is_end = run.is_run or len(path.relative_to(folder).parts) >= MOST_LEVELS
+        below[:] = [] if is_end else sorted(entry for entry in below if not entry.startswith("."))
+    return sorted(found)
 
 
 def _check_one_stream(runs: list[FinishedRun]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from trc2.errors import plain
 from trc2.files import write_atomically
 from trc2.metrics.forgetting import Stretch, aufc_curve, mean
 from trc2.report.finished import FinishedRun
+from trc2.report.plots.ticks import linear_ticks, log_ticks, quiet_axis
+from trc2.report.signals import WRITES, train_curve, worth_showing
 
 # Okabe–Ito, told apart also without full colour vision; its yellow is hard to see on white, so brown stands for it.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3F00", "#000000")
@@ -44,7 +47,8 @@ def save(figure: Any, path: Path) -> None:
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks is no reason to stop
-        figure.savefig(content, format="png", dpi=min(150, MAX_PIXELS / max(figure.get_size_inches())))
+        fits = min(150, MAX_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(content, format="png", dpi=fits, metadata={"Software": None})
     write_atomically(path, content.getvalue())
 
 
@@ -80,8 +84,6 @@ def names(tasks: list[str]) -> dict[str, str]:
 
 def tidy(axes: Any, stretches: tuple[Stretch, ...], called: dict[str, str], end: int, title: str) -> None:
     """Task stretches as shaded bands with their names, or numbers, on top; whole steps up to `end`; no frame."""
-    from matplotlib.ticker import MaxNLocator
-
     bands: dict[tuple[int, int], list[str]] = {}
     for stretch in stretches:
         bands.setdefault((stretch.start, stretch.end), []).append(called[stretch.task])
@@ -93,8 +95,8 @@ def tidy(axes: Any, stretches: tuple[Stretch, ...], called: dict[str, str], end:
             text = text.split()[0] if index % every == 0 else ""
         middle = (start + stop) / 2
         axes.text(middle, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color="#555")
-    axes.set_xlim(-0.01 * end, 1.01 * end)  # the markers of the first and the last step are whole
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axes.set_xlim(-0.02 * end, 1.02 * end)  # the markers of the first and the last step are whole
+    linear_ticks(axes.xaxis, whole=True)
     axes.set_xlabel("optimizer step", fontsize=8)
     axes.set_title(title, loc="left", fontsize=10, pad=16)
     axes.tick_params(labelsize=8, which="both")
@@ -110,48 +112,90 @@ def draw_perplexity(axes: Any, run: FinishedRun, task: str, **line: Any) -> None
 
 
 def draw_summary(run: FinishedRun, path: Path) -> None:
-    """Perplexity of every task over the stream, and the area under the forgetting curve."""
-    figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
+    """Perplexity of every task over the stream; where something is past, how it changed since, and the area of that."""
     called, end = names(run.tasks), run.stretches[-1].end
+    has_past = any(run.tables["perplexity"].past(step) for step in run.tables["perplexity"].steps)
+    figure = new_figure(13 if has_past else 5.5, 4)
+    left, *others = figure.subplots(1, 3 if has_past else 1, squeeze=False)[0]
     for index, stretch in enumerate(run.stretches):
         draw_perplexity(left, run, stretch.task, label=label(called[stretch.task]), **look(index))
-    left.plot([], [], color="#222", linewidth=2.2, label="mean of past tasks (right)")
     tidy(left, run.stretches, called, end, "validation perplexity")
+    log_ticks(left)
+    if has_past:
+        left.plot([], [], color="#222", linewidth=2.2, label="mean of past tasks (middle, right)")
+        _draw_changes(others[0], run)
+        tidy(others[0], run.stretches, called, end, "forgotten since its own training (nats)")
+        _draw_areas(others[1], run)
+        tidy(others[1], run.stretches, called, end, "area under the forgetting curve (nats)")
+        for axes in others:
+            at_least(axes, 0.1)
+    add_legend(figure, left)
+    save(figure, path)
+
+
+def changes(run: FinishedRun, stretch: Stretch) -> list[tuple[int, float]]:
+    """How much worse a task's log-perplexity is than right after its own training, from there on; below 0 is better."""
+    table = run.tables["perplexity"]
+    after = [step for step in table.steps if step >= stretch.end and table.has(step, stretch.task)]
+    post = table.post(stretch)
+    return [(step, table.metric.gap(better=post, worse=table.value(step, stretch.task))) for step in after]
+
+
+def _draw_changes(axes: Any, run: FinishedRun) -> None:
+    """Forgetting with its sign: rising is lost, falling is gained."""
+    axes.axhline(0.0, color="#777", linewidth=0.8, zorder=1)
+    total: dict[int, list[float]] = {}
+    for index, stretch in enumerate(run.stretches):
+        points = changes(run, stretch)
+        if len(points) > 1:
+            plot(axes, points, linewidth=1.2, **look(index))
+        for step, value in points:
+            if step > stretch.end:
+                total.setdefault(step, []).append(value)
+    means = [(step, sum(values) / len(values)) for step, values in sorted(total.items())]
+    plot(axes, means, color="#222", linewidth=2.2, zorder=3)
+
+
+def _draw_areas(axes: Any, run: FinishedRun) -> None:
     areas = aufc_curve(run.tables["perplexity"])
     for index, stretch in enumerate(run.stretches):
         points = [(step, values[stretch.task]) for step, values in areas if stretch.task in values]
-        plot(right, points, linewidth=1.2, **look(index))
-    draw_mean_area(right, run, color="#222", linewidth=2.2, zorder=3)
-    tidy(right, run.stretches, called, end, "area under the forgetting curve (log-perplexity)")
-    add_legend(figure, left)
-    save(figure, path)
+        plot(axes, points, linewidth=1.2, **look(index))
+    draw_mean_area(axes, run, color="#222", linewidth=2.2, zorder=3)
 
 
 def draw_mean_area(axes: Any, run: FinishedRun, **line: Any) -> None:
     """AUFC over the stream, its mean over past tasks."""
     means = [(step, mean(list(values.values()))) for step, values in aufc_curve(run.tables["perplexity"])]
     plot(axes, [(step, value) for step, value in means if value is not None], **line)
-    axes.set_ylim(bottom=0)
 
 
-HIPPOCAMPUS = (
-    ("surprise_mean", "mean surprise"),
-    ("surprise_max", "largest surprise"),
-    ("threshold", "write threshold τ"),
-    ("keep_fraction", "writes ÷ candidates"),
-    ("raw_fraction", "share above τ before its update"),
-    ("writes", "writes per step"),
-)
+def at_least(axes: Any, height: float) -> None:
+    """An axis with 0 on it that is not filled by next to nothing."""
+    low, high = axes.get_ylim()
+    high = max(high, height)
+    axes.set_ylim(min(low, -0.03 * high), high)
+    linear_ticks(axes.yaxis)
 
 
 def draw_hippocampus(run: FinishedRun, path: Path) -> None:
-    """The paper's six panels of write dynamics."""
-    figure = new_figure(10, 6)
-    for axes, (name, title) in zip(figure.subplots(3, 2).flat, HIPPOCAMPUS, strict=True):
-        steps, values = run.series("train", f"hippocampus/{name}")
-        plot(axes, list(zip(steps, values, strict=True)), color=COLOURS[0], linewidth=1.0)
+    """The paper's panels of write dynamics, without those that would only repeat another or stay at one number."""
+    shown, said = worth_showing([run], WRITES)
+    rows, columns = math.ceil(len(shown) / 3), min(3, len(shown))
+    figure = new_figure(max(6.0, 4.2 * columns), 3 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, (name, title) in zip(panels, shown, strict=False):
+        curve = train_curve(run, name)
+        plot(axes, curve, color=COLOURS[0], linewidth=1.0)
         tidy(axes, run.stretches, names(run.tasks), run.stretches[-1].end, title)
+        quiet_axis(axes, [value for _, value in curve])
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    if said:
+        width, height = figure.get_size_inches()
+        lines = textwrap.wrap(said, int(width / 0.075))
+        figure.set_size_inches(width, height + 0.2 * len(lines))
+        figure.supxlabel("\n".join(lines), fontsize=8, color="#555", x=0.01, ha="left")
     save(figure, path)
 
 
@@ -169,9 +213,11 @@ def draw_comparison(runs: list[FinishedRun], path: Path) -> None:
         for number, run in enumerate(runs):
             draw_perplexity(axes, run, task, label=label(run.name), **look(number))
         tidy(axes, most, called, end, f"{called[task]}: validation perplexity")
+        log_ticks(axes)
     for number, run in enumerate(runs):
         draw_mean_area(panels[count - 1], run, linewidth=1.5, **look(number))
-    tidy(panels[count - 1], most, called, end, "forgetting area (mean of past tasks)")
+    tidy(panels[count - 1], most, called, end, "forgetting area (mean of past tasks, nats)")
+    at_least(panels[count - 1], 0.1)
     for axes in panels[count:]:
         axes.set_visible(False)
     add_legend(figure, panels[0])

@@ -85,7 +85,7 @@ def forget_failure(folder: Path) -> None:
 
 
 def compact(folder: RunFolder) -> None:
-    """Keep of an ended run what reports read: settings, data, and the diary, packed. Checkpoints go last.
+    """Keep of an ended run what reports read: settings, data, and the diary, packed; pictures can be drawn again.
 
     Whatever happens in between, the diary is there whole, packed or not.
     """
@@ -94,5 +94,6 @@ def compact(folder: RunFolder) -> None:
         write_atomically(folder.packed_diary_file, gzip.compress(content, mtime=0))
         folder.diary_file.unlink()
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    for path in (folder.tokenizer_file, folder.path / LOCK, folder.path / OWNER):
+    named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))
+    for path in (folder.tokenizer_file, *named, *folder.path.glob("*.png")):
         path.unlink(missing_ok=True)

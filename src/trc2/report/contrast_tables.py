@@ -1,0 +1,195 @@
+"""Tables that compare arms on equal seeds: parts against each other, an arm against all, plain against joint."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Measure
+from trc2.report.grid import Column, Number, Row, Table
+from trc2.report.names import PARTS
+from trc2.report.paper_tables import INTERVALS, dagger_words
+from trc2.report.scope import (
+    LeftOut,
+    Scope,
+    Switches,
+    factorial,
+    joint_bound,
+    mean_of,
+    measured,
+    plain_twin,
+    twins,
+)
+from trc2.stats.equivalence import margin_from_aa
+from trc2.stats.paired import PairedDifference, compare_all
+from trc2.stats.verdict import decide
+
+DIRECTIONS = {"lower": "min", "higher": "max"}
+FACTORIAL_MEASURES = (PRIMARY, AREA, FORGETTING, SPEED)
+
+
+def factorial_table(scope: Scope) -> Table:
+    """Thalamus × memory × replay: the mean of every combination."""
+    cells = _needed_parts(scope)
+    columns = [Column(part, is_head=True) for part in PARTS]
+    columns += [Column("arm", is_head=True), Column("n")]
+    columns += [Column(_with_unit(measure), better=measure.better) for measure in FACTORIAL_MEASURES]
+    rows = []
+    for parts, arm in cells.items():
+        numbers = [scope.number(arm, measured(measure)) for measure in FACTORIAL_MEASURES]
+        ticks = ["✓" if has else "✗" for has in parts]
+        rows.append(Row((*ticks, scope.title(arm), len(scope.runs(arm)), *numbers)))
+    caption = (
+        f"TRC² {next(iter(cells.values())).size} with (✓) and without (✗) thalamus, memory and replay. "
+        f"{INTERVALS} Bold: the best mean.{dagger_words(scope)}"
+    )
+    return Table("factorial", "Thalamus × memory × replay", caption, tuple(columns), tuple(rows))
+
+
+def effects_table(scope: Scope) -> Table:
+    """What each part does on average over the others, and what parts do together."""
+    cells = _needed_parts(scope)
+    if len(cells) < 8:
+        raise LeftOut(f"needs all eight combinations of thalamus, memory and replay; there are {len(cells)}")
+    measures = (PRIMARY, AREA)
+    columns = [Column("effect of", is_head=True), Column("n")]
+    columns += [Column(_with_unit(measure)) for measure in measures]
+    rows = []
+    for size in (1, 2, 3):
+        for places in itertools.combinations(range(3), size):
+            found = [contrast(scope, cells, measure, places) for measure in measures]
+            name = " × ".join(PARTS[place] for place in places)
+            rows.append(Row((name, len(found[0]), *(mean_of(values.values()) for values in found))))
+    if not any(row.cells[1] for row in rows):
+        raise LeftOut("needs a seed that all eight combinations have run")
+    caption = (
+        "Effects of the parts of TRC²: with minus without, averaged over the other two; products are interactions, how "
+        "much a part's effect changes when another is there, halved for each. Below zero is better. Computed within "
+        "each seed that all eight combinations share, then mean ± half width of the 95 % t-interval over seeds."
+    )
+    return Table("effects", "Effects of thalamus, memory and replay", caption, tuple(columns), tuple(rows))
+
+
+def contrast(
+    scope: Scope, cells: Mapping[Switches, Arm], measure: Measure, places: tuple[int, ...]
+) -> dict[int, float]:
+    """By seed: Σ over the eight cells of ±1 · value / 4, the sign being the product of the named switches'."""
+    values = {parts: scope.values(arm, measured(measure)) for parts, arm in cells.items()}
+    seeds = sorted(set.intersection(*(set(known) for known in values.values())))
+    signs = {parts: math.prod(1 if parts[place] else -1 for place in places) for parts in cells}
+    return {seed: sum(signs[parts] * values[parts][seed] for parts in cells) / 4 for seed in seeds}
+
+
+def _needed_parts(scope: Scope) -> dict[Switches, Arm]:
+    cells = factorial(scope)
+    if len(cells) < 2:
+        raise LeftOut("needs TRC² with and without some of thalamus, memory and replay")
+    return cells
+
+
+def _with_unit(measure: Measure) -> str:
+    return f"{measure.title}, {measure.unit}" if measure.unit else measure.title
+
+
+# ------------------------------------------------------------------------------------------------------ one against all
+
+
+def comparisons(scope: Scope, measure: Measure) -> list[tuple[Arm, PairedDifference]]:
+    """The reference minus every other competitor on equal seeds, p-values corrected for their number (Holm).
+
+    The A/A twin is what sets the margin, so it is no comparison.
+    """
+    reference = scope.values(scope.reference, measured(measure))
+    known = twins(scope)
+    others = {
+        arm.title: values
+        for arm in scope.competitors
+        if arm.title != scope.reference.title and (known is None or arm.title != known[1].title)
+        if set(values := scope.values(arm, measured(measure))) & set(reference)
+    }
+    if not others:
+        raise LeftOut("needs a second arm with a seed that the reference has too")
+    found = compare_all(reference, others)
+    return [(arm, found[arm.title]) for arm in scope.competitors if arm.title in found]
+
+
+def margin(scope: Scope, measure: Measure) -> float | None:
+    """What repeating alone does, from A/A twins; None without them."""
+    known = twins(scope)
+    if known is None:
+        return None
+    first, second = (scope.values(arm, measured(measure)) for arm in known)
+    differences = [first[seed] - second[seed] for seed in first if seed in second]
+    return margin_from_aa(differences) if any(differences) else None
+
+
+def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:
+    """The reference against every other arm on equal seeds."""
+    found, within = comparisons(scope, measure), margin(scope, measure)
+    title = scope.reference.title
+    columns = [Column("against", is_head=True), Column("pairs"), Column(f"{title} minus it, {measure.unit}")]
+    columns += [Column("p"), Column("p (Holm)"), Column("verdict")]
+    rows = []
+    for arm, difference in found:
+        half = (difference.interval.high - difference.interval.low) / 2
+        numbers = (difference.n, Number(difference.mean, half, difference.n))
+        chances = [None if math.isnan(p) else Number(p) for p in (difference.p, difference.p_holm)]
+        direction = "min" if measure.better == "lower" else "max"
+        verdict = decide(difference, within, direction=direction).value  # type: ignore[arg-type]
+        rows.append(Row((scope.title(arm), *numbers, *chances, verdict)))
+    equivalence = (
+        f" Equivalent: within ±{within:.3g}, what an A/A twin with other replay draws allows, by two one-sided tests."
+        if within is not None
+        else " No A/A twins set a margin, so nothing is called equivalent."
+    )
+    caption = (
+        f"{title} against every other arm on equal seeds, {measure.title}, {measure.better} is better: mean difference "
+        f"± half width of its 95 % t-interval, p-values of paired t-tests, corrected for {len(found)} comparisons "
+        f"(Holm). Better and worse are said of {title}, at a corrected p below 0.05.{equivalence}{dagger_words(scope)}"
+    )
+    return Table(f"paired_{measure.name}", f"Paired: {measure.title}", caption, tuple(columns), tuple(rows))
+
+
+def paired_area_table(scope: Scope) -> Table:
+    return paired_table(scope, AREA)
+
+
+# ------------------------------------------------------------------------------------------------------ plain to joint
+
+
+def closed_table(scope: Scope) -> Table:
+    """Which share of the distance from plain to joint an arm closes: 0 % is plain, 100 % is joint."""
+    columns = [Column("arm", is_head=True), Column("n"), Column(_with_unit(PRIMARY), better="lower")]
+    columns += [Column("closed (%)", better="higher"), Column("from"), Column("to")]
+    rows = []
+    for arm in scope.competitors:
+        ends = closing_ends(scope, arm)
+        if ends is not None:
+            plain, joint = ends
+            closed = mean_of(closed_shares(scope, arm, plain, joint).values(), 100.0)
+            numbers = (len(scope.runs(arm)), scope.number(arm, measured(PRIMARY)), closed)
+            rows.append(Row((scope.title(arm), *numbers, plain.title, joint.title)))
+    if not rows:
+        raise LeftOut("needs a joint run (stream.mode=joint) and a plain arm: no replay, no strategy, no parts")
+    caption = (
+        f"Share of the distance from plain to joint training that an arm closes, in {PRIMARY.title}: 0 % is the plain "
+        "arm on the same seeds, 100 % the joint one. The distance itself is that of the means and counts as known. The "
+        f"joint run is of the same backbone where there is one. {INTERVALS}{dagger_words(scope)}"
+    )
+    return Table("closed", "Distance from plain to joint", caption, tuple(columns), tuple(rows))
+
+
+def closing_ends(scope: Scope, arm: Arm) -> tuple[Arm, Arm] | None:
+    """The plain and the joint arm that an arm is measured between."""
+    plain, joint = plain_twin(scope, arm), joint_bound(scope, arm)
+    return None if plain is None or joint is None else (plain, joint)
+
+
+def closed_shares(scope: Scope, arm: Arm, plain: Arm, joint: Arm) -> dict[int, float]:
+    """By seed: (plain − arm) / (mean of plain − mean of joint)."""
+    ours, theirs = scope.values(arm, measured(PRIMARY)), scope.values(plain, measured(PRIMARY))
+    far, near = scope.number(plain, measured(PRIMARY)), scope.number(joint, measured(PRIMARY))
+    if far is None or near is None or far.value == near.value:
+        return {}
+    return {seed: (theirs[seed] - ours[seed]) / (far.value - near.value) for seed in ours if seed in theirs}

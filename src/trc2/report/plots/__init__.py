@@ -1,0 +1,1 @@
+"""Figures, one file per group; `gallery.py` lists them."""

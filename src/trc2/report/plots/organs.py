@@ -1,0 +1,54 @@
+"""Inside TRC² while it learns: auxiliary losses, and what the hippocampus writes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest
+from trc2.report.plots.curves import band_words, draw_arms
+from trc2.report.plots.ticks import log_ticks, quiet_axis, should_be_log
+from trc2.report.scope import LeftOut, Scope, twins
+from trc2.report.signals import LOSSES, WRITES, Signal, train_curve, varies, worth_showing
+
+
+def auxiliary_losses(scope: Scope) -> Picture:
+    """The losses beside that of language, over the stream."""
+    return _draw(scope, "auxiliary_losses", LOSSES, "Auxiliary losses of TRC²")
+
+
+def write_dynamics(scope: Scope) -> Picture:
+    """What surprises the hippocampus and how much of it is written."""
+    return _draw(scope, "hippocampus", WRITES, "Hippocampal write dynamics of TRC²")
+
+
+def _draw(scope: Scope, name: str, signals: tuple[Signal, ...], title: str) -> Picture:
+    known = twins(scope)
+    arms = [a for a in scope.competitors if a.family.name == "trc2" and (known is None or a.title != known[1].title)]
+    runs = {arm.title: scope.runs(arm) for arm in arms}
+    everyone = [run for here in runs.values() for run in here]
+    shown, said = worth_showing(everyone, signals)
+    if not any(varies(train_curve(run, "hippocampus/threshold")) for run in everyone) or not shown:
+        raise LeftOut("needs a TRC² with a memory")
+    rows, columns = grid_of(len(shown), 2 if len(shown) == 4 else 3)
+    sheet = Sheet(scope, rows, columns, size=(3.6, 2.4))
+    sigma = max(1.0, 0.01 * max(len(train_curve(run, path)) for run in everyone for path, _ in shown))
+    drawn = []
+    for axes, (path, words) in zip(sheet.panels, shown, strict=False):
+        here = [arm for arm in arms if any(varies(train_curve(run, path)) for run in runs[arm.title])]
+        drawn += [arm for arm in here if arm not in drawn]
+        draw_arms(sheet, axes, partial(train_curve, path=path), sigma=sigma, arms=here, boundary_marks=False)
+        axes.set_title(words, pad=12)
+        values = sorted(v for arm in here for run in runs[arm.title] for _, v in train_curve(run, path))
+        is_loss = path.startswith("train/")
+        if is_loss:
+            axes.set_ylabel("loss (nats)" if path == "train/loss_replay" else "loss")
+        if is_loss and should_be_log(values):
+            settled = values[len(values) // 50 : -max(1, len(values) // 200)] or values
+            axes.set_ylim(settled[0] / 1.3, settled[-1] * 1.5)
+            log_ticks(axes)
+        else:
+            quiet_axis(axes, values)
+    hide_rest(sheet.panels, len(shown))
+    more = band_words(scope, drawn) + said
+    words = f"Gaussian smoothed over logged steps (σ = {sigma:.2g}), unsmoothed pale behind.{more}"
+    return sheet.finish(name, f"{title}. {words}", f"{scope.data_words(drawn)}. {words}")
