@@ -54,7 +54,7 @@ class TaskConfig(Section):
     steps: Count = Field(100, description="optimizer steps spent on this task")
     builtin: Builtin | None = Field(None, description="a corpus that needs no files")
     folder: str | None = Field(
-        None, description="folder below the data root with <split>.jsonl, .txt or .parquet files"
+        None, description="a folder of text, or one file, below the data root: .txt, .md, .jsonl, .parquet, source code"
     )
     dataset: str | None = Field(None, description="a Hugging Face dataset id", min_length=1)
     subset: str | None = Field(None, description="the dataset's configuration name")

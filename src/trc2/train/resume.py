@@ -30,7 +30,7 @@ from trc2.stream.prepare import PreparedStream
 from trc2.train.chance import chance_unmoved
 from trc2.train.evaluate import score_task
 from trc2.train.loop import Trainer
-from trc2.train.start import keep_diary, prepare_with_progress, run, set_up_process, warn_on, watch
+from trc2.train.start import keep_diary, prepare_with_progress, run, set_up_process, warn_if_crowded, warn_on, watch
 
 
 def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
@@ -39,7 +39,8 @@ def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
     config = _resumed_config(folder, overrides)
     with lock_folder(path):
         set_up_process(config)
-        prepared = prepare_with_progress(config, console, folder.tokenizer())
+        warn_if_crowded(console)
+        prepared = prepare_with_progress(config, console, folder.tokenizer(), folder.data()["tasks"])
         check_data(folder, prepared)
         checkpoint = folder.newest_checkpoint(warn_on(console))
         if checkpoint is None and folder.parent_file.exists():
@@ -172,7 +173,7 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
     config = _longer_config(ended.config, task, final)
     set_up_process(config)
-    prepared = prepare_with_progress(config, console, ended.folder.tokenizer())
+    prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
     trainer = Trainer(config, prepared, folder, [])
     folder.name_parent(ended.folder, ended.checkpoint.step, task.name)
     folder.describe(config, prepared)
