@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -250,6 +252,47 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
         assert wrong.returncode == 2, arguments
         assert sentence in wrong.stderr, arguments
     assert trc2("eval", "a", "--split", "test", "--again", cwd=tmp_path).returncode == 0
+
+
+def test_every_command_that_prints_numbers_prints_them_as_json_too(
+    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny_recipe(tiny_run, tmp_path)
+
+    def numbers(*arguments: str) -> Any:
+        done = in_process(*arguments, "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    data = numbers("data", "prepare", recipe)
+    assert data["tasks"]["fruit"]["splits"]["train"]["documents"] == 60
+    trained = numbers("train", recipe, "output.folder=a")
+    assert trained["finished"]
+    assert trained["perplexity"]["fruit"]["learnt"] > 1
+    assert trained["perplexity"]["fruit"]["test"]["perplexity"] > 1
+    assert trained["forgetting"]["perplexity"]["cl/perplexity/aufc"] >= 0
+    assert numbers("resume", "a") == numbers("report", "a") == trained
+    assert "Test perplexity, read once at the end: fruit" in Path("a/summary.md").read_text()
+    shutil.copytree("a", "b")
+    both = numbers("report", "a", "b", "--out", "out")
+    assert [run["perplexity"] for run in both["runs"]] == [trained["perplexity"]] * 2
+    assert any("tie" in sentence for sentence in both["reading"])
+    assert numbers("eval", "a", "--task", "fruit")["fruit"]["tokens"] > 1
+    assert numbers("verify", "paper_compact", *TINY)["passed"] is True
+    assert numbers("budget", "--paper")["different"] == 0
+    Path("matrix.yaml").write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
+    listed = numbers("sweep", "matrix.yaml", "--list")
+    assert [run["state"] for run in listed.values()] == ["waiting", "waiting"]
+
+
+def test_no_command_with_numbers_lacks_json() -> None:
+    group = typer.main.get_group(app)
+    without = {
+        name for name, command in group.commands.items()
+        if not any("--json" in option.opts for option in command.params)
+    }  # fmt: skip
+    assert without <= {"continue", "generate", "export", "data"}  # text, files; `data` is a group
 
 
 def test_continue_is_gated_by_what_it_forgot(

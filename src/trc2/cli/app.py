@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -69,13 +71,31 @@ def warn(message: str) -> None:
     err.print(message, style="yellow")
 
 
-def show_summary(folder: Path) -> None:
-    """Write a run's summary, show it without its pictures, and say where it is."""
+def print_json(value: object) -> None:
+    """The only thing on standard output, for programs. JSON has no NaN or infinity: they are words, as in diaries."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_summary(folder: Path, as_json: bool = False) -> None:
+    """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON."""
     from rich.markdown import Markdown
 
     from trc2.report.summary import write_summary
 
     written = write_summary(folder)
+    if as_json:
+        from trc2.report.numbers import run_numbers
+
+        print_json(run_numbers(folder))
+        return
     text = written[0].read_text(encoding="utf-8")
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
     out.print("  ".join(str(path) for path in written), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trc2.cli.app import AsJson, Overrides, app, complete_recipe, out
+from trc2.cli.app import AsJson, Overrides, app, complete_recipe, out, print_json
 
 
 @app.command()
@@ -25,7 +25,7 @@ def config(
 
     settings = [s for s in explain(recipe, overrides or []) if not changed or s.value != s.default]
     if as_json:
-        print(json.dumps([asdict(setting) for setting in settings], indent=2, ensure_ascii=False))
+        print_json([asdict(setting) for setting in settings])
         return
     width = max((len(setting.path) for setting in settings), default=0)
     for setting in settings:

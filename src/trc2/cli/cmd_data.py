@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trc2.cli.app import Overrides, Recipe, app, out
+from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, print_json
 from trc2.errors import UserError
 
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
@@ -15,6 +15,7 @@ app.add_typer(data_app, name="data")
 def data_prepare(
     recipe: Recipe,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Pack a stream's documents into token shards, or find them in the cache."""
     from rich.table import Table
@@ -25,7 +26,10 @@ def data_prepare(
     run = load_recipe(recipe, overrides or [])
     if run.stream is None:
         raise UserError(f"'{recipe}' has no stream of tasks: choose a recipe that has, such as demo.")
-    prepared = prepare_with_progress(run, out)
+    prepared = prepare_with_progress(run, err if as_json else out)
+    if as_json:
+        print_json(prepared.describe())
+        return
     table = Table(
         title=f"{recipe}: fingerprint {prepared.fingerprint()[:16]}, {prepared.tokenizer.vocab_size} token ids"
     )

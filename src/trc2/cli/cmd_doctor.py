@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, err, out
+from trc2.cli.app import AsJson, app, err, out, print_json
 from trc2.console import shown
 
 
@@ -27,7 +26,7 @@ def doctor(
             findings.append(finding)
             status.update(shown(f"looked at {finding.name}"))
     if as_json:
-        print(json.dumps(checkup.as_json(findings), indent=2))
+        print_json(checkup.as_json(findings))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name in ("what", "found", "advice"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, out
+from trc2.cli.app import AsJson, app, out, print_json
 from trc2.errors import UserError
 
 
@@ -23,7 +22,7 @@ def recipes(
 
     found = {name: purpose for name, purpose in recipe_descriptions().items() if word in name}
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     if not found:
         raise UserError(f"There is no recipe with '{word}' in its name: `trc2 recipes` lists all.")

@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import app, out, show_summary
+from trc2.cli.app import AsJson, app, err, out, show_summary
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The run folder.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Execution settings, e.g. output.log_every=5.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with an interrupted run, exactly as if it had not been interrupted."""
     from trc2.train.resume import resume_run
 
-    show_summary(resume_run(folder, overrides or [], out))
+    show_summary(resume_run(folder, overrides or [], err if as_json else out), as_json)
