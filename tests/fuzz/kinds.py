@@ -75,6 +75,11 @@ def _looking(pieces: Pieces) -> list[Kind]:
     )
     recipes = typed("recipes", sometimes(words), sometimes(st.just("--json")))
     doctor = typed("doctor", "--quick", sometimes(st.just("--json")), sometimes(words))
+    time_given = option("--minutes", ("0.1",), numbers, 2)
+    init = weighted(
+        (3, typed("init", paths_to_read, time_given, "--out", "recipe.yaml", on=(*RECIPES, "data"))),
+        (1, typed("init", paths_to_read, "--minutes", st.sampled_from(("0", "-1", "nan", "x", "1e9")))),
+    )
     hostile_rows = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
     prepare = weighted(
         (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("data", most=4))),
@@ -100,6 +105,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
         Kind("config", 20, config), Kind("recipes", 12, recipes), Kind("doctor", 12, doctor),
+        Kind("init", 12, init),
         Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
         Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip

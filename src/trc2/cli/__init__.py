@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
 # `trc2 NAME` is cmd_NAME.py, which registers itself as it is imported; `trc2 --help` keeps this order.
 COMMANDS = (
-    "recipes", "config", "train", "resume", "continue", "sweep", "eval", "report", "generate", "export",
+    "init", "recipes", "config", "train", "resume", "continue", "sweep", "eval", "report", "generate", "export",
     "verify", "budget", "bench", "doctor", "data",
 )  # fmt: skip
 for _name in COMMANDS:
