@@ -111,20 +111,21 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("short.txt").write_text("too short")
+    Path("long.txt").write_text("long enough " * 20)
     Path("taken.yaml").touch()
     for arguments, sentence in (
         (["nowhere"], "There is no folder or file nowhere"),
         (["empty"], "has no train files"),
         (["short.txt"], "too few to learn from"),
         (["short.txt", "--minutes", "nan"], "--minutes"),
-        (["short.txt", "--out", "taken.yaml"], "exists already"),
+        (["long.txt", "--out", "taken.yaml"], "exists already"),
     ):
         done = trc2("init", *arguments)
         assert done.code == 2, done.out
         assert sentence in done.err
     with pytest.raises(UserError, match="There is no folder"):
         look_at([tmp_path / "nowhere"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "short.txt", "taken.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "long.txt", "short.txt", "taken.yaml"]
 
 
 def test_a_probe_takes_about_the_time_it_is_given() -> None:

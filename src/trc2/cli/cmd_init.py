@@ -27,10 +27,10 @@ def init(
     from trc2.files import write_atomically
     from trc2.train.start import prepare_with_progress
 
-    if recipe.exists():
-        raise UserError(f"{recipe} exists already: choose another --out, or remove it.")
     shown = err if as_json else out
     corpora = look_at(folders)
+    if recipe.exists():
+        raise UserError(f"{recipe} exists already: choose another --out, or remove it.")
     folder = Path("runs") / (recipe.stem or "my")
     with err.status("measuring how fast this machine trains") as status:
 
