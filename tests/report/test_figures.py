@@ -12,7 +12,18 @@ from matplotlib.image import imread
 
 from tests.report.common import forgets, write_run
 from trc2.metrics.forgetting import Stretch
-from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary, label, look, names, plot, tidy
+from trc2.report.figures import (
+    at_least,
+    changes,
+    draw_comparison,
+    draw_hippocampus,
+    draw_summary,
+    label,
+    look,
+    names,
+    plot,
+    tidy,
+)
 from trc2.report.finished import read_run
 
 
@@ -86,3 +97,30 @@ def test_the_line_of_a_long_run_has_few_markers(tmp_path: Path) -> None:
     axes = Figure().subplots()
     plot(axes, [(step, 1.0) for step in range(1000)], **look(0))
     assert 1000 / axes.lines[0].get_markevery() <= 50
+
+
+def test_forgetting_has_its_sign_and_begins_at_zero(tmp_path: Path) -> None:
+    better = read_run(write_run(tmp_path / "better", 2, lambda step, task: math.exp(5 - 0.1 * step)))
+    assert dict(changes(better, better.stretches[0])) == pytest.approx({10: 0.0, 15: -0.5, 20: -1.0})
+    worse = read_run(write_run(tmp_path / "worse", 2, lambda step, task: math.exp(3 + 0.01 * step)))
+    assert changes(worse, worse.stretches[0])[-1] == pytest.approx((20, 0.1))
+    for run in (better, worse):
+        draw_summary(run, run.folder / "summary.png")
+
+
+def test_next_to_nothing_does_not_fill_an_axis() -> None:
+    axes = Figure().subplots()
+    axes.plot([0, 1], [0.0, 0.001])
+    at_least(axes, 0.1)
+    low, high = axes.get_ylim()
+    assert low < 0 < 0.1 <= high
+
+
+def test_the_markers_of_the_first_and_last_step_are_inside(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", 3))
+    axes = Figure().subplots()
+    tidy(axes, run.stretches, names(run.tasks), 30, "")
+    low, high = axes.get_xlim()
+    assert low <= -0.02 * 30
+    assert high >= 1.02 * 30
+    assert all(tick == int(tick) for tick in axes.get_xticks())

@@ -95,7 +95,7 @@ def test_the_objective_does_not_depend_on_how_labels_are_spread_over_micro_batch
     data = run.feed.tasks["fruit"]
     batches = data.train_batches(0)
     batches[0].y[:, 3:] = IGNORE_INDEX
-    data.train_batches = lambda step: batches  # type: ignore[method-assign]
+    data.train_batches = lambda step, share=None: batches  # type: ignore[method-assign]
     run.train_step()
     model, _ = trainer(config)
     x, y = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y"))

@@ -105,11 +105,15 @@ class DepthTrunk(BlockTrunk):
         layer, is_feed_forward = divmod(index, 2)
         block = self.blocks[layer]
         if is_feed_forward:
-            output, _ = block.feed_forward(block.ff_norm(u), counted)
+            output, _ = self.run(block.feed_forward, block.ff_norm(u), counted)
         else:
             state = None if decoding is None else decoding.states[layer]
-            output = block.mixer(block.mixer_norm(u), segments, state)
+            output = self.run(block.mixer, block.mixer_norm(u), segments, state)
         return block.dropout(output)
+
+    def units(self) -> list[nn.Module]:
+        """A block never runs as a whole here; its two sub-layers do."""
+        return [part for block in self.blocks for part in (block.mixer, block.feed_forward)]  # type: ignore[misc]
 
     def source(self, value: Float[Tensor, "P D"]) -> Source:
         mean_square = torch.linalg.vector_norm(value, dim=-1).square() / value.shape[-1]

@@ -108,12 +108,15 @@ class BlockTrunk(Trunk):
         total = zero_balance(hidden)
         for index, block in enumerate(self.blocks):
             state = None if decoding is None else decoding.states[index]
-            hidden, balance = block(hidden, segments, counted, state)
+            hidden, balance = self.run(block, hidden, segments, counted, state)
             total = total if balance is None else total + balance
         return hidden, total
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
         return {"embedding and head": [self.embedding, self.positions, self.final_norm], "blocks": list(self.blocks)}
+
+    def units(self) -> list[nn.Module]:
+        return list(self.blocks)
 
     def new_states(self) -> list[State]:
         return [block.mixer.new_state() for block in self.blocks]

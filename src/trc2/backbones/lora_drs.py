@@ -211,6 +211,10 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             if not parameter.requires_grad:
                 parameter.grad = None
 
+    def units(self) -> list[nn.Module]:
+        """None: updates are projected as whole matrices, and a boundary changes what learns."""
+        return []
+
     def tensors_waiting(self) -> list[str]:
         """Names of the tensors of pairs whose task has not begun; no loss can reach them yet."""
         return self._pair_names(self.task)

@@ -22,6 +22,7 @@ from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
+from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.stores import ReplayStores
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)
@@ -50,6 +51,8 @@ class Backbone(nn.Module, Generic[C, T]):
     `update_slow_targets`. Calls go one way: the shell calls its trunk, and the trunk returns.
 
     With `replay` a training forward with targets also runs replayed chunks and stages its own; `commit` stores them.
+
+    `ranks` are the processes it learns with: `commit` writes what all of them queued and staged, on all of them alike.
     """
 
     trunk: T
@@ -60,6 +63,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.config = config
         self.replay = _replay_stores(config) if config.replay else None
         self.clock = Clock()
+        self.ranks: Ranks = ALONE
         self.add_module(name, trunk)
         self.pending: deque[Pending] = deque(maxlen=config.max_pending)
         self._warned = False
@@ -213,13 +217,17 @@ class Backbone(nn.Module, Generic[C, T]):
     def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
         """Before a task's first step, with some of its token batches. Most backbones ignore it."""
 
+    def begin_step(self, first: int) -> None:
+        """Before a step of which other ranks run other micro-batches: the number, among all, of the first one here."""
+        self.clock.set(int(self.clock.step), first)
+
     def commit(self) -> WriteReport:
-        """Write what the micro-batches of this step left behind, into stores and memory."""
+        """Write what the micro-batches of this step left behind, on all ranks, into stores and memory."""
         pending = list(self.pending)
         self.pending.clear()
         if self.replay is not None:
-            self.replay.commit(self.replay.take_staged())
-        return self.trunk.commit(pending)
+            self.replay.commit(*self.ranks.gather(self.replay.take_staged()))
+        return self.trunk.commit(pending, self.ranks)
 
     def before_step(self) -> None:
         """Right before `optimizer.step()`, if there will be one."""
@@ -286,6 +294,10 @@ class Backbone(nn.Module, Generic[C, T]):
     def tensors_waiting(self) -> list[str]:
         """Names of trainable tensors that no loss can reach before a later task begins."""
         return []
+
+    def units(self) -> list[nn.Module]:
+        """The modules that may be divided over ranks; none where weights are looked at as wholes."""
+        return self.trunk.units()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.trunk.embedding

@@ -11,6 +11,7 @@ import typer
 
 from trc2 import __version__
 from trc2.console import PlainConsole
+from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed, 2 bad input (one sentence on standard error), "
@@ -26,8 +27,8 @@ app = typer.Typer(
 )
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
 
-out = PlainConsole()
-err = PlainConsole(stderr=True)
+out = PlainConsole(quiet=not is_first_process())
+err = PlainConsole(stderr=True, quiet=not speaks_for_machine())
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -90,6 +91,8 @@ def show_summary(folder: Path, as_json: bool = False) -> None:
 
     from trc2.report.summary import write_summary
 
+    if not is_first_process():
+        return
     written = write_summary(folder)
     if as_json:
         from trc2.report.numbers import run_numbers

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trc2.cli.app import MAX_COUNT, app, err, out, show_summary
+from trc2.cli.several import Processes, Restarts, launched
 from trc2.errors import UserError
 
 
@@ -26,12 +27,15 @@ def continue_(
     max_forgetting: Annotated[
         float | None, typer.Option(help="Exit with 3 if past tasks' perplexity rose by more than this fraction.", min=0)
     ] = None,
+    nproc: Processes = 1,
+    max_restarts: Restarts = 0,
 ) -> None:
     """Teach a finished run one more task, in a new folder that points to its parent.
 
     Exit code 3 if --max-forgetting is given and exceeded: the parent then remains the model to use.
     """
     from trc2.config import TaskConfig
+    from trc2.runs.folder import RunFolder
     from trc2.train.resume import continue_run, relative_forgetting
 
     if max_forgetting is not None and not math.isfinite(max_forgetting):
@@ -42,6 +46,8 @@ def continue_(
     if not home.name:
         raise UserError(f"{parent} is not a run folder: name one.")
     target = folder or (parent if parent.name else home).with_name(f"{home.name}+{task}")
+    if nproc > 1 and launched(nproc, max_restarts, RunFolder(parent).config()):
+        return
     continue_run(parent, target, config, out)
     show_summary(target)
     risen = relative_forgetting(target)

@@ -84,8 +84,7 @@ def _write(evidence: Evidence, place: Path, reference: str | None, as_json: bool
     tables = sum(path.suffix == ".tex" for path in dossier.written)
     figures = sum(path.suffix == ".svg" for path in dossier.written)
     runs = f"{len(evidence.runs)} runs, {len(evidence.arms)} arms"
-    out.print(f"{runs}: {tables} tables and {figures} figures in {dossier.seconds:.1f} s.")
-    for title, reason in dossier.left_out.items():
-        out.print(f"Left out: {title}: {reason}.")
+    missing = f"; {len(dossier.left_out)} left out, it says what each needs" if dossier.left_out else ""
+    out.print(f"{runs}: {tables} tables and {figures} figures in {dossier.seconds:.1f} s{missing}.")
     out.print(str(dossier.index), soft_wrap=True)
     return {}

@@ -105,6 +105,14 @@ class OutputConfig(Section):
         False, description="torch.compile for attention, router and norms: about 40 s at the start, a few percent later"
     )
 
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="with several processes: the whole model on each, or its columns and blocks divided"
+    )
+    recompute: bool = Field(
+        False, description="run every column or block again in the backward pass instead of keeping what it computed"
+    )
+    check_ranks: bool = Field(False, description="compare the state of all processes after every step")
+
     @field_validator("folder")
     @classmethod
     def _home_is_found(cls, folder: Path) -> Path:

@@ -22,6 +22,7 @@ from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
 from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.zero_gradient import anchor
+from trc2.ranks.group import ALONE, Ranks
 
 
 class Cortex(Trunk):
@@ -71,7 +72,7 @@ class Cortex(Trunk):
 
         for index, column in enumerate(self.columns):
             past, sums = self._states_of(index, decoding)
-            out = column(hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
+            out = self.run(column, hidden, _modulation(thalamic, hippocampal), rotation, segments, past)
             hidden = out.hidden
             if with_losses:
                 balance = balance + load_balance(out.routing, counted)
@@ -106,6 +107,11 @@ class Cortex(Trunk):
         early = _rows(hidden, modulated)
         return hidden, self.feedback(early, self.hippocampus.recall(early))
 
+    def units(self) -> list[nn.Module]:
+        """The columns, and the L5 maps within them, which run on their own: a column reports after its output."""
+        reporting = [column.layer5 for column in self.columns if column.layer5 is not None]
+        return [*reporting, *self.columns]
+
     def new_states(self) -> list[KeyValues | RunningSum]:
         """What decoding keeps: keys and values per column, and the router's running sum after every column."""
         return [*(KeyValues() for _ in self.columns), *(RunningSum() for _ in self.columns)]
@@ -115,8 +121,8 @@ class Cortex(Trunk):
             return None, None
         return decoding.states[index], decoding.states[len(self.columns) + index]  # type: ignore[return-value]
 
-    def commit(self, pending: Sequence[Pending]) -> WriteReport:
-        return WriteReport() if self.hippocampus is None else self.hippocampus.commit(pending)
+    def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
+        return WriteReport() if self.hippocampus is None else self.hippocampus.commit(pending, ranks)
 
     def after_step(self) -> None:
         """Move the slow heads towards the fast ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,7 @@ from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
 from trc2.nn.trunk import Pending, Proposal, WriteReport
 from trc2.ops.islands import at_least_float32
 from trc2.ops.selection import top_k
+from trc2.ranks.group import ALONE, Ranks
 
 # `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use
 # does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU,
@@ -198,29 +200,32 @@ class Hippocampus(nn.Module):
     # ------------------------------------------------------------------------------------------------------ writing
 
     @torch.no_grad()
-    def commit(self, pending: Sequence[Pending]) -> WriteReport:
-        """Move the threshold by the union of all candidates, then write those above it, in order.
+    def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
+        """Move the threshold by the union of all candidates of all ranks, then write those above it, in order.
 
         τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep);  write where s > τ.
+
+        Scores are gathered first. They give every rank the same τ, so each knows which of its own candidates survive,
+        and only those travel.
         """
-        proposals = [waiting.proposal for waiting in pending]
-        scores = torch.cat([proposal.scores for proposal in proposals]) if proposals else self.threshold.new_empty(0)
+        own = _union(pending, self.values[:0])
+        scores, facts = ranks.gather(own.scores, own.facts)
         if scores.numel() == 0:
             return WriteReport(threshold=float(self.threshold), fill=self.count / self.num_slots)
         raw_writes = int((scores > self.threshold).sum())
         quantile = torch.quantile(scores, 1.0 - self.keep_target)
         self.threshold.mul_(self.threshold_decay).add_((1.0 - self.threshold_decay) * quantile)
-        kept = scores > self.threshold
-        states = torch.cat([proposal.states for proposal in proposals])[kept]
-        self.write(states, torch.cat([waiting.origins for waiting in pending])[kept])
-        total = sum(float(proposal.surprise.sum()) for proposal in proposals)  # padding adds exact zeros
+        kept = own.scores > self.threshold
+        states, origins = ranks.gather(own.states[kept], own.origins[kept])
+        self.write(states, origins)
+        sums, peaks, tokens = facts.T.tolist()
         return WriteReport(
             candidates=scores.numel(),
             writes=states.shape[0],
             raw_writes=raw_writes,
             threshold=float(self.threshold),
-            surprise_mean=total / max(1, sum(proposal.num_tokens for proposal in proposals)),
-            surprise_max=max(float(proposal.surprise.max()) for proposal in proposals),
+            surprise_mean=sum(sums) / max(1, sum(tokens)),
+            surprise_max=max(peaks),
             fill=self.count / self.num_slots,
         )
 
@@ -238,3 +243,32 @@ class Hippocampus(nn.Module):
         self.values[where] = self.write_value(events).to(self.values.dtype)
         self.origins[where] = origins[kept]
         self.cursor.set(min(self.count + total, slots), (self.pointer + total) % slots)
+
+
+@dataclass(frozen=True)
+class _Union:
+    """The candidates of several micro-batches, end to end; of each batch Σ s, max s and the number of tokens."""
+
+    scores: Float[Tensor, " N"]
+    states: Float[Tensor, "N D"]
+    origins: Int[Tensor, "N 4"]
+    facts: Float[Tensor, "A 3"]
+
+
+def _union(pending: Sequence[Pending], nothing: Float[Tensor, "0 D"]) -> _Union:
+    proposals = [waiting.proposal for waiting in pending]
+    if not proposals:
+        return _Union(nothing[:, 0], nothing, nothing.new_empty(0, 4).long(), nothing.new_empty(0, 3).double())
+    return _Union(
+        scores=torch.cat([proposal.scores for proposal in proposals]),
+        states=torch.cat([proposal.states for proposal in proposals]),
+        origins=torch.cat([waiting.origins for waiting in pending]),
+        facts=torch.stack([_facts(proposal) for proposal in proposals]),
+    )
+
+
+def _facts(proposal: Proposal) -> Float[Tensor, " 3"]:
+    """Σ s, max s and the number of tokens; padding adds exact zeros to the sum."""
+    surprise = proposal.surprise
+    tokens = torch.as_tensor(proposal.num_tokens, dtype=torch.float64, device=surprise.device)
+    return torch.stack((surprise.sum().double(), surprise.max().double(), tokens))

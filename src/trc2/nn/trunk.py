@@ -7,14 +7,20 @@ what it computed and writes nothing; what it would like to remember is a `Propos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.segments import Packed
+from trc2.ranks.group import ALONE, Ranks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Trunk(nn.Module):
     """What every trunk has; a trunk with nothing to remember implements `forward` and `new_states` only."""
 
     embedding: nn.Embedding
+    recompute: bool = False
 
     def forward(
         self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
@@ -95,12 +102,28 @@ class Trunk(nn.Module):
         """
         raise NotImplementedError
 
+    def run(self, unit: Callable[..., T], *args: Any) -> T:
+        """Run one of `units`. With `recompute` only its inputs are kept, and it runs again in the backward pass.
+
+        A unit computes and returns, so running it twice writes nothing twice.
+        """
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(unit, *args, use_reentrant=False)
+        return unit(*args)
+
+    def units(self) -> list[nn.Module]:
+        """The modules that hold most weights, each run as a whole: what is divided over ranks and recomputed."""
+        raise NotImplementedError
+
     def new_states(self) -> Sequence[State]:
         """What decoding begins with: one empty state for every part that looks back."""
         raise NotImplementedError
 
-    def commit(self, pending: Sequence[Pending]) -> WriteReport:
-        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory."""
+    def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
+        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory.
+
+        `pending` are this rank's own; what is written is the same on all ranks.
+        """
         return WriteReport()
 
     def after_step(self) -> None:

@@ -15,7 +15,7 @@ from trc2.report.grid import Table
 from trc2.report.markdown import code, markdown
 from trc2.report.page import write_page
 from trc2.report.paper_tables import ablation_table, area_table, boundary_table, budget_table, component_table
-from trc2.report.plots.canvas import DPI, style
+from trc2.report.plots.canvas import DPI, Picture, style
 from trc2.report.plots.gallery import FIGURES
 from trc2.report.scope import LeftOut, Scope, unlearnt
 
@@ -41,6 +41,7 @@ class Dossier:
 
     folder: Path
     written: list[Path] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -76,6 +77,7 @@ def write_dossier(evidence: Evidence, folder: Path, *, reference: str | None = N
         except LeftOut as reason:
             dossier.left_out[title] = str(reason)
             continue
+        dossier.pictures.append(picture)
         written = picture.write(figures, dpi)
         dossier.written += written
         lines += [f"### {markdown(title)}", "", f"![{markdown(title)}](figures/{written[0].name})", ""]

@@ -202,11 +202,13 @@ def _check_new_repetition(run: FinishedRun, group: list[FinishedRun]) -> None:
             )
 
 
-def _place(arm: Arm) -> tuple[bool, int, int, str]:
-    """Competitors before bounds, families in their order, fewer lesions first."""
+def _place(arm: Arm) -> tuple[bool, int, int, int, int, str]:
+    """Competitors before bounds, families in their order, fewer lesions first, then small models."""
     families = list(FAMILIES)
     family = families.index(arm.family.name) if arm.family.name in families else len(families)
-    return arm.is_bound, family, len(arm.lesions) if arm.family.name == "trc2" else int(arm.replays), arm.title
+    model = arm.runs[0].config.model
+    lacks = len(arm.lesions) if arm.family.name == "trc2" else int(arm.replays)
+    return arm.is_bound, family, lacks, model.d_model, model.depth, arm.title
 
 
 def _titles(groups: list[tuple[dict[str, Any], FinishedRun]]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trc2.bench.footprint import static_budget
+from trc2.bench.tables import quantity
 from trc2.errors import UserError, did_you_mean
 from trc2.metrics.forgetting import METRICS
 from trc2.metrics.learning import unlearned
@@ -134,10 +135,8 @@ class Scope:
     def data_words(self, arms: Iterable[Arm] | None = None) -> str:
         """The line below every figure: data, sizes, length, repetitions."""
         arms = self.arms if arms is None else list(arms)
-        millions = sorted(parameters(arm) / 1e6 for arm in arms)
-        size = f"{millions[0]:.3g}M" if f"{millions[0]:.3g}" == f"{millions[-1]:.3g}" else (
-            f"{millions[0]:.3g}–{millions[-1]:.3g}M"
-        )  # fmt: skip
+        sizes = [quantity(parameters(arm)) for arm in sorted(arms, key=parameters)]
+        size = sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
         tokens = self.evidence.runs[0].config.train.tokens_per_step
         return (
             f"{self.order_words(self.order)}, {size} parameters, {self.steps:,} steps of {tokens:,} tokens, "
@@ -308,18 +307,32 @@ MANY = 10
 
 
 def headline(scope: Scope) -> list[Arm]:
-    """The arms that lines are drawn of: all competitors, or, of many, without A/A twins and partly lesioned TRC²."""
+    """The arms that lines are drawn of: all competitors, or, of many, without A/A twins and partly lesioned TRC².
+
+    If these are still many and some are the same thing in several sizes, the best size of each.
+    """
     if len(scope.competitors) <= MANY:
         return scope.competitors
     known = twins(scope)
     whole = ((), PARTS, PARTS[:2], PARTS[2:])  # complete, plain, plain with replay, complete without replay
-    return [
+    kept = [
         arm
         for arm in scope.competitors
         if (arm.family.name != "trc2" or arm.lesions in whole) and (known is None or arm.title != known[1].title)
     ]
+    if len(kept) <= MANY:
+        return kept
+    best: dict[str, tuple[float, Arm]] = {}
+    for arm in kept:
+        number = scope.number(arm, log_perplexity_at_end)
+        height = math.inf if number is None or math.isnan(number.value) else number.value
+        name = arm.title.replace(f" {arm.size}", "")
+        if name not in best or height < best[name][0]:
+            best[name] = height, arm
+    chosen = {arm.title for _, arm in best.values()}
+    return [arm for arm in kept if arm.title in chosen]
 
 
 def headline_words(scope: Scope) -> str:
     missing = len(scope.competitors) - len(headline(scope))
-    return f" {missing} arms that are twins or partly lesioned are not drawn." if missing else ""
+    return f" Not drawn: {missing} twins, partly lesioned arms and sizes that end worse." if missing else ""

@@ -41,16 +41,19 @@ def worth_showing(runs: Sequence[FinishedRun], signals: Sequence[Signal]) -> tup
     """Signals without those that say nothing new, and sentences that say it instead."""
     there = [signal for signal in signals if any(varies(train_curve(run, signal[0])) for run in runs)]
     kept: list[Signal] = []
+    equal: dict[str, list[str]] = {}
     said = ""
     for path, words in there:
         twin = next((other for other in kept if is_same(runs, path, other[0])), None)
         number = resting_at(runs, path)
         if twin is not None:
-            said += f" Within {SAME:.0%} the same curve as {twin[1]}, to scale: {words}."
+            equal.setdefault(twin[1], []).append(words)
         elif number is not None:
             said += f" After the beginning, {words} stays at {number:.3g}."
         else:
             kept.append((path, words))
+    for words, others in equal.items():
+        said += f" Within 1 % the same curve as {words}, to scale: {'; '.join(others)}."
     logged = [signal for signal in signals if any(train_curve(run, signal[0]) for run in runs)]
     return (kept, said) if kept else ((there or logged)[:1], "")
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import refuse_pipe, replace_folder, write_durably
+from trc2.files import refuse_pipe, replace_folder, write_atomically, write_durably
 
 SCHEMA = 1
+DIVIDED_SCHEMA = 2  # with the rows of divided tensors in files of their own
 PREFIX = "step-"
+ROWS_NAME = re.compile(r"rows-\d{5}-of-\d{5}\.safetensors")
+ROWS_PATIENCE = 600.0  # seconds
+SUM_SUFFIX = ".sha256"
 NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy called step-00000012.bak say, are not ours
 
 
@@ -30,16 +35,18 @@ class Checkpoint:
     """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
 
     `run` is `trc2.runs.binding`'s description of the folder it was taken in; empty for a checkpoint of no run.
+    `rows` are this rank's rows of the tensors that are divided over ranks; in one that was read every tensor is whole.
     """
 
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     run: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{PREFIX}{self.step:08d}"
+        return name_of(self.step)
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of one part, e.g. "model", by their names inside it."""
@@ -51,13 +58,13 @@ class DamagedCheckpoint(UserError):
     """A checkpoint that must not be loaded."""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write into a hidden folder, make it durable, and only then give it its name."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, world: int = 1) -> Path:
+    """Write into a hidden folder, make it durable, and only then give it its name.
+
+    Where tensors are divided, the hidden folder is there already and every rank's `save_rows` writes into it.
+    """
     final = folder / checkpoint.name
-    partial = folder / f".{final.name}.partial"
-    for leftover in folder.glob(f".{PREFIX}*"):  # of a process that was killed; one run has one writer
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = _partial(folder, checkpoint.step) if checkpoint.rows else begin_checkpoint(folder, checkpoint.step)
     contents = {
         "tensors.safetensors": safetensors.torch.save(checkpoint.tensors),
         "state.json": json.dumps(checkpoint.state, indent=1).encode(),
@@ -66,11 +73,59 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         write_durably(partial / name, content)
         failpoint("checkpoint")
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    manifest = {"schema": SCHEMA, "step": checkpoint.step, "sha256": sums, "run": checkpoint.run}
+    manifest: dict[str, Any] = {"schema": SCHEMA, "step": checkpoint.step, "sha256": sums, "run": checkpoint.run}
+    if checkpoint.rows:
+        of_rows = _await_rows(partial, world)
+        manifest |= {"schema": DIVIDED_SCHEMA, "sha256": sums | of_rows, "rows": list(of_rows)}
     write_durably(partial / "manifest.json", json.dumps(manifest).encode())
     failpoint("checkpoint rename")
     replace_folder(partial, final)
     return final
+
+
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """An empty hidden folder for the checkpoint of a step."""
+    for leftover in folder.glob(f".{PREFIX}*"):  # of a process that was killed; one run has one writer
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = _partial(folder, step)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def save_rows(folder: Path, checkpoint: Checkpoint, rank: int, world: int) -> None:
+    """Write this rank's rows of the divided tensors, and last their checksum, for which the first rank waits."""
+    file = _partial(folder, checkpoint.step) / _rows_file(rank, world)
+    content = safetensors.torch.save(checkpoint.rows)
+    write_durably(file, content)
+    failpoint("checkpoint rows")
+    write_atomically(file.with_suffix(SUM_SUFFIX), hashlib.sha256(content).hexdigest().encode())
+
+
+def _await_rows(partial: Path, world: int) -> dict[str, str]:
+    """The checksums of all ranks' rows, in the order of ranks, once they are on disk.
+
+    The ranks meet in files and not in messages: this runs in a thread, beside training, which has messages of its own.
+    """
+    sums: dict[str, str] = {}
+    until = time.monotonic() + ROWS_PATIENCE
+    for rank in range(world):
+        name = _rows_file(rank, world)
+        told = (partial / name).with_suffix(SUM_SUFFIX)
+        while not told.exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"rank {rank} wrote no {name} within {ROWS_PATIENCE:.0f} s")
+            time.sleep(0.02)
+        sums[name] = told.read_text()
+        told.unlink()
+    return sums
+
+
+def _partial(folder: Path, step: int) -> Path:
+    return folder / f".{name_of(step)}.partial"
+
+
+def _rows_file(rank: int, world: int) -> str:
+    return f"rows-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -78,16 +133,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         refuse_pipe(path / "manifest.json")
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        if not isinstance(manifest, dict) or manifest.get("schema") not in (SCHEMA, DIVIDED_SCHEMA):
             found = manifest.get("schema") if isinstance(manifest, dict) else None
-            raise DamagedCheckpoint(f"{path.name} has schema {found!r}, this version reads {SCHEMA}.")
+            raise DamagedCheckpoint(f"{path.name} has schema {found!r}, this version reads {DIVIDED_SCHEMA}.")
         contents = {}
-        for name in ("tensors.safetensors", "state.json"):
+        of_rows = manifest.get("rows", [])
+        if not all(ROWS_NAME.fullmatch(name) for name in of_rows):
+            raise DamagedCheckpoint(f"{path.name} names files that are none of its own: it is not what was saved.")
+        for name in ("tensors.safetensors", "state.json", *of_rows):
             refuse_pipe(path / name)
             contents[name] = (path / name).read_bytes()
             if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"][name]:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")
         tensors = safetensors.torch.load(contents["tensors.safetensors"])
+        tensors |= _joined([safetensors.torch.load(contents[name]) for name in of_rows])
         found = Checkpoint(manifest["step"], tensors, json.loads(contents["state.json"]), manifest.get("run", {}))
         if not isinstance(found.run, dict) or not isinstance(found.run.get("diary", {}), dict):
             raise DamagedCheckpoint(f"{path.name} does not say to which run it belongs: it is not what was saved.")
@@ -102,11 +161,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(f"{path.name} cannot be read: {brief(error)}.") from None
 
 
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Whole tensors, from the rows of all ranks in their order."""
+    return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
     return sorted(
         (path for path in folder.glob(f"{PREFIX}*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
     )
+
+
+def name_of(step: int) -> str:
+    return f"{PREFIX}{step:08d}"
 
 
 def step_of(path: Path) -> int:
@@ -134,18 +202,25 @@ def load_state(model: Backbone, checkpoint: Checkpoint, *, without: tuple[str, .
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimizer state as named tensors."""
-    packed = {}
+    numbers, packed = _numbers(optimizer), {}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
-            packed[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+            packed[f"optimizer.{numbers[index]}.{name}"] = torch.as_tensor(value)
     return packed
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put named tensors back; hyper-parameters stay those of the config."""
+    places = {number: index for index, number in enumerate(_numbers(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
+            _, number, key = name.split(".", 2)
+            state.setdefault(places[int(number)], {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
+    """By which number a checkpoint knows each of the optimizer's tensors, however its groups are divided."""
+    numbers = [number for group in optimizer.param_groups for number in group.get("numbers", [])]
+    return numbers or list(range(sum(len(group["params"]) for group in optimizer.param_groups)))

@@ -14,7 +14,14 @@ from trc2.errors import UserError
 from trc2.files import reading, write_atomically
 from trc2.runs.binding import Binding, check_binding, learning_hash
 from trc2.runs.budget import budget_of
-from trc2.runs.checkpoint import Checkpoint, DamagedCheckpoint, list_checkpoints, load_checkpoint, load_state
+from trc2.runs.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_state,
+    name_of,
+)
 from trc2.runs.diary import Diary
 from trc2.runs.environment import describe_environment
 from trc2.runs.records import Record, current, read_all_records
@@ -110,6 +117,10 @@ class RunFolder:
                 f"None of the {len(paths)} checkpoints in {self} is whole: restore one from a copy, or run it again."
             )
         return None
+
+    def checkpoint_of(self, step: int) -> Checkpoint:
+        """The checkpoint of one step, which somebody found to be whole."""
+        return load_checkpoint(self.checkpoints / name_of(step))
 
     def model(self, warn: Warn, *, with_replay: bool = True) -> tuple[Backbone, int]:
         """The network of the newest checkpoint, and the step it was taken at."""

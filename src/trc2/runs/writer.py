@@ -10,26 +10,36 @@ from pathlib import Path
 from torch import Tensor
 
 from trc2.errors import UserError
-from trc2.runs.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from trc2.ranks import ALONE, Ranks
+from trc2.runs.checkpoint import Checkpoint, begin_checkpoint, prune_checkpoints, save_checkpoint, save_rows
 
 
 class CheckpointWriter:
     """Writes one checkpoint at a time in a thread; a failure is raised at the next call, nothing saved is lost.
 
+    Of several ranks the first one writes; where tensors are divided, all of them write their own rows.
     `before` is called in the thread before every checkpoint: what the checkpoint builds on must be on disk first.
     """
 
     def __init__(
-        self, folder: Path, keep_last: int, keep_steps: set[int], before: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        keep_last: int,
+        keep_steps: set[int],
+        before: Callable[[], None] = lambda: None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.folder, self.keep_last, self.keep_steps, self.before = folder, keep_last, keep_steps, before
+        self.ranks = ranks
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
     def write(self, checkpoint: Checkpoint, *, prune: bool = True) -> None:
         """Copy the tensors and return; the file work happens meanwhile."""
         self.wait()
-        copied = replace(checkpoint, tensors=_to_host(checkpoint.tensors))
+        if checkpoint.rows:
+            self.ranks.on_first(lambda: begin_checkpoint(self.folder, checkpoint.step))
+        copied = replace(checkpoint, tensors=_to_host(checkpoint.tensors), rows=_to_host(checkpoint.rows))
         self._thread = threading.Thread(target=self._write, args=(copied, prune), name="checkpoint writer")
         self._thread.start()
 
@@ -54,7 +64,11 @@ class CheckpointWriter:
     def _write(self, checkpoint: Checkpoint, prune: bool) -> None:
         try:
             self.before()
-            save_checkpoint(self.folder, checkpoint)
+            if checkpoint.rows:
+                save_rows(self.folder, checkpoint, self.ranks.rank, self.ranks.world)
+            if not self.ranks.is_first:
+                return
+            save_checkpoint(self.folder, checkpoint, self.ranks.world)
             if prune:
                 prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
         except Exception as error:  # kept for the trainer's thread to raise

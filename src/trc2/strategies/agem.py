@@ -10,6 +10,7 @@ from pydantic import Field
 from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
 from trc2.config.section import Size
+from trc2.ranks.divided import number
 from trc2.strategies.base import Sequences, Strategy
 
 
@@ -40,8 +41,8 @@ class AveragedGradientMemory(Strategy):
         reference = self.language_gradients(chunks[:, :-1].contiguous(), chunks[:, 1:].contiguous())
         gradients = {name: p.grad for name, p in self.learning().items() if p.grad is not None}
         pairs = [(gradient, reference[name]) for name, gradient in gradients.items() if name in reference]
-        along = sum(float((g.double() * r.double()).sum()) for g, r in pairs)
-        size = sum(float(r.double().square().sum()) for _, r in pairs)
+        along = sum(number((g.double() * r.double()).sum()) for g, r in pairs)
+        size = sum(number(r.double().square().sum()) for _, r in pairs)
         conflict = along < 0.0 and size > 0.0
         if conflict:
             with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,17 +11,20 @@ from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
 
 Sequences = Iterable[tuple[Tensor, Tensor]]  # (x, y) of shape (B, T)
+Gradients = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 class Strategy:
     """Does nothing. Subclasses correct gradients within a step and learn something at the end of a task.
 
-    `tensors` is all their state: it is saved in every checkpoint and put back on resume.
+    `tensors` is all their state: it is saved in every checkpoint and put back on resume. Those named WORD.NAME belong
+    to the model's tensor NAME and are divided over ranks if it is. All ranks do the same with the same sequences.
     """
 
     def __init__(self, model: Backbone, settings: StrategyConfig) -> None:
         self.model = model
         self.tensors: dict[str, Tensor] = {}
+        self.gradients_of: Gradients = plain_gradients
 
     def correct_gradients(self, step: int) -> dict[str, float]:
         """Called once per step with the accumulated, unscaled gradients, before clipping; returns metrics."""
@@ -47,7 +50,12 @@ class Strategy:
         try:
             with torch.enable_grad():
                 _, aux = self.model(x, y, return_logits=False)
-                found = torch.autograd.grad(aux["loss_lm"], list(parameters.values()), allow_unused=True)
+                found = self.gradients_of(aux["loss_lm"], list(parameters.values()))
         finally:
             self.model.train(was_training)
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+
+def plain_gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """∂loss/∂θ; None for what the loss does not depend on."""
+    return torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
 from trc2.config.section import NonNegative
+from trc2.ranks.divided import number
 from trc2.strategies.base import Sequences, Strategy
 
 
@@ -43,7 +44,7 @@ class PullToBoundary(Strategy):
                 continue
             away = parameter - self.tensors[f"anchor.{name}"]
             pull = self.strength * self._weigh(name, away)
-            penalty += 0.5 * float((pull * away).sum())
+            penalty += 0.5 * number((pull * away).sum())
             parameter.grad += pull.to(parameter.grad.dtype)
         return {"strategy/penalty": penalty}
 

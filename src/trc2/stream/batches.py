@@ -103,11 +103,15 @@ class TaskData(SplitWindows):
         """Windows that are trained on."""
         return self.num_windows - self.num_control
 
-    def train_batches(self, step: int) -> list[Batch]:
-        """The micro-batches of the task's own step, in order; the same in every rank and process."""
-        per_step = self.batch_size * self.micro_batches
-        windows = self.train_windows(np.arange(step * per_step, (step + 1) * per_step))
-        return [self._windows("train", part) for part in np.split(windows, self.micro_batches)]
+    def train_batches(self, step: int, share: range | None = None) -> list[Batch]:
+        """The micro-batches of the task's own step, in order; the same whatever rank or process asks.
+
+        `share` names those that are asked for, by their numbers within the step; all of them by default.
+        """
+        wanted = range(self.micro_batches) if share is None else share
+        first = step * self.micro_batches
+        numbers = np.arange((first + wanted.start) * self.batch_size, (first + wanted.stop) * self.batch_size)
+        return [self._windows("train", part) for part in np.split(self.train_windows(numbers), len(wanted))]
 
     def train_windows(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which windows the task's first, second, … training sequences are: every epoch in another order."""
@@ -139,11 +143,12 @@ class Mixture:
     def __init__(self, tasks: list[TaskData], steps: Sequence[int]) -> None:
         self.tasks, self.steps = tasks, steps
 
-    def train_batches(self, step: int) -> list[Batch]:
+    def train_batches(self, step: int, share: range | None = None) -> list[Batch]:
         """The micro-batches of a step; over the whole run each task gives the sequences its own steps would have."""
         first = self.tasks[0]
+        wanted = range(first.micro_batches) if share is None else share
         per_step = first.batch_size * first.micro_batches
-        numbers = np.arange(step * per_step, (step + 1) * per_step)
+        numbers = step * per_step + np.arange(wanted.start * first.batch_size, wanted.stop * first.batch_size)
         places = permute(numbers, sum(self.steps) * per_step, ("mixture", first.seed))
         ends = np.cumsum(self.steps) * per_step
         which = np.searchsorted(ends, places, side="right")
@@ -151,7 +156,7 @@ class Mixture:
         for place, index in zip(places, which, strict=True):
             task, begin = self.tasks[index], ends[index] - self.steps[index] * per_step
             rows.append(task._windows("train", task.train_windows(np.asarray([place - begin]))))
-        return [join_batches(rows[i : i + first.batch_size]) for i in range(0, per_step, first.batch_size)]
+        return [join_batches(rows[i : i + first.batch_size]) for i in range(0, len(rows), first.batch_size)]
 
 
 def join_batches(rows: list[Batch]) -> Batch:

@@ -39,12 +39,12 @@ class Feed:
         trained = [self.tasks[stretch.task] for stretch in plan.stretches]
         self.mixture = Mixture(trained, plan.steps) if config.stream.mode == "joint" else None
 
-    def batches(self, step: int) -> list[Batch]:
-        """The micro-batches of a step: of the task that is trained, or of all of them mixed."""
+    def batches(self, step: int, share: range | None = None) -> list[Batch]:
+        """A share of a step's micro-batches, all by default: of the task that is trained, or of all of them mixed."""
         if self.mixture is not None:
-            return self.mixture.train_batches(step)
+            return self.mixture.train_batches(step, share)
         stretch = self.plan.at(step)
-        return self.tasks[stretch.task].train_batches(step - stretch.start)
+        return self.tasks[stretch.task].train_batches(step - stretch.start, share)
 
     def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, y) of a task's own steps, one batch after the other; each is made only when the iterator reaches it."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trc2.backbones.shell import Backbone
+from trc2.ranks.divided import own_rows
 from trc2.train.chance import chance_state, chance_tensors
 
 
@@ -48,7 +49,7 @@ def fence(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None)
 
 def _hash(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        content = value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        content = own_rows(value.detach()).cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
     else:
         content = repr(value).encode()
     return hashlib.sha256(content).hexdigest()

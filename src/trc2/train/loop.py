@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict
 from itertools import count
-
-import torch
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.nn.trunk import WriteReport
+from trc2.ranks import ALONE, Ranks
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record
 from trc2.stream.prepare import PreparedStream
 from trc2.train.feed import Feed
-from trc2.train.measure import Measure
+from trc2.train.measure import Measure, add_up_losses
 from trc2.train.observers import Observer
 from trc2.train.optimizer import set_learning_rate
 from trc2.train.precision import autocast, choose_device
@@ -31,16 +29,22 @@ class Trainer:
     """Trains a model through a stream of tasks, measures what it forgets, and steers replay from it."""
 
     def __init__(
-        self, config: RunConfig, prepared: PreparedStream, folder: RunFolder, observers: list[Observer]
+        self,
+        config: RunConfig,
+        prepared: PreparedStream,
+        folder: RunFolder,
+        observers: list[Observer],
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.ranks = config, folder, ranks
+        self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
         self.plan = Plan.of_run(config)
         self.feed = Feed(config, self.plan, prepared)
-        self.state = RunState(config, choose_device(config.output.device))
+        self.state = RunState(config, choose_device(config.output.device), ranks)
         self.story = Story(observers)
         self.measure = Measure(config, self.plan, self.feed, self.state, self.story)
-        self.saver = Saver(folder, self.plan, config.output.keep_checkpoints)
-        self.stop_requested = False
+        self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
+        self.stop_requested = self.stopped = False
 
     def run(self) -> None:
         """From wherever the run stands to the end of the stream."""
@@ -48,13 +52,16 @@ class Trainer:
         progress, tasks = state.progress, list(self.feed.tasks)
         if progress.step == 0:
             measure.evaluate(tasks)  # before any training
-        while progress.step < plan.total_steps and not self.stop_requested:
+        self.stopped = self.ranks.any(self.stop_requested)
+        while progress.step < plan.total_steps and not self.stopped:
             if progress.step == plan.at(progress.step).start:
                 # Done again when a run is resumed at this very step, to no effect.
                 task = plan.at(progress.step).task
                 sequences = self.feed.sequences(task, count(), state.device)
                 state.model.begin_task(plan.index(progress.step), (x for x, _ in sequences))
             record = self.train_step()
+            if config.output.check_ranks:
+                state.check_unison()
             self.story.tell(record)
             is_boundary = plan.is_boundary(progress.step)
             if is_boundary or progress.step % config.eval.every_steps == 0:
@@ -65,7 +72,8 @@ class Trainer:
                 state.strategy.end_task(self.feed.sequences(record.task, last_steps, state.device))
             if progress.step % config.control.every_steps == 0:
                 measure.steer()
-            if is_boundary or self.stop_requested or progress.step % config.output.checkpoint_every == 0:
+            self.stopped = self.ranks.any(self.stop_requested)
+            if is_boundary or self.stopped or progress.step % config.output.checkpoint_every == 0:
                 self.saver.save_unless_failing(state, self.story)
         if progress.step == plan.total_steps:
             measure.finish()
@@ -77,28 +85,31 @@ class Trainer:
         begun = time.monotonic()
         failpoint("step")
         task = self.plan.at(progress.step).task
-        batches = self.feed.batches(progress.step)
-        num_labels = sum(batch.num_labels for batch in batches)
+        batches = self.feed.batches(progress.step, self.share)
+        num_labels = self.ranks.total(sum(batch.num_labels for batch in batches))
         rate = self.plan.learning_rate(progress.step)
         set_learning_rate(state.optimizer, rate)
         state.optimizer.zero_grad(set_to_none=True)
-        losses: dict[str, float] = {}
-        for batch in batches:
+        state.parallel.begin_step(self.share.start)
+        told: list[dict[str, float]] = []
+        for number, batch in zip(self.share, batches, strict=True):
             x, y = batch.x.to(state.device), batch.y.to(state.device)
-            with autocast(state.device, state.dtype):
-                _, aux = model(x, y, origin=batch.origin, return_logits=False)
-            label_share, weight = batch.num_labels / max(1, num_labels), 1 / len(batches)
-            # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
-            loss = aux["loss_lm"] * label_share + (aux["loss"] - aux["loss_lm"]) * weight
-            state.scaler.scale(loss).backward()
+            with state.micro_step(number, is_last=number == self.share[-1]):
+                with autocast(state.device, state.dtype):
+                    _, aux = state.parallel(x, y, origin=batch.origin, return_logits=False)
+                label_share, weight = batch.num_labels / max(1, num_labels), 1 / self.config.train.micro_batches
+                # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
+                loss = aux["loss_lm"] * label_share + (aux["loss"] - aux["loss_lm"]) * weight
+                state.scaler.scale(loss).backward()
             parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}
-            for name, value in {**parts, "loss_lm": aux["loss_lm"] * label_share, "loss": loss}.items():
-                losses[name] = losses.get(name, 0.0) + float(value.detach())
+            parts |= {"loss_lm": aux["loss_lm"] * label_share, "loss": loss}
+            told.append({name: float(value.detach()) for name, value in parts.items()})
 
         state.scaler.unscale_(state.optimizer)
         corrections = state.strategy.correct_gradients(progress.step)
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.train.clip_norm))
-        if math.isfinite(norm) and all(math.isfinite(value) for value in losses.values()):
+        norm = state.parallel.clip(self.config.train.clip_norm)
+        losses, is_finite = add_up_losses(self.ranks, told, norm)
+        if is_finite:
             writes = model.commit()
             model.before_step()
             state.scaler.step(state.optimizer)

@@ -8,6 +8,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
+from trc2.ranks import Ranks
 from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record, score_table
@@ -23,6 +24,20 @@ from trc2.train.feed import Feed
 from trc2.train.fence import fence
 from trc2.train.state import RunState
 from trc2.train.story import Story
+
+
+def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:
+    """A step's losses over the micro-batches of all ranks, and the one decision whether they and the norm are finite.
+
+    `told` are this rank's micro-batches; all are added in their order, whoever ran them.
+    """
+    names = list(told[0])
+    rows = ranks.gather_rows([[*losses.values(), norm] for losses in told], len(names) + 1)
+    losses = dict.fromkeys(names, 0.0)
+    for row in rows:
+        for name, value in zip(names, row, strict=False):
+            losses[name] += value
+    return losses, all(math.isfinite(value) for value in (*losses.values(), *(row[-1] for row in rows)))
 
 
 class Measure:
@@ -101,15 +116,16 @@ class Measure:
             self.story.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
-        memory = max(peak_memory_gb(state.device), self.story.peak_memory_gb)
+        own = (max(peak_memory_gb(state.device), self.story.peak_memory_gb), peak_matmul_flops(state.device))
+        memories, peaks = zip(*state.ranks.gather_rows([own], 2), strict=True)
         cost = efficiency(
             tokens,
             state.progress.train_seconds,
             self.story.seconds,
             last_speed=self.story.last_speed,
-            memory_gb=memory,
+            memory_gb=max(memories),
             flops_per_token=per_token,
-            peak_flops=peak_matmul_flops(state.device),
+            peak_flops=sum(peaks),
         )
         self.story.tell(self.record("end", cost))
 

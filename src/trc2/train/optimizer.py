@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from trc2.backbones.shell import Backbone
 from trc2.config import TrainConfig
+from trc2.ranks.divided import is_divided
 
 
 def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
@@ -19,11 +23,22 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad and name not in idle]
     decayed = [p for name, p in trainable if p.ndim >= 2 and name not in spared]
     others = [p for name, p in trainable if p.ndim < 2 or name in spared]
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = [*_groups(decayed, config.weight_decay, first=0), *_groups(others, 0.0, first=len(decayed))]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+
+def _groups(parameters: list[nn.Parameter], weight_decay: float, first: int) -> list[dict[str, Any]]:
+    """One group, or two where some of the tensors are divided over ranks: torch updates only like with like.
+
+    `numbers` are the tensors' places in the order they have when nothing is divided; checkpoints name them by these.
+    """
+    numbered = list(enumerate(parameters, start=first))
+    whole = [(number, p) for number, p in numbered if not is_divided(p)]
+    divided = [(number, p) for number, p in numbered if is_divided(p)]
+    return [
+        {"params": [p for _, p in pairs], "weight_decay": weight_decay, "numbers": [number for number, _ in pairs]}
+        for pairs in ([whole, divided] if divided else [whole])
+    ]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

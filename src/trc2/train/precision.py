@@ -7,11 +7,27 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from trc2.errors import UserError
+from trc2.ranks.torchrun import local_rank, local_world, world_of_process
 
 NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
+    """The device of this process; of several processes on one machine each has a GPU of its own."""
+    device = _named_device(name)
+    if world_of_process() == 1 or device.type != "cuda":
+        return device
+    if ":" in name:
+        raise UserError(f"output.device='{name}' is one device for {world_of_process()} processes: use auto or cuda.")
+    if local_world() > torch.cuda.device_count():
+        raise UserError(
+            f"This machine has {torch.cuda.device_count()} GPUs for {local_world()} processes: start at most as many, "
+            "or use output.device=cpu."
+        )
+    return torch.device("cuda", local_rank())
+
+
+def _named_device(name: str) -> torch.device:
     if name != "auto":
         try:
             device = torch.device(name)

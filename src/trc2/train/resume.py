@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from trc2.failpoint import failpoint
 from trc2.files import sync_folder
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.nn.keyed import keyed_generator
+from trc2.ranks import Ranks
+from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
@@ -30,30 +33,58 @@ from trc2.stream.prepare import PreparedStream
 from trc2.train.chance import chance_unmoved
 from trc2.train.evaluate import score_task
 from trc2.train.loop import Trainer
-from trc2.train.start import keep_diary, prepare_with_progress, run, set_up_process, warn_if_crowded, warn_on, watch
+from trc2.train.start import (
+    keep_diary,
+    prepare_with_progress,
+    run,
+    set_up_process,
+    start_run,
+    taking_part,
+    warn_if_crowded,
+    warn_on,
+    watch,
+)
+
+
+def start_or_go_on(config: RunConfig, console: Console) -> Path:
+    """What `trc2 train` does: a new run; or, where torchrun has started the group again, the one that had begun."""
+    with taking_part(config, console) as (ranks, quiet):
+        folder = RunFolder(config.output.folder)
+        if not ranks.first_says(num_restarts() > 0 and folder.is_run):
+            return start_run(config, console)
+        _check_learning(folder, folder.config(), config)
+        _go_on(folder, config, quiet, ranks)
+    return folder.path
 
 
 def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
     """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
     folder = RunFolder(path)
     config = _resumed_config(folder, overrides)
-    with lock_folder(path):
+    with taking_part(config, console) as (ranks, console):
+        _go_on(folder, config, console, ranks)
+    return path
+
+
+def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+    with ExitStack() as held:
+        ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
         set_up_process(config)
         warn_if_crowded(console)
         prepared = prepare_with_progress(config, console, folder.tokenizer(), folder.data()["tasks"])
         check_data(folder, prepared)
-        checkpoint = folder.newest_checkpoint(warn_on(console))
+        history = folder.records() if folder.has_diary else []
+        checkpoint = _newest_checkpoint(folder, console, ranks)
         if checkpoint is None and folder.parent_file.exists():
             raise UserError(
                 f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
                 "`trc2 continue` again."
             )
-        history = folder.records() if folder.has_diary else []
-        trainer = Trainer(config, prepared, folder, [])
+        trainer = Trainer(config, prepared, folder, [], ranks)
         start = -1 if checkpoint is None else checkpoint.step
         if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
             console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
-            return path
+            return
         if checkpoint is not None:
             trainer.state.restore(checkpoint)
             kept = [record for record in history if record.step <= checkpoint.step]
@@ -61,7 +92,13 @@ def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
         watch(trainer, console)
         trainer.story.tell(Record("resume", start, "", {}, 0.0))
         run(trainer)
-    return path
+
+
+def _newest_checkpoint(folder: RunFolder, console: Console, ranks: Ranks) -> Checkpoint | None:
+    """The first rank looks for the newest whole one; all others take the same."""
+    found = ranks.on_first(lambda: folder.newest_checkpoint(warn_on(console)))
+    step = ranks.first_says(-1 if found is None else found.step)
+    return found if ranks.is_first or step < 0 else folder.checkpoint_of(step)
 
 
 def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
@@ -69,6 +106,14 @@ def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
     config = folder.config()
     changed = RunConfig(**apply_overrides(config.model_dump(mode="json"), overrides))
     changed = changed.replace(output={**changed.output.model_dump(), "folder": folder.path})
+    _check_learning(folder, config, changed)
+    if config.stream is None:
+        raise UserError(f"{folder.config_file} has no stream of tasks: it is not the config of a run.")
+    return changed
+
+
+def _check_learning(folder: RunFolder, config: RunConfig, changed: RunConfig) -> None:
+    """Refuse settings that would change what a run learns."""
     old, new = (_learning(values.model_dump(mode="json")) for values in (config, changed))
     differences = [
         f"{path} from {old.get(path)!r} to {new.get(path)!r}"
@@ -80,9 +125,6 @@ def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
             f"Resuming {folder} would change {brief('; '.join(differences), 400)}, which changes what is learnt: only "
             "output.…, stream.cache and stream.data_root may change; start a new run instead."
         )
-    if config.stream is None:
-        raise UserError(f"{folder.config_file} has no stream of tasks: it is not the config of a run.")
-    return changed
 
 
 def _learning(values: dict[str, Any]) -> dict[str, Any]:
@@ -120,25 +162,37 @@ def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console) -
     The new folder gets its name when it holds everything that resuming it takes. Before that a kill leaves nothing but
     a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
     """
+    with taking_part(RunFolder(parent).config(), console) as (ranks, quiet):
+        if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
+            ranks.on_first(lambda: _check_is_free(path))
+            _make_child(parent, path, task, quiet, ranks)
+        return resume_run(path, [], console)
+
+
+def _check_is_free(path: Path) -> None:
     RunFolder(path).check_is_free("choose another --out")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty: choose another --out.")
+
+
+def _make_child(parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks) -> None:
     ended = _finished(RunFolder(parent), console)
     assert ended.config.stream is not None
     if task.name in [known.name for known in ended.config.stream.tasks]:
         raise UserError(f"{parent} has learnt a task '{task.name}' already: give the new one another name.")
     partial = path.with_name(f".{path.name}.partial")
-    with lock_folder(partial):
-        _empty(partial)
+    with ExitStack() as held:
+        ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
+        ranks.on_first(lambda: _empty(partial))
         try:
-            _inherit(ended, task, RunFolder(partial), path, console)
+            _inherit(ended, task, RunFolder(partial), path, console, ranks)
         except UserError:
-            shutil.rmtree(partial, ignore_errors=True)
+            if ranks.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
             raise
         failpoint("inherited")
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    return resume_run(path, [], console)
+        ranks.on_first(lambda: os.replace(partial, path))
+        ranks.on_first(lambda: sync_folder(path.parent))
 
 
 @dataclass(frozen=True)
@@ -169,17 +223,18 @@ def _finished(folder: RunFolder, console: Console) -> Ended:
     return Ended(folder, config, records, checkpoint)
 
 
-def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, console: Console) -> None:
+def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, console: Console, ranks: Ranks) -> None:
     """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
     config = _longer_config(ended.config, task, final)
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
-    trainer = Trainer(config, prepared, folder, [])
-    folder.name_parent(ended.folder, ended.checkpoint.step, task.name)
-    folder.describe(config, prepared)
+    trainer = Trainer(config, prepared, folder, [], ranks)
+    ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
+    ranks.on_first(lambda: folder.describe(config, prepared))
     trainer.state.restore(ended.checkpoint)
     trainer.story.go_on([], trainer.state.progress.total_seconds)
-    trainer.story.observers.append(keep_diary(trainer))
+    if ranks.is_first:
+        trainer.story.observers.append(keep_diary(trainer))
     for record in ended.records:
         if record.kind not in ("test", "end", "resume"):
             trainer.story.tell(record)
@@ -220,6 +275,7 @@ def _score_newcomer(trainer: Trainer, name: str) -> None:
     config, feed, device = trainer.config, trainer.feed, trainer.state.device
     with chance_unmoved():  # modules draw weights of their own before ours replace them
         untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
+    untrained.ranks = trainer.ranks
     scores = score_task(untrained, feed.tasks[name], "validation", config.eval, feed.tokenizer, device)
     trainer.story.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
     trainer.measure.evaluate([name])

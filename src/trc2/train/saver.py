@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trc2.ranks import ALONE, Ranks
 from trc2.runs.binding import Binding
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder
@@ -12,11 +13,15 @@ from trc2.train.story import Story
 
 
 class Saver:
-    """Hands pictures of the state to a writer in a thread; they are on disk soon after, and surely when a run ends."""
+    """Hands pictures of the state to a writer in a thread; they are on disk soon after, and surely when a run ends.
 
-    def __init__(self, folder: RunFolder, plan: Plan, keep_last: int) -> None:
-        self.total_steps = plan.total_steps
-        self.writer = CheckpointWriter(folder.checkpoints, keep_last, {stretch.end for stretch in plan.stretches})
+    What is the same on all ranks the first one writes; what is divided everyone.
+    """
+
+    def __init__(self, folder: RunFolder, plan: Plan, keep_last: int, ranks: Ranks = ALONE) -> None:
+        self.total_steps, self.ranks = plan.total_steps, ranks
+        ends = {stretch.end for stretch in plan.stretches}
+        self.writer = CheckpointWriter(folder.checkpoints, keep_last, ends, ranks=ranks)
         self.binding: Binding | None = None
         self.saved_step: int | None = None
 
@@ -28,8 +33,9 @@ class Saver:
     def save(self, state: RunState, story: Story) -> None:
         """Hand over a copy. In a row of failing steps nothing is pruned: one goes back to before it."""
         state.progress.total_seconds = story.seconds
-        run = {} if self.binding is None else self.binding.describe()
-        self.writer.write(state.to_checkpoint(run), prune=state.progress.nonfinite_streak == 0)
+        if self.ranks.is_first or state.parallel.is_divided:
+            run = {} if self.binding is None else self.binding.describe()
+            self.writer.write(state.to_checkpoint(run), prune=state.progress.nonfinite_streak == 0)
         self.saved_step = state.progress.step
 
     def save_unless_failing(self, state: RunState, story: Story) -> None:

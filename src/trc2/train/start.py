@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from trc2.config import RunConfig
 from trc2.errors import UserError, plain
 from trc2.machine import available_cores, busy_cores, crowding
 from trc2.metrics.text import text_scores
+from trc2.ranks import Ranks, joined
+from trc2.ranks.group import check_divides
+from trc2.ranks.torchrun import world_of_process
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
@@ -29,31 +32,48 @@ from trc2.train.chance import chance_unmoved, seed_everything
 from trc2.train.forecast import Agenda, Forecast
 from trc2.train.loop import Trainer
 from trc2.train.observers import Screen, build_observers
+from trc2.train.precision import choose_device
 
 
 def start_run(config: RunConfig, console: Console) -> Path:
     """Train a recipe from the beginning into a new folder; returns the folder. A refused run leaves nothing behind."""
     if config.stream is None:
         raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
-    folder = RunFolder(config.output.folder)
-    folder.check_is_free("choose another output.folder")  # before its lock is touched; and again when it is held
+    with taking_part(config, console) as (ranks, console):
+        _begin(RunFolder(config.output.folder), config, console, ranks)
+    return config.output.folder
+
+
+def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+    def check_is_free() -> None:
+        folder.check_is_free("choose another output.folder")
+
+    ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
     new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     try:
-        with lock_folder(folder.path):
-            folder.check_is_free("choose another output.folder")
+        with ExitStack() as held:
+            ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
+            ranks.on_first(check_is_free)
             check_memory(config.model)
             set_up_process(config)
             warn_if_crowded(console)
             prepared = prepare_with_progress(config, console)
-            trainer = Trainer(config, prepared, folder, [])
-            folder.describe(config, prepared)
+            trainer = Trainer(config, prepared, folder, [], ranks)
+            ranks.on_first(lambda: folder.describe(config, prepared))
             watch(trainer, console)
             run(trainer)
     except BaseException:
-        if new and not folder.has_diary:
+        if ranks.is_first and new and not folder.has_diary:
             _remove(new)
         raise
-    return folder.path
+
+
+@contextmanager
+def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
+    """The ranks this process trains with, and where it may speak: of several only the first one does."""
+    check_divides(config.train.micro_batches, world_of_process())
+    with joined(choose_device(config.output.device)) as ranks:
+        yield ranks, console if ranks.is_first else Console(quiet=True)
 
 
 def _remove(new: list[Path]) -> None:
@@ -79,7 +99,7 @@ def run(trainer: Trainer) -> None:
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.run()
-        if trainer.stop_requested and trainer.state.progress.step < trainer.plan.total_steps:
+        if trainer.stopped and trainer.state.progress.step < trainer.plan.total_steps:
             raise Interrupted(_where_it_stopped(trainer))
     finally:
         for number, handler in earlier.items():
@@ -153,16 +173,16 @@ def warn_if_crowded(console: Console) -> None:
 
 
 def watch(trainer: Trainer, console: Console) -> None:
-    """Give a run its diary, its screen, and whoever else the config names."""
+    """Give a run its diary, its screen, and whoever else the config names; of several ranks the first is watched."""
+    if not trainer.ranks.is_first:
+        return
     output, observers = trainer.config.output, trainer.story.observers
     trackers = build_observers(output.report_to, trainer.folder, trainer.config.model_dump(mode="json"))
     observers.append(keep_diary(trainer))  # after what may be refused: a folder with a diary holds a run
     start = trainer.state.progress.step
     if trainer.config.eval.text_sequences:
         with chance_unmoved():
-            text_scores(
-                [], []
-            )  # its libraries take seconds to import: now, not inside a first evaluation that is timed
+            text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
     forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.feed), start, time.monotonic())
     observers.append(Screen(trainer.plan, console, output.log_every, start, forecast))
     observers += trackers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,12 +14,16 @@ from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
+from trc2.ranks import ALONE, Ranks
+from trc2.ranks.divided import is_divided, own_rows
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
-from trc2.train.chance import chance_state, chance_tensors, restore_chance
+from trc2.train.chance import chance_state, chance_tensors, chance_unmoved, restore_chance
 from trc2.train.optimizer import build_optimizer
+from trc2.train.parallel import build_parallel
 from trc2.train.precision import choose_dtype, loss_scaler
+from trc2.train.unison import check_unison
 
 
 @dataclass
@@ -35,23 +41,44 @@ class Progress:
 class RunState:
     """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
         self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
+        self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
+        self.model.trunk.recompute = config.output.recompute
+        self.parallel = build_parallel(self.model, ranks, config.output.parallel, self.dtype)
         self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
+        self.strategy.gradients_of = self.parallel.gradients_of
         self.progress = Progress()
         self.control_post: dict[str, float] = {}  # P_post of every task that has ended
         self.apply(initial_settings(config.control, base_settings(config.model)))
+
+    @contextmanager
+    def micro_step(self, number: int, *, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of the micro-batch with this number among all of the step.
+
+        Dropout's masks follow from (seed, step, number), whichever rank draws them.
+        """
+        has_masks = self.model.config.dropout > 0
+        with chance_unmoved() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
+            if has_masks:
+                torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, number).initial_seed())
+            yield
 
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
             self.model.replay.set_strength(settings.coefficient, settings.batch_size, settings.long_fraction)
+
+    def check_unison(self) -> None:
+        """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
+        others = {**pack_optimizer(self.optimizer), **self.strategy.tensors}
+        check_unison(self.ranks, self.model, others)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
         """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
@@ -65,10 +92,13 @@ class RunState:
             "scaler": self.scaler.state_dict(),
             "chance": chance_state(),
         }
-        return Checkpoint(self.progress.step, tensors, state, run)
+        rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
+        return Checkpoint(self.progress.step, whole, state, run, rows)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint was taken."""
+        """Go back to where a checkpoint was taken, on however many ranks and however divided."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
         load_state(self.model, checkpoint)
         try:
             unpack_optimizer(self.optimizer, checkpoint.tensors)

@@ -13,7 +13,13 @@ from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest, paler
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import METRIC_TITLES, LeftOut, Reading, Scope, boundary_score, parameters, text_metric
 
-INTERVAL_WORDS = "Whiskers: 95 % t-intervals over seeds, where there are several."
+FILLED = "Filled: with replay; hollow: without."
+
+
+def whiskers(scope: Scope) -> str:
+    """What whiskers are, if any arm has several seeds, and what filled markers are."""
+    several = any(len(scope.runs(arm)) > 1 for arm in scope.competitors)
+    return f"Whiskers: 95 % t-intervals over seeds. {FILLED}" if several else FILLED
 
 
 def perplexity_against_size(scope: Scope) -> Picture:
@@ -69,8 +75,8 @@ def _against_size(scope: Scope, name: str, what: str, choose: Callable[[str], tu
         log_ticks(axes, "x")
         sheet.label_points(axes, [(arm, sizes[arm.title], number.value) for arm, number in known])
     hide_rest(sheet.panels, len(chosen))
-    caption = f"Task-boundary {what} against model size. {INTERVAL_WORDS} Filled: with replay; hollow: without."
-    return sheet.finish(name, caption, f"{scope.data_words(scope.competitors)}. {INTERVAL_WORDS}")
+    caption = f"Task-boundary {what} against model size. {whiskers(scope)}"
+    return sheet.finish(name, caption, f"{scope.data_words(scope.competitors)}. {whiskers(scope)}")
 
 
 def _by_family(
@@ -106,8 +112,8 @@ def scores_by_width(scope: Scope) -> Picture:
         _draw_bars(sheet, axes, boundary_score(metric, task), scale, widths)
         axes.set_title(label(scope.task_titles[task]).strip())
         axes.set_ylabel(score_label(metric))
-    words = "Bars start at 0 where the axis is linear. " + INTERVAL_WORDS
-    caption = f"Task-boundary scores grouped by width d. {words} Filled: with replay; hollow: without."
+    words = f"Bars start at 0 where the axis is linear. {whiskers(scope)}"
+    caption = f"Task-boundary scores grouped by width d. {words}"
     return sheet.finish("families_by_width", caption, f"{scope.data_words(scope.competitors)}. {words}")
 
 

@@ -25,6 +25,7 @@ from trc2.report.scope import NOT_LEARNT, Scope
 DPI = 150
 GREY, PALE = "#555555", "#c8c8c8"
 FOOTER_ROW = 0.15  # inches
+FEW = 6  # points that can have their names beside them
 STYLE: dict[Any, Any] = {
     "font.size": 8.0, "axes.titlesize": 9.0, "axes.labelsize": 8.0, "xtick.labelsize": 8.0, "ytick.labelsize": 8.0,
     "legend.fontsize": 8.0, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
@@ -123,8 +124,9 @@ class Sheet:
         FigureCanvasAgg(self.figure)
         self.panels = [axes for row in self.figure.subplots(rows, columns, squeeze=False) for axes in row]
         self._key: dict[str, Any] = {}
+        self._places: dict[str, int] = {}
         self._has_daggers = False
-        self._points: list[tuple[Any, list[tuple[Arm, float, float]]]] = []
+        self._points: list[tuple[Any, list[tuple[Arm, float, float]], bool]] = []
         self._ends: list[tuple[Any, list[tuple[Arm, float, float]]]] = []
 
     def finish(self, name: str, caption: str, footer: str) -> Picture:
@@ -149,7 +151,7 @@ class Sheet:
 
     def _legend(self, width: float) -> Any:
         """Rows of entries, as many columns as fit."""
-        names = list(self._key)
+        names = sorted(self._key, key=lambda name: self._places.get(name, 0))
         longest = max(map(len, names)) * 0.066 + 0.5
         columns = max(1, min(len(names), int(width / longest)))
         legend = self.figure.legend(
@@ -178,6 +180,7 @@ class Sheet:
 
         look = self.looks[arm.title]
         text = f"{look.number}  {self.words(arm)}" if numbered else self.words(arm)
+        self._places[text] = look.number
         style: Any = look.line if line else "none"
         self.key(text, Line2D([], [], linestyle=style, markersize=4.5, linewidth=1.5, **look.markers))
 
@@ -194,11 +197,13 @@ class Sheet:
             [value_of(x)], [value_of(y)], linestyle="none", markersize=size, clip_on=False, zorder=4, **look.markers
         )
 
-    def label_points(self, axes: Any, places: Sequence[tuple[Arm, float, float]]) -> None:
-        """A number beside every point, which the legend explains; none lies on another."""
-        self._points.append((axes, list(places)))
+    def label_points(self, axes: Any, places: Sequence[tuple[Arm, float, float]], *, is_wide: bool = False) -> None:
+        """A name beside each of few points in a wide panel, else a number, which the legend explains."""
+        is_named = is_wide and len(places) <= FEW
+        self._points.append((axes, list(places), is_named))
         for arm, _, _ in places:
-            self.key_arm(arm, numbered=True)
+            if not is_named:
+                self.key_arm(arm, numbered=True)
 
     def label_ends(self, axes: Any, places: Sequence[tuple[Arm, float, float]]) -> None:
         """The arm's number at the right end of its line, moved up or down where it would lie on another."""
@@ -212,14 +217,14 @@ class Sheet:
         settle(self.figure)
         for text in room:
             text.remove()
-        for axes, places in self._points:
-            _place(axes, [(*self._words(arm), x, y) for arm, x, y in places])
+        for axes, places, is_named in self._points:
+            _place(axes, [(*self._words(arm, is_named), x, y) for arm, x, y in places])
         for axes, places in self._ends:
             end_labels(axes, [(*self._words(arm), x, y) for arm, x, y in places])
 
-    def _words(self, arm: Arm) -> tuple[str, str]:
+    def _words(self, arm: Arm, is_named: bool = False) -> tuple[str, str]:
         look = self.looks[arm.title]
-        return str(look.number), look.colour
+        return self.words(arm) if is_named else str(look.number), look.colour
 
 
 def value_of(number: Number | float) -> float:
@@ -232,6 +237,10 @@ def _half(number: Number | float) -> tuple[float, float]:
 
 
 # --------------------------------------------------------------------------------------------------- labels
+
+
+# Slanted first: lines and whiskers are level or upright.
+AROUND = ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
 
 
 def _place(axes: Any, texts: list[tuple[str, str, float, float]]) -> None:
@@ -252,7 +261,7 @@ def _place(axes: Any, texts: list[tuple[str, str, float, float]]) -> None:
         width, height = size.width, size.height
         best: tuple[float, float, float, tuple[float, float, float, float]] | None = None
         for distance in (5, 9, 14, 20, 28):
-            for dx, dy in ((1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 0), (-1, 1), (-1, -1)):
+            for dx, dy in AROUND:
                 left = px + dx * distance * scale - (0 if dx > 0 else width if dx < 0 else width / 2)
                 low = py + dy * distance * scale - height / 2
                 box = (left, low, left + width, low + height)
@@ -313,7 +322,7 @@ def spread(heights: list[float], gap: float, low: float, high: float) -> list[fl
         step = (high - low) / (len(heights) - 1)
         return [low + step * place for place in range(len(heights))]
     placed = [min(max(height, low), high) for height in heights]
-    for _ in range(60):
+    for _ in range(60 if placed else 0):
         is_moved = False
         for place in range(len(placed) - 1):
             lack = gap - (placed[place + 1] - placed[place])

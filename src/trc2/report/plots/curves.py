@@ -12,7 +12,7 @@ from trc2.report.evidence import Arm
 from trc2.report.figures import label
 from trc2.report.finished import FinishedRun
 from trc2.report.plots.against_size import score_label, text_choice
-from trc2.report.plots.canvas import Picture, Sheet, bands, grid_of, hide_rest
+from trc2.report.plots.canvas import GREY, Picture, Sheet, bands, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks
 from trc2.report.scope import METRIC_TITLES, LeftOut, Scope, headline, headline_words, metrics_of
 from trc2.stats.moments import moments
@@ -147,6 +147,8 @@ def draw_arms(
         last = max(last, here[0].stretches[-1].end)
     if stretches is not None:
         bands(scope, axes, stretches, last)
+    if not any(math.isfinite(line) for drawn in axes.lines for line in drawn.get_ydata()):
+        axes.text(0.5, 0.5, "no finite numbers", transform=axes.transAxes, ha="center", color=GREY)
     sheet.label_ends(axes, ends)
 
 

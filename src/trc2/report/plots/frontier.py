@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trc2.report.evidence import PRIMARY
 from trc2.report.figures import label
-from trc2.report.plots.against_size import INTERVAL_WORDS, score_label, text_choice
+from trc2.report.plots.against_size import score_label, text_choice, whiskers
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import LeftOut, Reading, Scope, area_at, boundary_score, cost, measured
@@ -37,13 +37,13 @@ def loss_frontier(scope: Scope) -> Picture:
     """Mean log-perplexity at the end, and the forgetting area, against training FLOPs per token."""
     sheet = Sheet(scope, 1, 2, size=(3.7, 2.9))
     readings = (
-        (f"{PRIMARY.title} ↓ (nats)", measured(PRIMARY)),
+        ("mean log-perplexity at the end ↓ (nats)", measured(PRIMARY)),
         ("forgetting area at the end ↓ (nats)", area_at("perplexity", -1)),
     )
     for axes, (title, of) in zip(sheet.panels, readings, strict=True):
         scatter(sheet, axes, (cost("training_flops_per_token"), 1e-6), (of, 1.0), "lower", cheap="lower")
         axes.set_xlabel("training arithmetic (MFLOP per token)")
-        axes.set_ylabel(title, fontsize=7)
+        axes.set_ylabel(title)
     return _finish(sheet, "frontier_loss", "Loss and forgetting against arithmetic.")
 
 
@@ -61,7 +61,7 @@ def speed_and_retention(scope: Scope) -> Picture:
 
 
 def _finish(sheet: Sheet, name: str, caption: str) -> Picture:
-    words = f"{FRONTIER} {INTERVAL_WORDS}"
+    words = f"{FRONTIER} {whiskers(sheet.scope)}"
     return sheet.finish(name, f"{caption} {words}", f"{sheet.scope.data_words(sheet.scope.competitors)}. {words}")
 
 
@@ -92,7 +92,7 @@ def scatter(
         else:
             linear_ticks(axis)
             tick_words(axis)
-    sheet.label_points(axes, [(arm, x.value, y.value) for arm, x, y in known])
+    sheet.label_points(axes, [(arm, x.value, y.value) for arm, x, y in known], is_wide=len(sheet.panels) < 3)
 
 
 def unbeaten(points: Sequence[tuple[float, float]], cheap: Better, better: Better) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from trc2.report.figures import label
 from trc2.report.grid import Number
 from trc2.report.names import Family
 from trc2.report.paper_tables import checkpoint_titles
-from trc2.report.plots.against_size import score_label, text_choice
+from trc2.report.plots.against_size import FILLED, score_label, text_choice, whiskers
 from trc2.report.plots.canvas import GREY, Picture, Sheet
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import METRIC_TITLES, LeftOut, Reading, Scope, area_at, boundary_score, mean_of
@@ -56,8 +56,8 @@ def forest_of_scores(scope: Scope) -> Picture:
         axes.set_title(label(title).strip())
         axes.set_xlabel(words)
         _across(axes, [number.value for number in numbers if number is not None and math.isfinite(number.value)])
-    words = "Whiskers: 95 % t-intervals over seeds, where there are several."
-    caption = f"Task-boundary scores of every arm. {words} Filled: with replay; hollow: without."
+    words = whiskers(scope)
+    caption = f"Task-boundary scores of every arm. {words}"
     return sheet.finish("forest_scores", caption, f"{scope.data_words(arms)}. {words}")
 
 
@@ -96,7 +96,10 @@ def forest_of_differences(scope: Scope) -> Picture:
     for axes, (measure, differences, within) in zip(sheet.panels, found, strict=True):
         _draw_differences(sheet, axes, measure, differences, within)
     title = scope.reference.title
-    words = "Whiskers: 95 % t-intervals over pairs of equal seed. Bold: Holm-corrected p < 0.05."
+    is_tested = any(difference.n > 1 for _, differences, _ in found for _, difference in differences)
+    words = (
+        "Whiskers: 95 % t-intervals over pairs of equal seed. Bold: Holm-corrected p < 0.05." if is_tested else FILLED
+    )
     if any(within is not None for _, _, within in found):
         words += " Grey: what A/A twins differ by."
     caption = f"{title} minus every other arm on equal seeds; left of 0 {title} is better. {words}"
@@ -154,7 +157,7 @@ def best_by_family(scope: Scope) -> Picture:
         axes.set_xlabel("forgetting area (AUFC, nats)")
         axes.set_xlim(0, axes.get_xlim()[1] * 1.75)
         linear_ticks(axes.xaxis)
-    words = "Whiskers: 95 % t-intervals over seeds, where there are several. Filled: with replay; hollow: without."
+    words = whiskers(scope)
     caption = f"The arm with the smallest forgetting area of each family. {words}"
     return sheet.finish("best_aufc", caption, f"{scope.data_words(scope.competitors)}. {words}")
 
@@ -242,6 +245,6 @@ def closed_distances(scope: Scope) -> Picture:
     axes.set_xlim(min(low, -6), max(high, 106))
     linear_ticks(axes.xaxis)
     axes.set_xlabel("share of the distance from plain to joint that is closed (%)")
-    words = "Whiskers: 95 % t-intervals over seeds, where there are several; the distance itself counts as known."
+    words = f"{whiskers(scope)} The distance itself counts as known."
     caption = f"Between plain and joint training, in {PRIMARY.title}. {words}"
     return sheet.finish("closed", caption, f"{scope.data_words([arm for arm, _ in found])}. {words}")

@@ -1,0 +1,220 @@
+"""How the gradients of several ranks become one: by a copy of the model on each, or by dividing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+from trc2.backbones.shell import Backbone
+from trc2.errors import UserError
+from trc2.nn.host import HostState
+from trc2.ranks import Ranks
+from trc2.ranks.divided import divide_like, is_divided
+from trc2.ranks.divided import whole as _whole
+from trc2.strategies.base import plain_gradients
+
+
+class Parallel:
+    """One process: the model is called as it is, and its gradients are those of the step.
+
+    Losses are weighed for the whole step before they get here, so the gradients of ranks are added, never averaged.
+    """
+
+    def __init__(self, model: Backbone) -> None:
+        self.model = model
+
+    def begin_step(self, first: int) -> None:
+        """`first` is the number, among all micro-batches of the step, of the first one here."""
+        self.model.begin_step(first)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """A training forward."""
+        return self.model(*args, **kwargs)
+
+    @contextmanager
+    def micro_step(self, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of one micro-batch; the last one of a step brings all gradients together."""
+        yield
+
+    def clip(self, limit: float) -> float:
+        """Scale all gradients down to a norm of `limit`, if it is larger; returns the norm as it was."""
+        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+
+    def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """∂loss/∂θ of a loss that every rank computes alike; leaves the step's own gradients as they are."""
+        return plain_gradients(loss, parameters)
+
+    is_divided: bool = False
+
+    def divide(self, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """The tensors of a checkpoint as this rank holds them: all of them, whole."""
+        return tensors
+
+
+class DataParallel(Parallel):
+    """A copy of the model on every rank; DDP adds the gradients up while the last backward pass still runs.
+
+    Every tensor that DDP waits for gets a gradient in every step, if only zeros (`trc2.ops.zero_gradient`); those that
+    no loss can reach are known by name and left out. So no graph is ever searched for unused tensors. Where a task
+    boundary changes what learns, as with LoraDRS, the next step gets a new DDP.
+    """
+
+    def __init__(self, model: Backbone) -> None:
+        super().__init__(model)
+        self._ddp: DistributedDataParallel | None = None
+        self._learning: list[str] = []
+
+    def begin_step(self, first: int) -> None:
+        super().begin_step(first)
+        learning = reachable(self.model)
+        if self._ddp is None or learning != self._learning:
+            self._ddp, self._learning = _distribute(self.model, learning), learning
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, dict[str, Tensor]]:
+        assert self._ddp is not None, "begin_step comes first"
+        return self._ddp(*args, **kwargs)
+
+    @contextmanager
+    def micro_step(self, is_last: bool) -> Iterator[None]:
+        assert self._ddp is not None, "begin_step comes first"
+        with nullcontext() if is_last else self._ddp.no_sync():
+            yield
+
+
+def reachable(model: Backbone) -> list[str]:
+    """Names of the tensors that get a gradient in every step of this task."""
+    idle = {*model.tensors_without_reader(), *model.tensors_waiting()}
+    return [name for name, p in model.named_parameters() if p.requires_grad and name not in idle]
+
+
+def _distribute(model: Backbone, learning: list[str]) -> DistributedDataParallel:
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    # torch's own place for this; it has no public one. No buffer is copied around: memory and stores are alike on all
+    # ranks because all commit the same.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(names - set(learning)))
+    device = model.get_input_embeddings().weight.device
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device],
+        init_sync=False,  # all ranks drew the same weights, or read them from the same checkpoint
+        gradient_as_bucket_view=True,
+    )
+    ddp.register_comm_hook(None, lambda _, bucket: _add_up(bucket.buffer()))
+    return ddp
+
+
+def _add_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(gradients, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+class Divided(Parallel):
+    """FSDP: every rank holds some rows of each column or block, and the whole of one only while it runs.
+
+    The embedding, which is also the head, is a unit of the shell: it is whole throughout a forward pass. Everything
+    else is small and stays whole on every rank: norms, the thalamic router, and all of the memory, whose maps a commit
+    needs between passes. The gradients of what is whole are added up by hand, in one message, after the last backward
+    pass of a step.
+    """
+
+    is_divided = True
+
+    def __init__(self, model: Backbone, ranks: Ranks) -> None:
+        super().__init__(model)
+        self.ranks = ranks
+        mesh = init_device_mesh(model.get_input_embeddings().weight.device.type, (ranks.world,))
+        units = model.units()
+        for unit in units:
+            fully_shard(unit, mesh=mesh)
+        head = model.get_input_embeddings().weight
+        whole = {p for p in model.parameters() if p is not head and not is_divided(p)}
+        # Divided again after every forward pass, also one without a backward pass: an evaluation must leave no trace.
+        fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+        for module in (*units, model):
+            module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
+        register_fsdp_forward_method(model, "predict")
+        for host in (module for module in model.modules() if isinstance(module, HostState)):
+            for buffer in host.buffers():  # FSDP moved them along
+                buffer.data = buffer.data.cpu()
+
+    @contextmanager
+    def micro_step(self, is_last: bool) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        yield
+        if is_last:
+            whole, _ = self._gradients()
+            self.ranks.add_up(whole)
+
+    def clip(self, limit: float) -> float:
+        whole, divided = self._gradients()
+        norms = [nn.utils.get_total_norm(whole), _whole(nn.utils.get_total_norm(divided))]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        for parameters in _by_kind(self.model):
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return float(norm)
+
+    def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """FSDP has its own tensors in the graph, so the gradients are taken from where a backward pass leaves them.
+
+        All ranks computed the same, so the sums over ranks are `world` times too large.
+        """
+        own = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+        loss.backward()
+        found = [p.grad if p.grad is None or not is_divided(p) else p.grad / self.ranks.world for p in parameters]
+        for parameter, gradient in zip(parameters, own, strict=True):
+            parameter.grad = gradient
+        return found
+
+    def divide(self, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """This rank's rows of what is divided: of the model's tensors, and of optimizer and strategy for each."""
+        named = dict(self.model.named_parameters())
+        numbered = {
+            n: p for group in optimizer.param_groups for n, p in zip(group["numbers"], group["params"], strict=True)
+        }
+        result = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            inner, _, last = rest.partition(".")
+            like = {"model": named.get(rest), "strategy": named.get(last)}.get(part)
+            if part == "optimizer":
+                like = numbered.get(int(inner))
+            result[name] = tensor if like is None else divide_like(tensor, like)
+        return result
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Those of whole tensors, and those of divided ones."""
+        whole, divided = ([p.grad for p in alike if p.grad is not None] for alike in _by_kind(self.model))
+        return whole, divided
+
+
+def _by_kind(model: Backbone) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Whole and divided parameters: torch's functions over many tensors take only like with like."""
+    parameters = list(model.parameters())
+    return [p for p in parameters if not is_divided(p)], [p for p in parameters if is_divided(p)]
+
+
+def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype) -> Parallel:
+    """How this model learns on these ranks."""
+    if ranks.world == 1:
+        return Parallel(model)
+    if kind == "ddp":
+        return DataParallel(model)
+    if not model.units():
+        raise UserError(
+            f"output.parallel=fsdp does not suit model={model.config.name}, whose updates need whole matrices: use ddp."
+        )
+    if dtype == torch.float16:
+        raise UserError("output.parallel=fsdp cannot scale losses, which float16 needs: use ddp or another precision.")
+    return Divided(model, ranks)
