@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors", "failpoint"},
-    {"files", "console", "ranks"},
+    {"files", "console", "machine", "ranks"},
     {"config"},
     {"ops"},
     {"nn"},
@@ -22,7 +22,8 @@ LADDER = [
     {"model", "reference"},
     {"backbones"},
     {"replay.controller", "stream", "metrics", "stats", "artifact"},
-    {"strategies", "generate", "dream", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"dream"},
     {"runs"},
     {"train"},
     {"bench", "sweep"},
