@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors", "failpoint"},
-    {"files", "console", "ranks"},
+    {"files", "console", "machine", "ranks"},
     {"config"},
     {"ops"},
     {"nn"},
@@ -23,11 +23,12 @@ LADDER = [
     {"backbones"},
     {"replay.controller", "stream", "metrics", "stats", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
+    {"dream"},
     {"runs"},
     {"train"},
     {"bench", "sweep"},
     {"report"},
-    {"hf.export"},
+    {"hf.export", "hf.plain", "harness"},
     {"verify"},
     {"cli"},
     {"__main__"},

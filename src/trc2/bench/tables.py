@@ -146,6 +146,21 @@ def paper_table() -> tuple[Table, int]:
     return table, different
 
 
+def paper_rows() -> list[dict[str, object]]:
+    """Our numbers and the paper's, by recipe."""
+    rows: list[dict[str, object]] = []
+    for row in PAPER_ROWS:
+        config = load_recipe(row.recipe).model
+        assert isinstance(config, TRC2Config)
+        parts = paper_accounting(config)
+        trainable, memory = (percentages([parts[name][which] for name in PAPER_COLUMNS]) for which in (0, 1))
+        total = sum(part.total for part in static_budget(config).values())
+        ours = {"parameters": total, "parameters_percent": trainable, "memory_percent": memory}
+        paper = {"millions": row.millions, "parameters_percent": row.parameters, "memory_percent": row.memory}
+        rows.append({"recipe": row.recipe, "parts": PAPER_COLUMNS, "ours": ours, "paper": paper})
+    return rows
+
+
 def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
     config = load_recipe(row.recipe).model
     assert isinstance(config, TRC2Config)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from trc2.files import about, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.sources import SPLITS, Source, source_of
+from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
 
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
 WAITING = "waiting for another process"  # told in place of a split
+TOKENIZER = "tokenizer"  # the same, with documents and bytes read
+LEARNING = "learning"  # the same, with entries wanted and bytes read
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once; this, not the corpus, decides peak memory
 
 Watch = Callable[[str, str, int, int], None]
@@ -54,6 +57,7 @@ class PreparedTask:
     splits: dict[str, SplitInfo]
     source: dict[str, Any]
     messages: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def tokens(self, split: str) -> np.memmap[Any, Any] | np.ndarray[Any, Any]:
         """All tokens of a split, end of text between documents, read from disk as needed."""
@@ -84,6 +88,7 @@ class PreparedStream:
     tasks: dict[str, PreparedTask]
     tokenizer: Tokenizer
     overlap: dict[str, dict[str, float]]
+    seeds: tuple[PreparedTask, ...] = ()  # what the replay stores are filled with before the first step
 
     def fingerprint(self) -> str:
         """Changes if and only if some token of some task does."""
@@ -91,6 +96,8 @@ class PreparedStream:
             "tokenizer": self.tokenizer.fingerprint(),
             "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
         }
+        if self.seeds:
+            content["seeds"] = [seed.splits["train"].sha256 for seed in self.seeds]
         return digest(content)
 
     def describe(self) -> dict[str, Any]:
@@ -99,28 +106,64 @@ class PreparedStream:
             name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
             for name, task in self.tasks.items()
         }
-        return {
+        content = {
             "schema": SCHEMA,
             "fingerprint": self.fingerprint(),
             "vocab_size": self.tokenizer.vocab_size,
             "tasks": tasks,
             "overlap": self.overlap,
         }
+        if self.seeds:
+            content["seeds"] = [{**asdict(seed.splits["train"]), "source": seed.source} for seed in self.seeds]
+        return content
 
 
 def prepare_stream(
-    stream: StreamConfig, watch: Watch = lambda *_: None, tokenizer: Tokenizer | None = None
+    stream: StreamConfig,
+    watch: Watch = lambda *_: None,
+    tokenizer: Tokenizer | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> PreparedStream:
-    """Make, or find again, the packed tokens of every task; a run that goes on brings its own tokenizer."""
+    """Make, or find again, the packed tokens of every task.
+
+    A run that goes on brings its own tokenizer, and the tasks of its data.json as `known`: their tokens are taken from
+    the cache where the source is gone.
+    """
     cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
     tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
-    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text)
+    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text).beginning(stream.tokenizer.begin_of_text)
     tasks = {}
     for task in stream.tasks:
-        tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
+        source, packed = sources[task.name], (known or {}).get(task.name)
+        try:
+            if isinstance(source, BuiltinSource) and packed is not None:
+                raise SourceGone(f"Task '{task.name}' may be another text in this version of Python.")
+            tasks[task.name] = prepare_task(task, source, tokenizer, cache, watch)
+        except SourceGone:
+            found = None if packed is None else _find_packed(task.name, packed, cache)
+            if found is None and not isinstance(source, BuiltinSource):
+                raise
+            tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
     overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
-    return PreparedStream(tasks, tokenizer, overlap)
+    seeds = tuple(prepare_file(_seed_path(name, stream), "text", tokenizer, cache) for name in stream.replay_seed_files)
+    return PreparedStream(tasks, tokenizer, overlap, seeds)
+
+
+def _seed_path(name: str, stream: StreamConfig) -> Path:
+    """As it is named, or below the data root."""
+    path = expanded(name)
+    below = expanded(stream.data_root or Path()) / name
+    return below if not path.is_file() and below.is_file() else path
+
+
+def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
+    """One file, whole, as the train split of a task of its own."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: check the path.")
+    splits = {"train": path.name, "validation": None, "test": None}
+    task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
+    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)
 
 
 def prepare_task(
@@ -137,7 +180,7 @@ def prepare_task(
         }
     )
     folder = cache / "tasks" / f"{task.name}-{key[:16]}"
-    remarks = source.remarks()
+    remarks, notes = source.remarks(), tuple(source.notes())
     prepared = _open_task(folder, key)
     if prepared is None:
         with sole_maker(folder, lambda: watch(task.name, WAITING, 0, 0)):
@@ -149,7 +192,22 @@ def prepare_task(
                 prepared = _open_task(folder, key)
     if prepared is None:
         raise UserError(f"{folder} does not hold what was written to it: check the disk.")
-    return replace(prepared, messages=(*prepared.messages, *remarks))
+    return replace(prepared, messages=(*prepared.messages, *remarks), notes=notes)
+
+
+def _find_packed(name: str, packed: Any, cache: Path) -> PreparedTask | None:
+    """Of the packed tasks of this name the one with the tokens a run's data.json describes, if it is whole."""
+    for path in sorted((cache / "tasks").glob(f"{name}-*/manifest.json")):
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # theirs or ours: not what is sought
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            hashes = [{split: info["sha256"] for split, info in of["splits"].items()} for of in (manifest, packed)]
+            found = _open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
+            if found is not None:
+                note = f"{name}: its files are gone; its packed tokens are in the cache, as the run began with them."
+                return replace(found, notes=(note,))
+    return None
 
 
 def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, folder: Path, watch: Watch) -> None:
@@ -209,13 +267,14 @@ def _pack_split(
         for texts in _batches(documents, seen, bad):
             size += sum(len(text.encode()) for text in texts)
             for encoded in tokenizer.encode_batch(texts):
-                content = np.asarray([*encoded, tokenizer.end_of_text], dtype=dtype).tobytes()
+                ids_of = [*tokenizer.begin_of_text, *encoded, tokenizer.end_of_text]
+                content = np.asarray(ids_of, dtype=dtype).tobytes()
                 ids.write(content)
                 checksum.update(content)
                 start = np.int64(tokens).tobytes()
                 starts.write(start)
                 starts_checksum.update(start)
-                tokens += len(encoded) + 1
+                tokens += len(ids_of)
                 count += 1
             watch(task, split, count, tokens)
         for file in (ids, starts):
@@ -284,7 +343,7 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     key = digest(
         {
             "schema": CACHE_SCHEMA,
-            "config": config.model_dump(exclude={"special_in_text"}),
+            "config": config.model_dump(exclude={"special_in_text", "begin_of_text"}),
             "tasks": [
                 [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
             ],
@@ -292,13 +351,16 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     )
 
     def texts() -> Iterator[str]:
+        count = size = 0
         for task in tasks:
-            watch(task.name, "tokenizer", 0, 0)
+            watch(task.name, TOKENIZER, count, size)
             documents = sources[task.name].documents("train", BadRows())
-            for number, text in enumerate(limited((document.text for document in documents), config.max_train_bytes)):
+            for text in limited((document.text for document in documents), config.max_train_bytes):
                 yield text
-                if number % 100 == 99:
-                    watch(task.name, "tokenizer", number + 1, 0)
+                count, size = count + 1, size + len(text.encode())
+                if count % 100 == 0:
+                    watch(task.name, TOKENIZER, count, size)
+        watch("tokenizer", LEARNING, config.vocab_size, size)
 
     return remembered(
         cache / "tokenizers" / f"{key[:16]}.json",

@@ -46,7 +46,9 @@ def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tu
 def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
     """How strongly is replayed, and what the memory did."""
     metrics = {}
-    if model.replay is not None:
+    if model.replay is not None and model.replay.share is not None:
+        metrics["replay/share"] = float(model.replay.share)
+    elif model.replay is not None:
         metrics["replay/coefficient"] = float(model.replay.coefficient)
     if writes is not None and model.has_memory:
         metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}
