@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -19,8 +22,8 @@ from tests.conftest import tiny_config, write_task
 from trc2 import CortexNet, __version__, cli
 from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
-from trc2.config import RunConfig
-from trc2.metrics.rise import Interval
+from trc2.config import RunConfig, recipe_names
+from trc2.metrics.bootstrap import Interval
 from trc2.train.start import start_run
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
@@ -109,13 +112,88 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], sentenc
 
 
 def test_importing_the_package_is_quick_and_pulls_in_nothing_heavy() -> None:
-    heavy = ("matplotlib", "typer", "rich", "transformers", "datasets")
+    heavy = ("matplotlib", "typer", "rich", "transformers", "datasets", "torch", "numpy", "pydantic", "trc2.config")
     assert imported("trc2", heavy) == []
 
 
 def test_the_command_starts_without_what_only_some_of_it_needs() -> None:
-    heavy = ("matplotlib", "transformers", "datasets", "tokenizers", "trc2.stream", "trc2.train", "trc2.verify")
+    heavy = (
+        "matplotlib",
+        "transformers",
+        "tokenizers",
+        "torch",
+        "numpy",
+        "pydantic",
+        "yaml",
+        "trc2.config",
+        "trc2.train",
+    )
     assert imported("trc2.cli", heavy) == []
+
+
+def test_help_imports_no_torch_and_is_there_at_once() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "trc2", "--help"]
+    before = os.times().children_user
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    took = os.times().children_user - before  # of the processor: what other programs do is not our fault
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "trc2.cli" in modules
+    assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy", "pydantic", "transformers"}
+    assert "Exit codes: 0 done, 1 a check failed, 2 bad input" in " ".join(done.stdout.split())
+    assert took < 1.5  # half a second and what counting imports adds, on a slow machine
+
+
+def test_the_shell_completes_commands_and_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, expected in (("trc2 conf", "config"), ("trc2 train lab_single_w", "lab_single_wikitext")):
+        asked = {"_TRC2_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; sys.argv[0] = 'trc2'; from trc2.cli import main; main()"],
+            env={**os.environ, **asked}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout.split() == [expected], done.stderr
+    assert "complete" in in_process("--show-completion", "bash").out
+
+
+def test_the_public_names_are_there_when_they_are_asked_for() -> None:
+    import trc2 as package
+
+    assert set(package.__all__) <= set(dir(package))
+    assert package.CortexNet.__module__ == "trc2.backbones.trc2"
+    assert {name: getattr(package, name) for name in package.__all__}.keys() == set(package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Cortexnet'"):
+        _ = package.Cortexnet  # type: ignore[attr-defined]
+
+
+def test_recipes_are_listed_with_what_they_are_for() -> None:
+    listed = in_process("recipes", "--json")
+    found = json.loads(listed.out)
+    assert set(found) == set(recipe_names())
+    assert found["demo"] == "A laptop-sized TRC² through three built-in tasks; no download."
+    assert all(purpose and "\n" not in purpose for purpose in found.values())
+    assert set(json.loads(in_process("recipes", "lab_single", "--json").out)) == {
+        "lab_single_c4", "lab_single_gsm8k", "lab_single_wikitext",
+    }  # fmt: skip
+    assert "lab_mamba" in in_process("recipes", "mamba").out
+    refused = in_process("recipes", "nothing")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_config_shows_value_default_meaning_and_origin() -> None:
+    done = in_process("config", "lab_plain", "train.seed=3", "stream.tasks.gsm8k.steps=7")
+    assert done.code == 0
+    lines = {line.split(" = ")[0].strip(): line for line in done.out.splitlines()}
+    assert "= 3 " in lines["train.seed"]
+    assert "[override train.seed; default 0] of weights, batches" in lines["train.seed"]
+    assert "[base lab_trc2; default 768]" in lines["model.d_model"]
+    assert "[override stream.tasks.gsm8k.steps; default 100]" in lines["stream.tasks.gsm8k.steps"]
+    assert "[default]" in lines["train.clip_norm"]
+    assert "train.clip_norm" not in in_process("config", "lab_plain", "--changed").out
+    settings = {entry["path"]: entry for entry in json.loads(in_process("config", "lab_plain", "--json").out)}
+    assert settings["model.memory"] == {
+        "path": "model.memory", "value": False, "default": True, "origin": "lab_plain",
+        "meaning": "whether there is an episodic memory, with critic and feedback",
+    }  # fmt: skip
+    assert in_process("config", "demo", "model.d_modell=3").code == 2
 
 
 def imported(module: str, names: tuple[str, ...]) -> list[str]:
@@ -175,6 +253,47 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
         assert wrong.returncode == 2, arguments
         assert sentence in wrong.stderr, arguments
     assert trc2("eval", "a", "--split", "test", "--again", cwd=tmp_path).returncode == 0
+
+
+def test_every_command_that_prints_numbers_prints_them_as_json_too(
+    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny_recipe(tiny_run, tmp_path)
+
+    def numbers(*arguments: str) -> Any:
+        done = in_process(*arguments, "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    data = numbers("data", "prepare", recipe)
+    assert data["tasks"]["fruit"]["splits"]["train"]["documents"] == 60
+    trained = numbers("train", recipe, "output.folder=a")
+    assert trained["finished"]
+    assert trained["perplexity"]["fruit"]["learnt"] > 1
+    assert trained["perplexity"]["fruit"]["test"]["perplexity"] > 1
+    assert trained["forgetting"]["perplexity"]["cl/perplexity/aufc"] >= 0
+    assert numbers("resume", "a") == numbers("report", "a") == trained
+    assert "Test perplexity, read once at the end: fruit" in Path("a/summary.md").read_text()
+    shutil.copytree("a", "b")
+    both = numbers("report", "a", "b", "--out", "out")
+    assert [run["perplexity"] for run in both["runs"]] == [trained["perplexity"]] * 2
+    assert any("tie" in sentence for sentence in both["reading"])
+    assert numbers("eval", "a", "--task", "fruit")["fruit"]["tokens"] > 1
+    assert numbers("verify", "paper_compact", *TINY)["passed"] is True
+    assert numbers("budget", "--paper")["different"] == 0
+    Path("matrix.yaml").write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
+    listed = numbers("sweep", "matrix.yaml", "--list")
+    assert [run["state"] for run in listed.values()] == ["waiting", "waiting"]
+
+
+def test_no_command_with_numbers_lacks_json() -> None:
+    group = typer.main.get_group(app)
+    without = {
+        name for name, command in group.commands.items()
+        if not any("--json" in option.opts for option in command.params)
+    }  # fmt: skip
+    assert without <= {"continue", "generate", "export", "data"}  # text, files; `data` is a group
 
 
 def test_continue_is_gated_by_what_it_forgot(

@@ -134,6 +134,14 @@ def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], n
         (["a." * 1000 + "b=1"], "The override 'a.a.a"),
         (["=1"], "The override '=1' has no value"),
         (["model.d_model=" + "9" * 5000], "The override 'model.d_model=999"),
+        (["stream.tasks.3.steps=1"], "The override 'stream.tasks.3.steps=1' names no item '3': there are 3, counted"),
+        (["stream.tasks.prosa.steps=1"], "The override 'stream.tasks.prosa.steps=1' names no item 'prosa': did you m"),
+        (["stream.tasks.-1.steps=1"], "The override 'stream.tasks.-1.steps=1' names no item '-1': choose one of ari"),
+        (["stream.tasks.0.steps.x=1"], "The override 'stream.tasks.0.steps.x=1' goes into 'steps', which is a value"),
+        (["stream.tasks.prose.name=1", "stream.tasks.1.steps=2"], "stream.tasks.0.name=1 is not valid"),
+        (["stream.tasks.prose.name='1'", "stream.tasks.1.steps=2"], "The override 'stream.tasks.1.steps=2' may mean"),
+        (["train.betas.2=0.5"], "The override 'train.betas.2=0.5' names no item '2': there are 2, counted from 0."),
+        (["train.nothing.0=0.5"], "Unknown setting 'train.nothing'"),
         (["self=1"], "Unknown setting 'self'"),
         (["model.self=1"], "Unknown setting 'model.self'"),
         (["control.coefficient_range=[0.2, 0.1]"], "control: coefficient_range=[0.2, 0.1] is reversed"),
@@ -329,3 +337,38 @@ def test_derived_sizes_are_those_of_the_paper() -> None:
 def test_a_seed_is_a_seed_of_replay_too() -> None:
     assert load_recipe("demo", ["train.seed=5"]).model.replay_seed == 5
     assert load_recipe("demo", ["train.seed=5", "model.replay_seed=0"]).model.replay_seed == 0
+
+
+def test_an_override_reaches_an_item_of_a_list_by_number_and_by_name() -> None:
+    run = load_recipe("demo", ["stream.tasks.0.steps=7", "stream.tasks.code.steps=8", "train.betas.1=0.5"])
+    assert run.stream is not None
+    assert [task.steps for task in run.stream.tasks] == [7, 8, 60]
+    assert run.train.betas == (0.9, 0.5)
+    replaced = load_recipe("demo", ["stream.tasks.2={name: prose2, builtin: prose}"]).stream
+    assert replaced is not None
+    assert replaced.tasks[2].name == "prose2"
+
+
+@pytest.mark.parametrize(("word", "truth"), [("on", True), ("yes", True), ("Off", False), ("NO", False)])
+def test_a_switch_understands_on_and_off_which_elsewhere_are_words(word: str, truth: bool, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"base: demo\nmodel: {{memory: {word}}}\ncontrol: {{mode: off}}\n")
+    for run in (load_recipe(str(recipe)), load_recipe("demo", [f"model.memory={word}", "control.mode=off"])):
+        assert run.model.memory is truth  # type: ignore[attr-defined]
+        assert run.control.mode == "off"
+
+
+def test_a_list_of_names_may_be_written_as_words() -> None:
+    assert load_recipe("demo", ["output.report_to=tensorboard"]).output.report_to == ("tensorboard",)
+    run = load_recipe("demo", ["output.report_to=tensorboard, wandb", "stream.only=code"])
+    assert run.output.report_to == ("tensorboard", "wandb")
+    assert run.stream is not None
+    assert run.stream.only == ("code",)
+    with pytest.raises(UserError, match=r"output\.report_to\.0='tensorbord' is not valid"):
+        load_recipe("demo", ["output.report_to=tensorbord"])
+
+
+@pytest.mark.parametrize("name", ["demo", "lab_trc2", "lab_transformer"])
+def test_naming_the_backbone_a_recipe_has_changes_nothing(name: str) -> None:
+    run = load_recipe(name)
+    assert load_recipe(name, [f"model={run.model.name}"]) == run

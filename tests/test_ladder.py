@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors", "failpoint"},
-    {"files", "console", "ranks"},
+    {"files", "console", "machine", "ranks"},
     {"config"},
     {"ops"},
     {"nn"},
@@ -23,7 +23,8 @@ LADDER = [
     {"backbones"},
     {"replay.controller", "stream", "metrics", "stats", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.callback", "hf.registration"},
-    {"runs", "dream"},
+    {"dream"},
+    {"runs"},
     {"train"},
     {"bench", "sweep"},
     {"report"},

@@ -1,16 +1,17 @@
 """TRC²: language models that keep learning."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trc2.backbones.trc2 import CortexNet
-from trc2.config import RunConfig, TRC2Config, load_recipe
-from trc2.errors import UserError
 from trc2.hf.registration import register_when_imported
-from trc2.nn.provenance import Origin
 
 if TYPE_CHECKING:
+    from trc2.backbones.trc2 import CortexNet
+    from trc2.config import RunConfig, TRC2Config, load_recipe
+    from trc2.errors import UserError
     from trc2.hf.callback import MemoryCallback
     from trc2.hf.modeling import TRC2ForCausalLM
+    from trc2.nn.provenance import Origin
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,19 +26,35 @@ __all__ = [
     "load_recipe",
 ]
 
+# Where the public names live. They are imported at first use: torch takes seconds, transformers is optional too.
+_HOMES = {
+    "CortexNet": "backbones.trc2",
+    "MemoryCallback": "hf.callback",
+    "Origin": "nn.provenance",
+    "RunConfig": "config",
+    "TRC2Config": "config",
+    "TRC2ForCausalLM": "hf.modeling",
+    "UserError": "errors",
+    "load_recipe": "config",
+}
+
 register_when_imported()
 
 
 def __getattr__(name: str) -> Any:
-    """The Hugging Face face needs transformers, which is optional and slow to import: imported at first use."""
-    homes = {"TRC2ForCausalLM": "trc2.hf.modeling", "MemoryCallback": "trc2.hf.callback"}
-    if name not in homes:
+    if name not in _HOMES:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")
-    from importlib import import_module
-
     try:
-        return getattr(import_module(homes[name]), name)
+        found = getattr(import_module(f"trc2.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
+        from trc2.errors import UserError
+
         raise UserError(f"trc2.{name} needs transformers: install it with `pip install 'trc2[hf]'`.") from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

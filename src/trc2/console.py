@@ -28,3 +28,11 @@ class PlainConsole(Console):
 def shown(text: str) -> Text:
     """For the parts of rich that read markup whatever the console says: spinners and progress columns."""
     return Text(plain(text))
+
+
+def clock(seconds: float | None) -> str:
+    """A time that is left, for people."""
+    if seconds is None:
+        return "time left unknown"
+    minutes = int(seconds // 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h left" if minutes >= 60 else f"{minutes}:{int(seconds % 60):02d} left"

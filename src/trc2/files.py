@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ def about(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the disk has the names in a folder: a new file is lost without its name."""
+    if sys.platform == "win32":  # folders cannot be opened there; NTFS keeps a journal of names
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -148,7 +148,7 @@ class Judge:
         """A refused resume may have taken the lock, cut a torn line off the diary and renewed the cache."""
         after = snapshot(self.scratch)
         for name, content in before.items():
-            if after.get(name) == content or name.startswith("cache") or name.endswith("/lock"):
+            if after.get(name) == content or name.startswith("cache") or name.endswith(("/lock", "/lock.owner")):
                 continue
             if name.endswith("metrics.jsonl") and _goes_on(content, after.get(name)):
                 continue

@@ -76,6 +76,18 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (1, typed("bench", "plain.yaml", "--scaling", words, on=RECIPES)),
         (1, typed("bench", "model", "--against", words, on=("model",), after=core)),
     )
+    config = weighted(
+        (3, typed("config", recipe, overrides, sometimes(st.just("--json")), on=RECIPES)),
+        (2, typed("config", paths_to_read, sometimes(overrides), on=(*RECIPES, "run/config.yaml"))),
+        (1, typed("config", recipe, "--changed", on=RECIPES, after=damage("recipes"))),
+    )
+    recipes = typed("recipes", sometimes(words), sometimes(st.just("--json")))
+    doctor = typed("doctor", "--quick", sometimes(st.just("--json")), sometimes(words))
+    time_given = option("--minutes", ("0.1",), numbers, 2)
+    init = weighted(
+        (3, typed("init", paths_to_read, time_given, "--out", "recipe.yaml", on=(*RECIPES, "data"))),
+        (1, typed("init", paths_to_read, "--minutes", st.sampled_from(("0", "-1", "nan", "x", "1e9")))),
+    )
     hostile_rows = rows.map(lambda text: (("data/fruit/train.jsonl", text),))
     prepare = weighted(
         (3, typed("data", "prepare", "recipe.yaml", on=(*RECIPES, *DATA), after=damage("data", most=4))),
@@ -100,6 +112,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
+        Kind("config", 20, config), Kind("recipes", 12, recipes), Kind("doctor", 12, doctor), Kind("init", 12, init),
         Kind("budget", 22, budget), Kind("plan", 20, plan), Kind("verify", 20, verify), Kind("bench", 20, bench),
         Kind("data", 30, prepare), Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip

@@ -47,7 +47,7 @@ RECIPES = {"run": "recipe.yaml", "plain": "plain.yaml"}
 CUTS = {"run": "cut", "plain": "plain_cut", "child": "child_cut"}
 LAST = {"run": "step-00000006", "plain": "step-00000006", "child": "step-00000009"}
 # What only tells a story: a run goes on the same whatever happens to their content.
-IDLE = ("summary.md", "summary.png", "hippocampus.png", "lock", "environment.json", "budget.json")
+IDLE = ("summary.md", "summary.png", "hippocampus.png", "lock", "lock.owner", "environment.json", "budget.json")
 TIME_NS = 1_700_000_000_000_000_000  # of every data file, because the cache knows them by it
 
 Files = dict[str, bytes]

@@ -24,7 +24,7 @@ def main() -> None:
     values["stream"] |= {"data_root": str(HERE / "data"), "cache": "~/.cache/trc2"}
     values["output"] |= {"folder": str(HERE / "run"), "keep_checkpoints": 1, "checkpoint_every": 100}
     start_run(RunConfig(**values), Console())
-    for name in ("lock", "environment.json"):
+    for name in ("lock", "lock.owner", "environment.json"):
         (HERE / "run" / name).unlink()
     for path in sorted((HERE / "run" / "checkpoints").iterdir())[:-2]:
         shutil.rmtree(path)

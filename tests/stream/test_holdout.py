@@ -67,7 +67,19 @@ def test_nothing_is_held_out_of_nothing_or_if_nothing_is_asked_for() -> None:
     assert parts([], 0.05) == ([], [])
     assert parts(corpus(1), 0.0) == (corpus(1), [])
     with pytest.raises(OnlyOneDocument):
-        Holdout.of(corpus(1), 0.05)
+        parts([Document("word", "a.txt:1")], 0.05)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "text", ["two words", "a\nb", "One.\n\nTwo.\n\nThree.\n\nFour.", "word " * 1000, "x" * 5000 + " y", " a b "]
+)
+def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> None:
+    (kept,), (held,) = parts([Document(text, "a.txt:1")], share)
+    assert kept.text
+    assert held.text
+    assert "".join((kept.text + held.text).split()) == "".join(text.split())  # nothing lost, nothing twice
+    assert len(parts([Document("word " * 1000, "a.txt:1")], 0.05)[1][0].text) == pytest.approx(250, abs=10)
 
 
 def test_places_are_spread_evenly_also_for_names_that_are_not_utf_8() -> None:

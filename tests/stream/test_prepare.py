@@ -47,7 +47,7 @@ def test_nothing_changed_means_nothing_is_done_again(tmp_path: Path) -> None:
     write_task(tmp_path, "one", ["a", "b"])
     told: list[str] = []
     first = prepare_stream(stream(tmp_path), lambda task, split, *_: told.append(split))
-    assert set(told) == {"tokenizer", "train", "validation", "test"}
+    assert set(told) == {"tokenizer", "learning", "train", "validation", "test"}
     told.clear()
     again = prepare_stream(stream(tmp_path), lambda task, split, *_: told.append(split))
     assert told == []
@@ -107,7 +107,7 @@ def test_ngram_hashes_tell_windows_apart() -> None:
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda root: None, "is not a folder: set stream.data_root"),
+        (lambda root: None, "is not a folder or file: set stream.data_root"),
         (lambda root: (root / "one").mkdir(), "has no train files"),
         (
             lambda root: ((root / "one").mkdir(), (root / "one" / "train.jsonl").write_text("{\n{\n")),

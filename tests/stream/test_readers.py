@@ -85,7 +85,7 @@ def test_plain_text_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) ->
 def test_splits_are_found_by_stem_glob_or_folder(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     (tmp_path / "train-2.txt.gz").touch()
-    (tmp_path / "train.md").touch()
+    (tmp_path / "train.pdf").touch()
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "x.parquet").touch()
     assert [path.name for path in find_files(tmp_path, "train")] == ["train-2.txt.gz", "train.jsonl"]
@@ -96,7 +96,7 @@ def test_splits_are_found_by_stem_glob_or_folder(tmp_path: Path) -> None:
 
 def test_a_stem_is_not_followed_by_a_letter(tmp_path: Path) -> None:
     taken = ["train-00001.jsonl.gz", "train.part1.jsonl", "train.txt", "train2.txt", "train_2.txt"]
-    for name in [*taken, "training.txt", "trainer.jsonl", "trainé.txt", "mytrain.txt", "train.md", "train"]:
+    for name in [*taken, "training.txt", "trainer.jsonl", "trainé.txt", "mytrain.txt", "train.pdf", "train"]:
         (tmp_path / name).mkdir() if name == "train" else (tmp_path / name).touch()
     (tmp_path / "train" / "deep").mkdir()
     (tmp_path / "train" / "deep" / "any.txt").touch()
@@ -125,7 +125,7 @@ def test_a_pattern_that_is_none_is_told_in_a_sentence_or_finds_nothing(tmp_path:
 
 
 def test_the_walk_for_text_files_sees_folders_and_skips_what_is_hidden_or_no_text(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/deep/c.jsonl.zst", ".git/x.txt", ".hidden.txt", "notes.md", "a/z.parquet"):
+    for name in ("b.txt", "a/deep/c.jsonl.zst", ".git/x.txt", ".hidden.txt", "notes.pdf", "a/z.parquet"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     found = [path.relative_to(tmp_path).as_posix() for path in text_files(tmp_path)]

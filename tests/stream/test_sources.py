@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_data_root_decides_between_folder_and_dataset(tmp_path: Path) -> Non
 
 def test_files_that_no_split_takes_are_said(tmp_path: Path) -> None:
     folder = tmp_path / "news"
-    for name in ("train.txt", "training.txt", "a.txt", "more/b.jsonl.gz", "README.md"):
+    for name in ("train.txt", "training.txt", "a.txt", "more/b.jsonl.gz", "paper.pdf"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     source = FileSource(TaskConfig(name="news", folder="news"), folder)
@@ -72,13 +73,78 @@ def test_files_that_no_split_takes_are_said(tmp_path: Path) -> None:
     ]
     one_file = TaskConfig(name="news", folder="news", splits={"train": "a.txt", "validation": None})
     assert FileSource(one_file, folder).remarks() == []
+    assert source.notes() == ["news: 1 file taken (1 .txt); 1 of other kinds ignored (paper.pdf)."]
+    assert FileSource(one_file, folder).notes() == ["news: 1 file taken (1 .txt)."]
 
 
 def test_a_folder_without_train_files_names_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "training.txt").write_text("text")
-    source = FileSource(TaskConfig(name="news", folder="news"), tmp_path)
+    source = FileSource(TaskConfig(name="news", folder="news", splits={"train": "*.jsonl"}), tmp_path)
     with pytest.raises(UserError, match=r"but 1 of other names \(first: training.txt\).*splits.train, e.g. '\*.txt'\."):
         texts(source, "train")
+    (tmp_path / "training.txt").rename(tmp_path / "training.pdf")
+    with pytest.raises(UserError, match=r"\(1 of no known kind, first: training.pdf\): put text there, .txt, .md"):
+        texts(FileSource(TaskConfig(name="news", folder="news"), tmp_path), "train")
+
+
+def any_text(folder: Path) -> None:
+    """What people have: a folder of many kinds, nested, some of it compressed, some of it no text."""
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    for name in ("a.txt", "deep/b.md", "deep/er/a.txt", "main.py", "one.PDF", "deep/picture.png", ".hidden.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"The text of {name}.\n")
+    (folder / "rows.jsonl").write_text('{"text": "row one"}\n{"text": "row two"}\n')
+    (folder / "deep" / "c.txt.gz").write_bytes(gzip.compress(b"gzipped text"))
+    (folder / "d.jsonl.zst").write_bytes(zstandard.compress(b'{"text": "zstd row"}\n'))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["parquet row"]}), folder / "deep" / "e.parquet")
+
+
+def test_any_folder_of_text_is_a_task(tmp_path: Path) -> None:
+    any_text(tmp_path)
+    source = FileSource(TaskConfig(name="mine", folder="mine"), tmp_path)
+    train, held = texts(source, "train"), texts(source, "validation")
+    assert held
+    assert sorted([*train, *held]) == sorted(
+        ["The text of a.txt.", "The text of deep/b.md.", "The text of deep/er/a.txt.", "The text of main.py.",
+         "row one", "row two", "gzipped text", "zstd row", "parquet row"]
+    )  # fmt: skip
+    (note,) = source.notes()
+    assert note == (
+        "mine: 8 files taken (2 .txt, 1 .jsonl.zst, 1 .py, 1 .jsonl, 1 .md, …); "
+        "2 of other kinds ignored (one.PDF, picture.png)."
+    )
+    assert source.remarks() == []
+    places = [document.where for document in source.documents("train", BadRows())]
+    places += [document.where for document in source.documents("validation", BadRows())]
+    assert {"a.txt:1", "deep/er/a.txt:1"} <= set(places)  # else both would always be on the same side
+
+
+def test_what_is_called_validation_is_not_trained_on(tmp_path: Path) -> None:
+    for name in ("one.txt", "two.md", "validation.txt", "test/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"The text of {name}.")
+    source = FileSource(TaskConfig(name="mine", folder="mine"), tmp_path)
+    assert texts(source, "train") == ["The text of one.txt.", "The text of two.md."]
+    assert texts(source, "validation") == ["The text of validation.txt."]
+    assert texts(source, "test") == ["The text of test/x.txt."]
+    assert source.notes() == ["mine: 4 files taken (3 .txt, 1 .md): 2 train, 1 validation, 1 test."]
+
+
+def test_one_file_is_a_task(tmp_path: Path) -> None:
+    path = tmp_path / "book.md"
+    path.write_text("\n\n".join(f"Paragraph {number}, which says something." for number in range(40)))
+    stream = StreamConfig(tasks=[{"name": "book", "folder": str(path)}])
+    source = source_of(stream.tasks[0], stream)
+    assert isinstance(source, FileSource)
+    train, held = texts(source, "train"), texts(source, "validation")
+    assert (len(train), len(held)) == (1, 1)
+    assert train[0].startswith("Paragraph 0,")
+    assert held[0].endswith("Paragraph 39, which says something.")
+    assert source.notes() == ["book: 1 file taken (1 .md)."]
+    assert source.remarks() == []
 
 
 @pytest.mark.parametrize("documents", range(2, 12))
@@ -96,11 +162,11 @@ def test_validation_is_carved_out_of_however_few_documents(tmp_path: Path, docum
     assert len(train) + len(held) == documents
 
 
-def test_one_train_document_is_told_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("Only one document.")
+def test_a_single_word_of_train_text_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("Word.")
     source = FileSource(TaskConfig(name="one", folder="one"), tmp_path)
     for split in ("train", "validation"):
-        with pytest.raises(UserError, match=r"'one' has only one train document .*: put a validation.txt or"):
+        with pytest.raises(UserError, match=r"'one' has only one word of train text .*: put more text there"):
             texts(source, split)
     assert texts(FileSource(TaskConfig(name="one", folder="one", holdout=0.0), tmp_path), "train")
 

@@ -17,12 +17,13 @@ from rich.console import Console
 
 from tests.command import trc2
 from trc2.config import RunConfig, settings_text
+from trc2.console import clock
 from trc2.errors import UserError
 from trc2.report.evidence import Evidence
 from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked
-from trc2.sweep.board import clock, seconds_left
+from trc2.sweep.board import seconds_left
 from trc2.sweep.conduct import run_sweep
 from trc2.sweep.local import LocalLauncher
 from trc2.sweep.matrix import Matrix

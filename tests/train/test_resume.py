@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +27,9 @@ from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import read_records
+from trc2.runs.target import find_target
 from trc2.train.resume import continue_run, relative_forgetting, resume_run
+from trc2.train.scoring import score_target
 from trc2.train.start import Interrupted, start_run
 from trc2.verify.kills import compare_runs
 
@@ -102,6 +106,71 @@ def test_training_refuses_a_folder_with_checkpoints_and_leaves_nothing_when_refu
     with pytest.raises(UserError, match="but one step takes"):
         start_run(at(tiny_run, tmp_path / "refused", train={"batch_size": 100_000}), QUIET)
     assert not (tmp_path / "refused").exists()
+
+
+def test_whatever_refuses_a_run_leaves_nothing_and_the_retry_works(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "new" / "deep" / "run"
+    refused = (
+        {"output": {"report_to": ["trackio"]}},  # not installed: refused after all else is ready
+        {"stream": {"tasks": [{"name": "gone", "folder": "gone"}]}},
+        {"model": {"vocab_size": 10}},
+    )
+    for changes in refused:
+        with pytest.raises(UserError):
+            start_run(at(tiny_run, folder, **changes), QUIET)
+        assert not (tmp_path / "new").exists(), changes
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trc2.train.start.prepare_stream", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start_run(at(tiny_run, folder), QUIET)
+    assert not (tmp_path / "new").exists()
+    assert start_run(at(tiny_run, folder), QUIET) == folder
+
+
+def test_old_tasks_need_no_files_once_they_are_packed(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    for name in ("fruit", "tools"):
+        write_task(root, name, [f"{name} {number}" for number in range(4)])
+    own = {"data_root": root, "cache": root / "cache"}
+    start_run(at(tiny_run, tmp_path / "whole", stream=own), QUIET)
+    stop_after(at(tiny_run, tmp_path / "parted", stream=own), 8, monkeypatch)
+    shutil.rmtree(root / "fruit")
+    (root / "tools" / "train.jsonl").unlink()
+    said = io.StringIO()
+    resume_run(tmp_path / "parted", [], Console(file=said, width=200))
+    assert "fruit: its files are gone; its packed tokens are in the cache" in said.getvalue()
+    assert compare_runs(tmp_path / "whole", tmp_path / "parted")[0] == []
+    scores = score_target(find_target(str(tmp_path / "whole")), warn=print, tasks=["fruit"])
+    assert scores["fruit"]["perplexity"] > 1
+    write_task(tmp_path, "colours", ["red", "blue"])
+    task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)
+    continue_run(tmp_path / "whole", tmp_path / "child", task, QUIET)
+    assert read_run(tmp_path / "child").is_finished
+    packed = next((root / "cache" / "tasks").glob("fruit-*/train.tokens"))
+    packed.write_bytes(packed.read_bytes()[::-1])  # what is not as it was packed is not used
+    with pytest.raises(UserError, match="fruit, which is not a folder or file"):
+        score_target(find_target(str(tmp_path / "whole")), warn=print, tasks=["fruit"])
+
+
+def test_crowded_cores_are_told_before_training(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trc2.train.start.busy_cores", lambda: 7.0)
+    monkeypatch.setattr("trc2.train.start.available_cores", lambda: 8)
+    for threads, advice in ((2, "output.threads=1"), (1, None)):
+        said = io.StringIO()
+        config = at(tiny_run, tmp_path / f"{threads}", output={"threads": threads})
+        start_run(config, Console(file=said, width=300))
+        assert ("several times faster" in said.getvalue()) is (advice is not None)
+    torch.set_num_threads(1)
 
 
 def test_comparing_sees_a_single_different_bit(tiny_run: MakeRun, tmp_path: Path) -> None:

@@ -182,17 +182,18 @@ def header(run: RunConfig, rows: int, length: int) -> dict[str, Any]:
 
 
 MEMORY_PROGRAM = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from trc2.bench.subjects import learning_pass, prepared_model
 from trc2.config import model_config
+from trc2.machine import peak_memory_bytes
 settings = json.load(sys.stdin)
 run = learning_pass(prepared_model(model_config(settings["model"])), settings["rows"], settings["length"])
 
 def peak():  # in kilobytes; Linux can forget an earlier peak, elsewhere only what exceeds it is seen
     status = Path("/proc/self/status")
     if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+        return peak_memory_bytes() // 1024
     return int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
 
 if Path("/proc/self/clear_refs").exists():

@@ -16,6 +16,7 @@ from trc2.config.baselines import (
     MambaConfig,
     MoEConfig,
 )
+from trc2.errors import UserError
 from trc2.ops.staircase import LONGEST, SHORTEST, STEPS
 
 
@@ -41,7 +42,10 @@ def kept_by_unit(config: BackboneConfig, length: int, *, on_cpu: bool) -> tuple[
     """What one column or block keeps of every token of rows of this length, and how many of them there are."""
     if isinstance(config, TRC2Config):
         return _column(config, length, on_cpu), config.num_columns
-    assert isinstance(config, BaselineConfig)
+    if not isinstance(config, BaselineConfig):
+        raise UserError(
+            f"What model={config.name} keeps for its backward pass is not known: plan one of our backbones."
+        )
     return _block(config, length, on_cpu), config.num_layers
 
 

@@ -203,9 +203,8 @@ def _parts(
 def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float, float]:
     """Bytes at the end of a forward pass, and how many of them are gone when the first gradients of units appear."""
     config, train = run.model, run.train
-    replays = config.replay and run.control.mode != "off"
-    replayed = config.replay_batch_size * (config.replay_chunk_length - 1) if replays else 0
-    segments = [(train.batch_size * train.sequence_length, train.sequence_length)]
+    replayed = budget_of(run).replayed_tokens_per_step / train.micro_batches
+    segments: list[tuple[float, int]] = [(train.batch_size * train.sequence_length, train.sequence_length)]
     segments += [(replayed, config.replay_chunk_length - 1)] if replayed else []
     width = 4 if device.is_cpu or train.precision == "float32" else 2
     units = once = 0.0

@@ -146,6 +146,21 @@ def paper_table() -> tuple[Table, int]:
     return table, different
 
 
+def paper_rows() -> list[dict[str, object]]:
+    """Our numbers and the paper's, by recipe."""
+    rows: list[dict[str, object]] = []
+    for row in PAPER_ROWS:
+        config = load_recipe(row.recipe).model
+        assert isinstance(config, TRC2Config)
+        parts = paper_accounting(config)
+        trainable, memory = (percentages([parts[name][which] for name in PAPER_COLUMNS]) for which in (0, 1))
+        total = sum(part.total for part in static_budget(config).values())
+        ours = {"parameters": total, "parameters_percent": trainable, "memory_percent": memory}
+        paper = {"millions": row.millions, "parameters_percent": row.parameters, "memory_percent": row.memory}
+        rows.append({"recipe": row.recipe, "parts": PAPER_COLUMNS, "ours": ours, "paper": paper})
+    return rows
+
+
 def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
     config = load_recipe(row.recipe).model
     assert isinstance(config, TRC2Config)
@@ -171,7 +186,7 @@ def needs_tables(name: str, run: RunConfig, rows: list[Need]) -> list[Table]:
     time = Table(caption="GB a device sends in a step; * needs more micro-batches a step than the recipe has")
     memory.add_column("devices", justify="right")
     memory.add_column("needs", no_wrap=True)
-    for column in ("weights", "grads", "Adam", "activ.", "memory", "total"):
+    for column in ("params", "grads", "Adam", "activ.", "memory", "total"):
         memory.add_column(column, justify="right")
     for column in ("devices", "sent", "seconds a step", "tokens/s", "hours"):
         time.add_column(column, justify="right")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,15 @@ from trc2 import __version__
 from trc2.console import PlainConsole
 from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 a check failed, 2 bad input (one sentence on standard error), "
+    "3 `continue` forgot more than its limit, 130 stopped by a signal."
+)
 app = typer.Typer(
     name="trc2",
     help="Language models that keep learning.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -24,8 +30,26 @@ MAX_COUNT, MAX_SEED = 2**31 - 1, 2**32 - 1
 out = PlainConsole(quiet=not is_first_process())
 err = PlainConsole(stderr=True, quiet=not speaks_for_machine())
 
-Target = Annotated[str, typer.Argument(help="A recipe's name or file, a run folder, or a folder with a saved model.")]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """For the shell: recipes of the package that begin so; the shell itself knows files."""
+    from trc2.config import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name or file, a run folder, or a folder with a saved model.", autocompletion=complete_recipe
+    ),
+]
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A recipe's name or file; it must have a stream of tasks.", autocompletion=complete_recipe),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _version(wanted: bool) -> None:
@@ -48,8 +72,21 @@ def warn(message: str) -> None:
     err.print(message, style="yellow")
 
 
-def show_summary(folder: Path) -> None:
-    """Write a run's summary, show it without its pictures, and say where it is."""
+def print_json(value: object) -> None:
+    """The only thing on standard output, for programs. JSON has no NaN or infinity: they are words, as in diaries."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_summary(folder: Path, as_json: bool = False) -> None:
+    """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON."""
     from rich.markdown import Markdown
 
     from trc2.report.summary import write_summary
@@ -57,6 +94,11 @@ def show_summary(folder: Path) -> None:
     if not is_first_process():
         return
     written = write_summary(folder)
+    if as_json:
+        from trc2.report.numbers import run_numbers
+
+        print_json(run_numbers(folder))
+        return
     text = written[0].read_text(encoding="utf-8")
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
     out.print("  ".join(str(path) for path in written), soft_wrap=True)

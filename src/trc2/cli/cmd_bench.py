@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import Overrides, Target, app, out
+from trc2.cli.app import AsJson, Overrides, Target, app, err, out, print_json
 from trc2.console import shown
 
 
@@ -25,6 +25,7 @@ def bench(
         int | None, typer.Option(help="Threads of torch; its own choice by default.", min=1, max=1024)
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where bench.json and bench.png go.")] = Path("runs/bench"),
+    as_json: AsJson = False,
 ) -> None:
     """Speed, memory and utilisation of a recipe: ratios of one interleaved run, as table, JSON and picture."""
     import torch
@@ -37,16 +38,16 @@ def bench(
         torch.set_num_threads(threads)
     run = find_target(target, overrides or []).config
     folder.mkdir(parents=True, exist_ok=True)
-    with out.status("building") as status:
+    with err.status("building") as status:
         if scaling is not None:
             report = bench_scaling(run, scaling, repeats=repeats, watch=lambda text: status.update(shown(text)))
         else:
             report = bench_recipe(run, repeats=repeats, against=against, watch=lambda text: status.update(shown(text)))
     (folder / "bench.json").write_text(json.dumps(report, indent=1))
-    if scaling is not None:
-        out.print(scaling_table(target, report))
-        draw_scaling(report, folder / "bench.png")
-    else:
-        out.print(results_table(target, report))
-        draw_bars(report, folder / "bench.png")
+    draw = draw_bars if scaling is None else draw_scaling
+    draw(report, folder / "bench.png")
+    if as_json:
+        print_json(report)
+        return
+    out.print(results_table(target, report) if scaling is None else scaling_table(target, report))
     out.print(f"{folder / 'bench.json'}  {folder / 'bench.png'}")

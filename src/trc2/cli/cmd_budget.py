@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, Overrides, Target, app, out
+from trc2.cli.app import MAX_COUNT, AsJson, Overrides, Target, app, out, print_json
 
 
 @app.command()
@@ -19,22 +18,33 @@ def budget(
     slots: Annotated[
         int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0, max=MAX_COUNT)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.bench.tables import budget_json, budget_table, counts_line, family_rows, family_table, paper_table
+    from trc2.bench.tables import (
+        budget_json,
+        budget_table,
+        counts_line,
+        family_rows,
+        family_table,
+        paper_rows,
+        paper_table,
+    )
     from trc2.config import family_names
     from trc2.runs.target import find_target
 
     if family is not None:
         rows = family_rows(family_names(family))
         if as_json:
-            print(json.dumps({"schema": 1, "family": family, "recipes": rows}, indent=2))
+            print_json({"schema": 1, "family": family, "recipes": rows})
         else:
             out.print(family_table(f"The {family} family", rows))
         return
     if paper:
         table, different = paper_table()
+        if as_json:
+            print_json({"schema": 1, "rows": paper_rows(), "different": different})
+            raise typer.Exit(0 if not different else 1)
         out.print(table)
         verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
         out.print(verdict)
@@ -42,7 +52,7 @@ def budget(
     run = find_target(target, overrides or []).config
     filled = run.model.read_slots if slots is None else slots
     if as_json:
-        print(json.dumps(budget_json(target, run, filled), indent=2))
+        print_json(budget_json(target, run, filled))
         return
     out.print(budget_table(target, run, filled))
     out.print(counts_line(run))

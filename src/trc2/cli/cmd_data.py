@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from trc2.cli.app import Overrides, app, out
+from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, print_json
 from trc2.errors import UserError
 
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
@@ -15,8 +13,9 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("prepare")
 def data_prepare(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or file with a stream.")],
+    recipe: Recipe,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Pack a stream's documents into token shards, or find them in the cache."""
     from rich.table import Table
@@ -27,7 +26,10 @@ def data_prepare(
     run = load_recipe(recipe, overrides or [])
     if run.stream is None:
         raise UserError(f"'{recipe}' has no stream of tasks: choose a recipe that has, such as demo.")
-    prepared = prepare_with_progress(run, out)
+    prepared = prepare_with_progress(run, err if as_json else out)
+    if as_json:
+        print_json(prepared.describe())
+        return
     table = Table(
         title=f"{recipe}: fingerprint {prepared.fingerprint()[:16]}, {prepared.tokenizer.vocab_size} token ids"
     )

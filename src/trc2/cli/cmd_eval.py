@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trc2.cli.app import Target, app, out, warn
+from trc2.cli.app import AsJson, Target, app, out, print_json, warn
 
 
 @app.command("eval")
@@ -19,7 +18,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",
     again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint on any task of its stream, or on any file."""
     from rich.table import Table
@@ -37,7 +36,7 @@ def evaluate(
         warn=warn,
     )
     if as_json:
-        print(json.dumps(scores, indent=2))
+        print_json(scores)
         return
     names = list(dict.fromkeys(name for metrics in scores.values() for name in metrics))
     table = Table(title=f"{target}, {split}", caption="perplexity per token")

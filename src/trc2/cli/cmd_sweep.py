@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, Overrides, app, out
+from trc2.cli.app import MAX_COUNT, AsJson, Overrides, app, err, out, print_json
 from trc2.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def sweep(
         bool, typer.Option("--compact", help="Keep of an ended run only what reports read: no checkpoints.")
     ] = False,
     dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a matrix of runs: backbones, sizes, lesions, strategies, seeds and orders of the tasks."""
     from trc2.sweep.conduct import run_sweep
@@ -37,14 +39,20 @@ def sweep(
 
     cells = load_matrix(matrix).cells(overrides or [])
     target = folder or Path("runs/sweep") / recipe_name(matrix)
+    if dry and as_json:
+        print_json({cell.name: asdict(standing(cell, target)) for cell in cells})
+        return
     if dry:
         for cell in cells:
             found = standing(cell, target)
             out.print(f"{found.state:8} {found.step:>6}/{found.total}  {cell.name}  {found.problem}", soft_wrap=True)
         return
-    outcome = run_sweep(cells, target, _launcher(launcher, jobs, threads), out, retry=retry, keep=not compact)
+    shown = err if as_json else out
+    outcome = run_sweep(cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact)
     ended = sum(found.state == "ended" for found in outcome.standings.values())
-    out.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
+    if as_json:
+        print_json({name: asdict(found) for name, found in outcome.standings.items()})
+    shown.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
     if outcome.failed:
         names = ", ".join(outcome.failed)
         raise UserError(f"{len(outcome.failed)} runs failed ({names}): mend the cause, then add --retry.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_SEED, Overrides, Target, app, out, warn
+from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, err, out, print_json, warn
 from trc2.console import shown
 
 
@@ -20,40 +20,47 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.", min=0, max=MAX_SEED)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Prove exact resume instead, by killing a run.")] = False,
     kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1, max=1_000_000)] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Prove causality and state semantics of a model: a table, JSON and a picture. Or, with --resume, exact resume.
 
     Exit code 0 if every check holds, 1 if one fails, 2 on bad input.
     """
     if resume:
-        _verify_resume(folder, kills, seed)
+        _verify_resume(folder, kills, seed, as_json)
     from trc2.runs.target import find_target
     from trc2.verify import run_battery
     from trc2.verify.picture import as_table, draw, notes, summary
 
     net = find_target(target, overrides or []).model(warn, seed)
-    with out.status("starting") as status:
+    with err.status("starting") as status:
         report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
-    out.print(as_table(report, out.width))
-    for note in notes(report):
-        out.print(note, style="dim")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
     draw(report, folder / "verify.png")
+    if as_json:
+        print_json(report.to_json())
+        raise typer.Exit(0 if report.passed else 1)
+    out.print(as_table(report, out.width))
+    for note in notes(report):
+        out.print(note, style="dim")
     out.print(summary(report), style="green" if report.passed else "bold red")
     out.print(f"{folder / 'verify.json'}  {folder / 'verify.png'}")
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _verify_resume(folder: Path, kills: int, seed: int) -> None:
+def _verify_resume(folder: Path, kills: int, seed: int, as_json: bool) -> None:
     import tempfile
 
     from trc2.verify.kills import verify_resume
 
-    with out.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
+    with err.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
         report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
+    if as_json:
+        print_json(report.to_json())
+        raise typer.Exit(0 if report.passed else 1)
     places = ", ".join(f"{name} ×{count}" for name, count in report.killed_at.items())
     out.print(f"Killed {report.kills} times: {places}.")
     if report.passed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.config import RunConfig
 from trc2.ranks.torchrun import is_worker
+
+if TYPE_CHECKING:
+    from trc2.config import RunConfig
 
 Processes = Annotated[
     int, typer.Option("--nproc", help="Processes on this machine that train together.", min=1, max=1024)

@@ -4,7 +4,8 @@ from trc2.config.backbone import BackboneConfig, round_up
 from trc2.config.model import TRC2Config
 from trc2.config.models import MODELS, model_config
 from trc2.config.reader import parse_settings, read_settings, settings_text
-from trc2.config.run import RunConfig, family_names, load_recipe, recipe_names
+from trc2.config.recipes import family_names, recipe_descriptions, recipe_names
+from trc2.config.run import RunConfig, load_recipe
 from trc2.config.section import Section
 from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config, strategy_names
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
@@ -30,6 +31,7 @@ __all__ = [
     "model_config",
     "parse_settings",
     "read_settings",
+    "recipe_descriptions",
     "recipe_names",
     "round_up",
     "settings_text",

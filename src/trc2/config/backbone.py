@@ -15,32 +15,34 @@ MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 class BackboneConfig(Section):
     """Settings of any language model this package trains; `name` says which one."""
 
-    name: str
-    vocab_size: Size = 50257
-    d_model: Size = 768
-    max_positions: Size = 1024
-    dropout: Decay = 0.0
-    norm_eps: Positive = 1e-6
+    name: str = Field(description="which backbone")
+    vocab_size: Size = Field(50257, description="token ids that have an embedding; at least the tokenizer's")
+    d_model: Size = Field(768, description="width of the residual stream")
+    max_positions: Size = Field(1024, description="the longest sequence the network can read")
+    dropout: Decay = Field(0.0, description="share of activations dropped in training")
+    norm_eps: Positive = Field(1e-6, description="ε of the norms")
 
     # replay
-    replay: bool = False
-    replay_recent_chunks: Size = 2048
-    replay_long_chunks: Size = 16_384
-    replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = 128
-    replay_batch_size: Size = 4
-    replay_coefficient: NonNegative = 0.05
+    replay: bool = Field(False, description="whether chunks of earlier text are stored and trained on again")
+    replay_recent_chunks: Size = Field(2048, description="size of the ring of recent chunks")
+    replay_long_chunks: Size = Field(16_384, description="size of the reservoir of all chunks ever seen")
+    replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(128, description="tokens of a stored chunk")
+    replay_batch_size: Size = Field(4, description="B_0: chunks replayed per micro-batch")
+    replay_coefficient: NonNegative = Field(0.05, description="λ_0: weight of the replay loss")
     replay_share: Share | None = Field(
         None,
         description="instead of coefficient and batch size: this share of a step's tokens is replayed, and every token "
         "weighs the same",
     )
-    replay_long_fraction: Fraction = 0.5
+    replay_long_fraction: Fraction = Field(
+        0.5, description="ρ_0: share of replayed chunks that comes from the reservoir"
+    )
     replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
     max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
 
     # objective
-    lambda_router: NonNegative = 1.0
-    lambda_load_balance: NonNegative = 0.01
+    lambda_router: NonNegative = Field(1.0, description="weight of all router losses")
+    lambda_load_balance: NonNegative = Field(0.01, description="weight of the experts' balance loss")
 
     @model_validator(mode="after")
     def _can_be_built(self) -> BackboneConfig:

@@ -13,8 +13,8 @@ from trc2.config.section import Fraction, NonNegative, Size
 class BaselineConfig(BackboneConfig):
     """Embedding plus learned positions, pre-norm blocks of a mixer and a feed-forward part, tied head."""
 
-    num_layers: Size = 20
-    num_heads: Size = 8
+    num_layers: Size = Field(20, description="blocks on top of each other")
+    num_heads: Size = Field(8, description="attention heads of a block")
     d_ff: Size | None = Field(None, description="feed-forward width; None means the paper's width of this baseline")
 
     @model_validator(mode="after")
@@ -53,8 +53,8 @@ class MoEConfig(BaselineConfig):
     """Attention and routed experts, without a shared one."""
 
     name: Literal["moe"] = "moe"
-    num_experts: Size = 8
-    num_active_experts: Size = 2
+    num_experts: Size = Field(8, description="routed experts of a block")
+    num_active_experts: Size = Field(2, description="routed experts that work on a token")
 
     def _check(self) -> None:
         at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
@@ -68,10 +68,10 @@ class MambaConfig(BaselineConfig):
     """Mamba-1 and SwiGLU. The paper's counts need state 128 and rank 64; its authors' defaults are 16 and d/16."""
 
     name: Literal["mamba"] = "mamba"
-    expand: Size = 2
+    expand: Size = Field(2, description="inner width as a multiple of d_model")
     state_dim: Size = Field(128, description="N")
     dt_rank: Size | None = Field(64, description="R; None means ⌈d_model/16⌉")
-    conv_width: Size = 4
+    conv_width: Size = Field(4, description="tokens the short convolution sees")
     scan_chunk: Size = Field(32, description="tokens whose states are held at once")
 
     @property
@@ -88,8 +88,10 @@ class DeepSeekMoEConfig(BaselineConfig):
 
     name: Literal["deepseek_moe"] = "deepseek_moe"
     num_experts: Size = Field(16, description="routed experts")
-    num_active_experts: Size = 4
-    num_shared_experts: Annotated[int, Field(ge=0, le=2**31 - 1)] = 2
+    num_active_experts: Size = Field(4, description="routed experts that work on a token")
+    num_shared_experts: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        2, description="experts that work on every token"
+    )
     expert_split: Size = Field(2, description="m: an expert has 1/m of the full width")
 
     def _check(self) -> None:
@@ -124,7 +126,7 @@ class FalconConfig(BaselineConfig):
 
     name: Literal["falcon"] = "falcon"
     variant: Literal["falcon1", "falcon2"] = Field("falcon2", description="falcon1: one step size per head")
-    conv_width: Size = 4
+    conv_width: Size = Field(4, description="tokens the short convolution sees")
     chunk: Annotated[int, Field(ge=1, le=16)] = Field(16, description="tokens solved at once")
     ridge_scale: NonNegative = Field(1.0, description="λ_scale: the ridge is λ_scale · σ(·) · |x|²")
     output_norm: bool = Field(False, description="a norm per head on what is read, if training is unstable")
@@ -134,7 +136,7 @@ class LoraDRSConfig(BaselineConfig):
     """A transformer whose later tasks train low-rank maps on keys and values, in a drift-resistant space."""
 
     name: Literal["lora_drs"] = "lora_drs"
-    rank: Size = 4
+    rank: Size = Field(4, description="rank of the maps that later tasks train")
     num_adapters: Size = Field(2, description="tasks after the first")
     freeze_backbone: bool = Field(True, description="true: as the method says; false: as the paper's numbers suggest")
     normalize_projector: bool = Field(True, description="true: divide by the Frobenius norm, as the method's code does")

@@ -32,6 +32,8 @@ def model_config(values: Mapping[str, Any]) -> BackboneConfig:
 def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Settings of another backbone of the same width, depth and vocabulary; what else it has is at its default."""
     target = _class_of(name).model_fields
+    if values.get("name", "trc2") == name:  # the one it is already
+        return {**values, "name": name}
     if name == "hf":  # its folder says what it is; how it replays is not the folder's to say
         kept = {field: value for field, value in values.items() if field in target and field.startswith("replay")}
         if {"replay_coefficient", "replay_batch_size"} & kept.keys():

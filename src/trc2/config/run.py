@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
+import re
 from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
@@ -16,15 +14,15 @@ from trc2.config.baselines import LoraDRSConfig
 from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
 from trc2.config.models import MODELS, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
-from trc2.config.reader import MAX_DEPTH, NotReadable, parse, parse_settings, read_settings
-from trc2.config.section import Section, SettingError, shown
+from trc2.config.reader import MAX_DEPTH, NotReadable, parse
+from trc2.config.recipes import laid_over_each_other, recipe_layers
+from trc2.config.section import Section, SettingError
 from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
-from trc2.errors import UserError, brief, did_you_mean, sentence_of
+from trc2.errors import UserError, brief, did_you_mean
 
 NAMED_SECTIONS = ("model", "strategy")
-MAX_BASES = 16
 
 
 class RunConfig(Section):
@@ -127,93 +125,16 @@ def _check_within(name: str, value: float, range_name: str, limits: tuple[float,
         )
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
-    folder = resources.files("trc2") / "recipes"
-    names = [entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")]
-    return sorted(name for name in names if not name.startswith("_"))  # those are parts that recipes share
-
-
-def family_names(family: str) -> list[str]:
-    """The recipes of one family that differ in their backbone: `lab`, one each, or `paper`, every row of its table."""
-    names = recipe_names()
-    if family == "lab":
-        return [f"lab_{model}" for model in MODELS if f"lab_{model}" in names]
-    if family == "paper":
-        trc2 = [name for name in names if name.startswith("paper_d")]
-        found = trc2 + [name for model in MODELS for name in names if name.startswith(f"paper_{model}_d")]
-        return sorted(dict.fromkeys(found), key=lambda name: list(MODELS).index(_backbone_of(name)))
-    raise UserError(f"There is no family '{family}': choose lab or paper.")
-
-
-def _backbone_of(name: str) -> str:
-    return next((m for m in MODELS if name.startswith(f"paper_{m}_")), "trc2")
-
-
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a recipe by name or path and apply overrides such as `model.d_model=256`."""
-    return RunConfig(**apply_overrides(_read_recipe(name_or_path), overrides))
-
-
-def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe's settings laid over those of the one it names as `base`; `above` are those that led here."""
-    chain = (*above, name)
-    if above and _identity(name) == _identity(above[-1]):
-        raise UserError(f"base: {brief(name, 80)} names itself: name another recipe, or leave the base out.")
-    if _identity(name) in map(_identity, above):
-        raise UserError(f"base: {brief(' → '.join(chain))} comes back to where it began: leave one base out.")
-    if len(above) > MAX_BASES:
-        raise UserError(f"base: {brief(' → '.join(chain))} is a chain of more than {MAX_BASES}: shorten it.")
-    values = _read_one(name)
-    if isinstance(values.get("strategy"), str):
-        values["strategy"] = {"name": values["strategy"]}
-    base = values.pop("base", None)
-    if base is None:
-        return values
-    if not isinstance(base, str):
-        raise UserError(f"{name} has base={shown(base)}, which is no name: name a recipe or its file.")
-    below, strategy = _read_recipe(base, chain), values.get("strategy")
-    forget_earlier_words(below, values)
-    if isinstance(below.get("strategy"), dict) and isinstance(strategy, dict) and "name" in strategy:
-        below["strategy"] = switch_strategy(below["strategy"], strategy["name"])
-    return _merge(below, values)
-
-
-def _identity(name: str) -> str:
-    """What two names of one recipe have in common."""
-    return name if _is_packaged(name) else os.path.abspath(name)
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged field by field; everything else is replaced."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
-
-
-def _is_packaged(name: str) -> bool:
-    return any(entry.name == f"{name}.yaml" for entry in (resources.files("trc2") / "recipes").iterdir())
-
-
-def _read_one(name: str) -> dict[str, Any]:
-    """The settings in one recipe, of the package or in a file, without those of its base."""
-    if _is_packaged(name):
-        return parse_settings((resources.files("trc2") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"), name)
-    try:
-        os.stat(name)
-    except PermissionError as error:
-        raise UserError(sentence_of(error)) from None
-    except (OSError, ValueError):  # a name may also be too long for a file, or hold what no name may
-        raise UserError(
-            f"There is no recipe or file '{name and brief(name, 80)}': {did_you_mean(name, recipe_names())}"
-        ) from None
-    return read_settings(Path(name), remedy="correct the file")
+    return RunConfig(**apply_overrides(laid_over_each_other(recipe_layers(name_or_path)), overrides))
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Settings with `section.field=value` changes laid over them; values are read as YAML."""
+    """Settings with `section.field=value` changes laid over them; values are read as YAML.
+
+    An item of a list is named by its number or, if it has one, by its name: `stream.tasks.0.steps=10`.
+    """
     result = copy.deepcopy(dict(values))
     for override in overrides:
         shown = brief(override, 80)
@@ -223,10 +144,12 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         *sections, field = parts = path.split(".")
         if not all(parts) or len(parts) > MAX_DEPTH:
             raise UserError(f"The override '{shown}' leads to no setting: write it as section.field=value.")
-        target = result
-        for section in sections:
-            target = target.setdefault(section, {})
-            if not isinstance(target, dict):
+        target: Any = result
+        for depth, section in enumerate(sections, start=1):
+            if isinstance(target, dict) and section not in target:
+                target[section] = _default_list(result, parts[:depth]) if _number(parts[depth]) is not None else {}
+            target = target[_place(target, section, shown)]
+            if not isinstance(target, dict | list):
                 raise UserError(f"The override '{shown}' goes into '{section}', which is a value: shorten the path.")
         try:
             value = parse(text)
@@ -237,8 +160,46 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         forget_earlier_words(result, _nested(parts, value))
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
             value = _renamed(path, target.get(field, {}), value)
-        target[field] = value
+        target[_place(target, field, shown)] = value
     return result
+
+
+def _place(target: dict[str, Any] | list[Any], word: str, override: str) -> Any:
+    """By what a part of a path is found: its own name, or the number of an item."""
+    if isinstance(target, dict):
+        return word
+    names = [item.get("name") if isinstance(item, dict) else None for item in target]
+    places = {place for place, name in enumerate(names) if name == word}
+    number = _number(word)
+    if number is not None and number < len(target):
+        places.add(number)
+    if len(places) == 1:
+        return places.pop()
+    if places:
+        raise UserError(f"The override '{override}' may mean number {word} or the one called so: rename that one.")
+    known = [str(name) for name in names if name is not None] or [str(place) for place in range(len(target))]
+    hint = f"there are {len(target)}, counted from 0." if number is not None else did_you_mean(word, known)
+    raise UserError(f"The override '{override}' names no item '{brief(word, 40)}': {hint}")
+
+
+def _number(word: str) -> int | None:
+    return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
+
+
+def _default_list(values: Mapping[str, Any], path: list[str]) -> Any:
+    """A list that only the defaults have, such as train.betas, so that one of its items can be changed."""
+    section: Any = RunConfig
+    for name in path[:-1]:
+        named = values.get(name)
+        if section is RunConfig and name == "model":
+            kind = named.get("name", "trc2") if isinstance(named, dict) else "trc2"
+            section = MODELS.get(kind) if isinstance(kind, str) else None
+        else:
+            section = getattr(section, "model_fields", {}).get(name)
+            section = None if section is None else section.annotation
+    field = getattr(section, "model_fields", {}).get(path[-1])
+    default = None if field is None else field.get_default(call_default_factory=True)
+    return list(default) if isinstance(default, tuple) else {}
 
 
 def _nested(path: list[str], value: Any) -> dict[str, Any]:

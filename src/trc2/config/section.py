@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,6 +37,7 @@ class Section(BaseModel):
         """Python counts with True, and takes paths that cannot be opened or written down; we do neither."""
         if isinstance(values, Mapping):
             check_names(values)
+            values = {name: _words(cls, name, value) for name, value in values.items()}
             for name, value in values.items():
                 parts = value if isinstance(value, list | tuple) else (value,)
                 _check_inner_names(name, parts)
@@ -62,6 +63,16 @@ def _kinds(annotation: Any) -> Iterable[type]:
     if not inner:
         return [annotation if isinstance(annotation, type) else type(annotation)]  # of a Literal, its values
     return [kind for part in inner for kind in _kinds(part)]
+
+
+def _words(section: type[BaseModel], name: str, value: Any) -> Any:
+    """A list of names may be written as words: `report_to=tensorboard`, `order=code,prose`."""
+    field = section.model_fields.get(name)
+    if not isinstance(value, str) or field is None:
+        return value
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if get_origin(kind) is tuple]
+    is_list = any(Ellipsis in get_args(kind) and set(_kinds(get_args(kind)[0])) == {str} for kind in kinds)
+    return [word.strip() for word in value.split(",")] if is_list else value
 
 
 def _is_text(text: str) -> bool:

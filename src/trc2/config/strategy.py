@@ -19,7 +19,7 @@ SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlie
 class StrategyConfig(Section):
     """Settings of any strategy; `name` says which one. `trc2.strategies.NAME` holds its own as `Settings`."""
 
-    name: str
+    name: str = Field(description="which strategy")
 
 
 @cache

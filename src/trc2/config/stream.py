@@ -36,9 +36,9 @@ SplitPattern = Annotated[str, Field(max_length=1000), AfterValidator(_stays_belo
 class SplitNames(Section):
     """How the source calls its splits; for files, patterns below the task's folder."""
 
-    train: SplitPattern = "train"
-    validation: SplitPattern | None = "validation"
-    test: SplitPattern | None = "test"
+    train: SplitPattern = Field("train", description="train text")
+    validation: SplitPattern | None = Field("validation", description="validation text; None: held out of train")
+    test: SplitPattern | None = Field("test", description="test text; None: there is none")
 
 
 class TaskConfig(Section):
@@ -48,24 +48,28 @@ class TaskConfig(Section):
     that one recipe serves machines with and without a network.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)] = Field(
+        description="names metrics, caches and shuffles"
+    )
     steps: Count = Field(100, description="optimizer steps spent on this task")
-    builtin: Builtin | None = None
+    builtin: Builtin | None = Field(None, description="a corpus that needs no files")
     folder: str | None = Field(
-        None, description="folder below the data root with <split>.jsonl, .txt or .parquet files"
+        None, description="a folder of text, or one file, below the data root: .txt, .md, .jsonl, .parquet, source code"
     )
     dataset: str | None = Field(None, description="a Hugging Face dataset id", min_length=1)
     subset: str | None = Field(None, description="the dataset's configuration name")
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
-    splits: SplitNames = SplitNames()
+    splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
     format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.05, description="share of train documents that become validation where there is none, at least one document"
     )
-    max_document_bytes: Annotated[int, Field(ge=1, le=MAX_DOCUMENT_BYTES)] = 1_000_000
+    max_document_bytes: Annotated[int, Field(ge=1, le=MAX_DOCUMENT_BYTES)] = Field(
+        1_000_000, description="longer documents are skipped and counted"
+    )
     max_train_bytes: Count | None = Field(None, description="read no more train text than this")
     max_eval_bytes: Count | None = Field(None, description="read no more validation or test text than this")
-    license: str | None = None
+    license: str | None = Field(None, description="noted in data.json")
 
     @model_validator(mode="after")
     def _has_one_source(self) -> TaskConfig:
@@ -98,7 +102,7 @@ class TokenizerConfig(Section):
 class StreamConfig(Section):
     """Tasks, and in which order they are learnt. The order changes neither tokenizer nor packed text."""
 
-    tasks: tuple[TaskConfig, ...]
+    tasks: tuple[TaskConfig, ...] = Field(description="the tasks, in the order they are learnt")
     mode: Literal["sequential", "joint"] = Field(
         "sequential", description="joint: one shuffled mixture of all tasks, with as many tokens of each"
     )
@@ -106,8 +110,8 @@ class StreamConfig(Section):
         None, description="the names of all tasks in the order they are learnt; None: as they are listed"
     )
     only: tuple[str, ...] | None = Field(None, description="train only these tasks; the others are still measured")
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    data_root: Path | None = None
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="a saved tokenizer, or how one is trained")
+    data_root: Path | None = Field(None, description="the folder that task folders are in; None: here")
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
     replay_seed_files: tuple[str, ...] = Field(
         (),
@@ -119,7 +123,7 @@ class StreamConfig(Section):
     @field_validator("order", mode="before")
     @classmethod
     def _one_order(cls, order: Any) -> Any:
-        if order == "all":
+        if order == ["all"]:
             raise ValueError("order=all is many runs: write it into a matrix for `trc2 sweep`, or name one order here.")
         if order is None or (isinstance(order, list | tuple) and all(isinstance(name, str) for name in order)):
             return order

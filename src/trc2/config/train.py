@@ -13,20 +13,22 @@ from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, S
 class TrainConfig(Section):
     """Optimization. All of it is *learning*: a resumed run may not change it."""
 
-    seed: Seed = 0
-    sequence_length: Size = 128
+    seed: Seed = Field(0, description="of weights, batches, replay and reservoir")
+    sequence_length: Size = Field(128, description="T: tokens of a row")
     batch_size: Size = Field(8, description="sequences per micro-batch")
     micro_batches: Size = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
-    learning_rate: Positive = 1e-3
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    weight_decay: NonNegative = 0.1
+    learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW's averages of gradient and square")
+    weight_decay: NonNegative = Field(0.1, description="AdamW's, on tensors of two or more dimensions")
     schedule: Literal["per_task", "stream", "wsd", "infinite"] = Field(
         "per_task",
         description="warm-up and cosine per task, or over the stream; wsd and infinite hold a rate and anneal before "
         "every boundary on a branch",
     )
-    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 20
-    min_lr_ratio: Fraction = 0.1
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        20, description="steps in which the learning rate rises to its peak"
+    )
+    min_lr_ratio: Fraction = Field(0.1, description="share of the peak that the cosine ends at")
     anneal_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.1, description="wsd, infinite: this last part of a task's steps is the anneal"
     )
@@ -34,8 +36,10 @@ class TrainConfig(Section):
         100, description="infinite: cosine steps from the peak to the constant rate, after the warm-up"
     )
     constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a part of the peak")
-    clip_norm: Positive = 1.0
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    clip_norm: Positive = Field(1.0, description="the largest norm of the gradients")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="number format of training; auto: what the device does well"
+    )
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
 
     @property
@@ -55,17 +59,17 @@ class ReplayControlConfig(Section):
         "closed_loop",
         description="off: no replay; fixed: λ_0, B_0 and ρ_0 throughout; closed_loop: by measured forgetting",
     )
-    every_steps: Count = Field(240, description="N_ctrl")
-    coefficient_range: tuple[NonNegative, NonNegative] = (0.0, 0.15)
-    target_gap: NonNegative = Field(0.001, description="g_tar")
-    proportional_gain: NonNegative = Field(1.0, description="k_p")
-    integral_gain: NonNegative = Field(0.05, description="k_i")
-    integral_limit: NonNegative = Field(1.0, description="I_max")
+    every_steps: Count = Field(240, description="N_ctrl: steps between two looks at forgetting")
+    coefficient_range: tuple[NonNegative, NonNegative] = Field((0.0, 0.15), description="λ_min and λ_max")
+    target_gap: NonNegative = Field(0.001, description="g_tar: the forgetting it aims at")
+    proportional_gain: NonNegative = Field(1.0, description="k_p: how strongly λ_rep follows the gap")
+    integral_gain: NonNegative = Field(0.05, description="k_i: how strongly λ_rep follows the sum of gaps")
+    integral_limit: NonNegative = Field(1.0, description="I_max: the largest sum of gaps")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
-    batch_range: tuple[Size, Size] = (2, 6)
+    batch_range: tuple[Size, Size] = Field((2, 6), description="B_min and B_max")
     share_range: tuple[Share, Share] = Field((0.0, 0.5), description="of model.replay_share, which takes λ's gains")
-    batch_gain: NonNegative = Field(4.0, description="k_B")
-    long_gain: NonNegative = Field(4.0, description="k_ρ")
+    batch_gain: NonNegative = Field(4.0, description="k_B: how strongly B_R follows the gap")
+    long_gain: NonNegative = Field(4.0, description="k_ρ: how strongly ρ_long follows the gap")
 
     @model_validator(mode="after")
     def _ranges_hold(self) -> ReplayControlConfig:
@@ -84,8 +88,8 @@ def _check_range(name: str, limits: tuple[float, float]) -> None:
 class EvalConfig(Section):
     """When and on how much the run is measured."""
 
-    every_steps: Count = 50
-    batch_size: Size = 16
+    every_steps: Count = Field(50, description="steps between evaluations")
+    batch_size: Size = Field(16, description="sequences scored at once")
     max_batches: Count | None = Field(None, description="validation batches per task; None means all")
     text_sequences: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         32, description="sequences scored as text; 0 turns it off"
@@ -101,14 +105,18 @@ class EvalConfig(Section):
 class OutputConfig(Section):
     """Where a run is written and who watches. All of it is *execution*: free to change on resume."""
 
-    folder: Path = Path("runs/run")
-    log_every: Count = 20
-    checkpoint_every: Count = 200
-    keep_checkpoints: Count = 2
-    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    device: str = "auto"
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    deterministic: bool = False
+    folder: Path = Field(Path("runs/run"), description="the run folder")
+    log_every: Count = Field(20, description="steps between two lines where there is no terminal")
+    checkpoint_every: Count = Field(200, description="steps between checkpoints; task boundaries have their own")
+    keep_checkpoints: Count = Field(2, description="checkpoints that stay besides those at task boundaries")
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description="who else is told: tensorboard, wandb, trackio"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:0")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="threads of torch; None: its own choice"
+    )
+    deterministic: bool = Field(False, description="equal bits on a GPU too, where torch can, for some speed")
     compile: bool = Field(
         False, description="torch.compile for attention, router and norms: about 40 s at the start, a few percent later"
     )

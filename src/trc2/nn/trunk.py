@@ -123,8 +123,11 @@ class Trunk(nn.Module):
         return unit(*args)
 
     def units(self) -> list[nn.Module]:
-        """The modules that hold most weights, each run as a whole: what is divided over ranks and recomputed."""
-        raise NotImplementedError
+        """The modules that hold most weights, each run as a whole: what is divided over ranks and recomputed.
+
+        A trunk that names none can do neither.
+        """
+        return []
 
     def new_states(self) -> Sequence[State]:
         """What decoding begins with: one empty state for every part that looks back."""

@@ -31,7 +31,14 @@ def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     lines += ["Validation perplexity per token at task boundaries (bold: just after its own training):", ""]
     lines += [boundary_table(run), ""]
     lines += [forgetting_caption(run), ""]
-    lines += [forgetting_table(run), "", *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
+    lines += [
+        forgetting_table(run),
+        "",
+        *_test_lines(run),
+        *_cost_lines(run),
+        *[f"![{name}]({name})" for name in pictures],
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -78,6 +85,14 @@ def _state_line(run: FinishedRun) -> str:
     order = " → ".join(f"{markdown(stretch.task)} ({stretch.end - stretch.start} steps)" for stretch in run.stretches)
     state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.stretches[-1].end}"
     return f"{order}; seed {run.config.train.seed}; {run.config.train.tokens_per_step} tokens a step; {state}."
+
+
+def _test_lines(run: FinishedRun) -> list[str]:
+    """The scores on test text, which is read once, at the end."""
+    found = run.final("test")
+    scores = {task: found.get(f"test/{task}/perplexity") for task in run.tasks}
+    cells = [f"{markdown(task)} {score:.4g}" for task, score in scores.items() if score is not None]
+    return [f"Test perplexity, read once at the end: {', '.join(cells)}.", ""] if cells else []
 
 
 COSTS = (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from trc2.errors import UserError
+from trc2.files import write_atomically
+
+LOCK, OWNER = "lock", "lock.owner"  # no one may read a locked file on Windows: who holds it stands beside it
 
 
 @contextmanager
@@ -16,37 +20,39 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the run folder, or raise an error that names the process which holds it.
 
     The lock is the operating system's: it ends with the process that holds it, however that process ends, so there are
-    no stale locks to clean up.
+    no stale locks to clean up. A link in its place is refused, never followed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Never through a link: what it points to would be overwritten.
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(handle, "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise UserError(
-                f"{folder} is in use by process {owner}: wait until it ends, or stop it, and try again."
-            ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"{folder} is in use by process {_owner(folder)}: wait until it ends, or stop it, and try again."
+        ) from None
+    try:
+        write_atomically(folder / OWNER, str(os.getpid()).encode())
         yield
+    finally:
+        lock.release()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the run folder right now."""
-    try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
+    if not (folder / LOCK).is_file():
         return False
+    lock = FileLock(folder / LOCK)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(timeout=0)
+    except Timeout:
         return True
-    finally:
-        os.close(handle)
+    except OSError:  # a link, or a folder that may only be read: nobody can have locked it through us
+        return False
+    lock.release()
     return False
+
+
+def _owner(folder: Path) -> str:
+    with suppress(OSError, ValueError):
+        return str(int((folder / OWNER).read_text(encoding="ascii")))
+    return "unknown"

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from trc2.files import about, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.sources import SPLITS, FileSource, Source, source_of
+from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
 
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
 WAITING = "waiting for another process"  # told in place of a split
+TOKENIZER = "tokenizer"  # the same, with documents and bytes read
+LEARNING = "learning"  # the same, with entries wanted and bytes read
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once; this, not the corpus, decides peak memory
 
 Watch = Callable[[str, str, int, int], None]
@@ -54,6 +57,7 @@ class PreparedTask:
     splits: dict[str, SplitInfo]
     source: dict[str, Any]
     messages: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def tokens(self, split: str) -> np.memmap[Any, Any] | np.ndarray[Any, Any]:
         """All tokens of a split, end of text between documents, read from disk as needed."""
@@ -115,16 +119,32 @@ class PreparedStream:
 
 
 def prepare_stream(
-    stream: StreamConfig, watch: Watch = lambda *_: None, tokenizer: Tokenizer | None = None
+    stream: StreamConfig,
+    watch: Watch = lambda *_: None,
+    tokenizer: Tokenizer | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> PreparedStream:
-    """Make, or find again, the packed tokens of every task; a run that goes on brings its own tokenizer."""
+    """Make, or find again, the packed tokens of every task.
+
+    A run that goes on brings its own tokenizer, and the tasks of its data.json as `known`: their tokens are taken from
+    the cache where the source is gone.
+    """
     cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
     tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
     tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text).beginning(stream.tokenizer.begin_of_text)
     tasks = {}
     for task in stream.tasks:
-        tasks[task.name] = prepare_task(task, sources[task.name], tokenizer, cache, watch)
+        source, packed = sources[task.name], (known or {}).get(task.name)
+        try:
+            if isinstance(source, BuiltinSource) and packed is not None:
+                raise SourceGone(f"Task '{task.name}' may be another text in this version of Python.")
+            tasks[task.name] = prepare_task(task, source, tokenizer, cache, watch)
+        except SourceGone:
+            found = None if packed is None else _find_packed(task.name, packed, cache)
+            if found is None and not isinstance(source, BuiltinSource):
+                raise
+            tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
     overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
     seeds = tuple(prepare_file(_seed_path(name, stream), "text", tokenizer, cache) for name in stream.replay_seed_files)
     return PreparedStream(tasks, tokenizer, overlap, seeds)
@@ -160,7 +180,7 @@ def prepare_task(
         }
     )
     folder = cache / "tasks" / f"{task.name}-{key[:16]}"
-    remarks = source.remarks()
+    remarks, notes = source.remarks(), tuple(source.notes())
     prepared = _open_task(folder, key)
     if prepared is None:
         with sole_maker(folder, lambda: watch(task.name, WAITING, 0, 0)):
@@ -172,7 +192,22 @@ def prepare_task(
                 prepared = _open_task(folder, key)
     if prepared is None:
         raise UserError(f"{folder} does not hold what was written to it: check the disk.")
-    return replace(prepared, messages=(*prepared.messages, *remarks))
+    return replace(prepared, messages=(*prepared.messages, *remarks), notes=notes)
+
+
+def _find_packed(name: str, packed: Any, cache: Path) -> PreparedTask | None:
+    """Of the packed tasks of this name the one with the tokens a run's data.json describes, if it is whole."""
+    for path in sorted((cache / "tasks").glob(f"{name}-*/manifest.json")):
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # theirs or ours: not what is sought
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            hashes = [{split: info["sha256"] for split, info in of["splits"].items()} for of in (manifest, packed)]
+            found = _open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
+            if found is not None:
+                note = f"{name}: its files are gone; its packed tokens are in the cache, as the run began with them."
+                return replace(found, notes=(note,))
+    return None
 
 
 def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, folder: Path, watch: Watch) -> None:
@@ -316,13 +351,16 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     )
 
     def texts() -> Iterator[str]:
+        count = size = 0
         for task in tasks:
-            watch(task.name, "tokenizer", 0, 0)
+            watch(task.name, TOKENIZER, count, size)
             documents = sources[task.name].documents("train", BadRows())
-            for number, text in enumerate(limited((document.text for document in documents), config.max_train_bytes)):
+            for text in limited((document.text for document in documents), config.max_train_bytes):
                 yield text
-                if number % 100 == 99:
-                    watch(task.name, "tokenizer", number + 1, 0)
+                count, size = count + 1, size + len(text.encode())
+                if count % 100 == 0:
+                    watch(task.name, TOKENIZER, count, size)
+        watch("tokenizer", LEARNING, config.vocab_size, size)
 
     return remembered(
         cache / "tokenizers" / f"{key[:16]}.json",

@@ -18,7 +18,13 @@ from trc2.stream.formats import BadRow, Format
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-SUFFIXES = (".jsonl", ".txt", ".parquet")
+ROWS, TABLES = (".jsonl", ".ndjson"), (".parquet",)
+TEXTS = (
+    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc",
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".kt", ".scala", ".swift", ".js", ".ts",
+    ".jsx", ".tsx", ".rb", ".php", ".pl", ".lua", ".jl", ".r", ".hs", ".ml", ".sh", ".sql", ".css", ".html", ".xml",
+)  # fmt: skip
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")  # those a message names
 COMPRESSED = (".gz", ".zst")
 TEXT_DOCUMENT_BYTES = 16_384
 MAX_WALK = 10_000
@@ -51,43 +57,56 @@ def find_files(root: Path, pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def text_files(root: Path) -> Iterator[Path]:
-    """Files of a known kind below a folder, hidden ones left out; only the first names of a very large one are seen."""
+def text_files(root: Path, most: int | None = MAX_WALK) -> Iterator[Path]:
+    """Files of a known kind below a folder, hidden ones left out; of very many names only the first are seen."""
+    return (path for path in all_files(root, most) if kind_of(path) is not None)
+
+
+def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
+    """Files below a folder in a fixed order, hidden ones left out."""
     seen = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and kind_of(Path(name)) is not None:
-                yield Path(folder) / name
+        yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
         seen += len(folders) + len(names)
-        if seen > MAX_WALK:
+        if most is not None and seen > most:
             return
 
 
 def kind_of(path: Path) -> str | None:
-    """.jsonl, .txt or .parquet, whatever compression comes after it."""
-    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSED]
-    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else None
+    """rows, text or table, whatever compression comes after its ending; None for what is no text."""
+    ending = ending_of(path).removesuffix(".gz").removesuffix(".zst")
+    return "rows" if ending in ROWS else "text" if ending in TEXTS else "table" if ending in TABLES else None
 
 
-def read_file(path: Path, render: Format, max_bytes: int, bad: BadRows, *, by_line: bool = False) -> Iterator[Document]:
-    """Documents of one file in order, or its lines; rows that are none go to `bad` with their line."""
+def ending_of(path: Path) -> str:
+    """A file's ending with the compression after it, such as .txt.gz."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:] if suffixes and suffixes[-1] in COMPRESSED else suffixes[-1:])
+
+
+def read_file(
+    path: Path, render: Format, max_bytes: int, bad: BadRows, *, by_line: bool = False, name: str | None = None
+) -> Iterator[Document]:
+    """Documents of one file in order, or its lines; rows that are none go to `bad` with their line.
+
+    Documents are known by the file's name and their line; `name` is another one where several files share theirs.
+    """
+    name = path.name if name is None else name
     kind = kind_of(path)
     if kind is None:
         raise UserError(f"{path} is of no known kind: use {', '.join(SUFFIXES)}, also with .gz or .zst.")
     with reading(path, "use a whole copy of it"):
-        if kind == ".parquet":
-            yield from _read_parquet(path, render, max_bytes, bad)
+        if kind == "table":
+            yield from _read_parquet(path, name, render, max_bytes, bad)
             return
         with _open(path) as file:
-            if kind == ".jsonl":
-                yield from _read_json_lines(file, path.name, render, max_bytes, bad)
+            if kind == "rows":
+                yield from _read_json_lines(file, name, render, max_bytes, bad)
             elif by_line:
-                yield from (
-                    Document(text, f"{path.name}:{n}") for n, text in _text_lines(file, path.name, max_bytes, bad)
-                )
+                yield from (Document(text, f"{name}:{n}") for n, text in _text_lines(file, name, max_bytes, bad))
             else:
-                yield from _read_text(file, path.name, max_bytes, bad)
+                yield from _read_text(file, name, max_bytes, bad)
 
 
 def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
@@ -166,7 +185,7 @@ def _text_lines(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Iter
             bad.add("invalid UTF-8", f"{name}:{number}")
 
 
-def _read_parquet(path: Path, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
+def _read_parquet(path: Path, name: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -175,15 +194,15 @@ def _read_parquet(path: Path, render: Format, max_bytes: int, bad: BadRows) -> I
     for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
         for row in batch.to_pylist():
             number += 1
-            yield from render_row(row, f"{path.name}:{number}", render, max_bytes, bad)
+            yield from render_row(row, f"{name}:{number}", render, max_bytes, bad)
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.suffix not in COMPRESSED:
+    if path.suffix.lower() not in COMPRESSED:
         return path.open("rb")
     if path.stat().st_size == 0:
         raise EOFError("the file is empty, which no compressed file is")
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]
     try:
         import zstandard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trc2.config import StreamConfig, TaskConfig
+from trc2.config.stream import SplitNames
 from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
 from trc2.stream.articles import join_articles
@@ -19,9 +21,20 @@ from trc2.stream.cache import expanded
 from trc2.stream.document import BadRows, Document
 from trc2.stream.formats import BY_LINE, text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
-from trc2.stream.readers import COMPRESSED, TEXT_DOCUMENT_BYTES, find_files, kind_of, read_file, render_row, text_files
+from trc2.stream.readers import (
+    MAX_WALK,
+    SUFFIXES,
+    all_files,
+    ending_of,
+    find_files,
+    kind_of,
+    read_file,
+    render_row,
+    text_files,
+)
 
 SPLITS = ("train", "validation", "test")
+MAX_NAMED = 3
 
 
 class Source(Protocol):
@@ -35,6 +48,10 @@ class Source(Protocol):
 
     def remarks(self) -> list[str]:
         """What a user should know about the source before training on it."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What is read, where that is not plain from the settings."""
         ...
 
 
@@ -64,6 +81,9 @@ class BuiltinSource:
         return {"kind": "builtin", "corpus": self.corpus, "python": platform.python_version(), "trc2": version}
 
     def remarks(self) -> list[str]:
+        return []
+
+    def notes(self) -> list[str]:
         return []
 
 
@@ -98,30 +118,53 @@ class CarvingSource:
         raise NotImplementedError
 
 
+class SourceGone(UserError):
+    """The files of a task are not there, or not any more; a run that packed them may still find its tokens."""
+
+
 @dataclass(frozen=True)
 class FileSource(CarvingSource):
-    """Files below a folder."""
+    """Files below a folder, or a single file.
+
+    The patterns of `splits` say which file is in which split. Where none is called `train`, all text that no other
+    split takes is train text, and documents are known by their path below the folder.
+    """
 
     task: TaskConfig
     root: Path
 
     def files(self, split: str) -> list[Path]:
+        return self._files[split]
+
+    @cached_property
+    def _files(self) -> dict[str, list[Path]]:
+        if self.root.is_file():
+            return {split: [self.root] if split == "train" else [] for split in SPLITS}
         if not self.root.is_dir():
-            raise UserError(
-                f"Task '{self.task.name}' reads {self.root}, which is not a folder: set stream.data_root to the folder "
-                f"that contains '{self.task.folder}'."
+            raise SourceGone(
+                f"Task '{self.task.name}' reads {self.root}, which is not a folder or file: set stream.data_root to "
+                f"the folder that contains '{self.task.folder}'."
             )
-        pattern = getattr(self.task.splits, split)
-        return [] if pattern is None else find_files(self.root, pattern)
+        patterns = {split: getattr(self.task.splits, split) for split in SPLITS}
+        found = {split: [] if p is None else find_files(self.root, p) for split, p in patterns.items()}
+        if not found["train"] and patterns["train"] == SplitNames().train:
+            taken = {path for files in found.values() for path in files}
+            found["train"] = [path for path in text_files(self.root, most=None) if path not in taken]
+        return found
+
+    @cached_property
+    def _takes_all(self) -> bool:
+        """Whether train is whatever text there is, not what is called so."""
+        named = self.root.is_dir() and find_files(self.root, self.task.splits.train)
+        return self.root.is_dir() and not named
 
     def _has_validation(self) -> bool:
         return bool(self.files("validation"))
 
     def _only_one_document(self) -> str:
         return (
-            f"Task '{self.task.name}' has only one train document in {self.root}, so none can be held out for "
-            "validation: put a validation.txt or validation.jsonl there, or more train text (a .txt file is one "
-            f"document up to {TEXT_DOCUMENT_BYTES // 1024} KB)."
+            f"Task '{self.task.name}' has only one word of train text in {self.root}, so nothing can be held out for "
+            "validation: put more text there."
         )
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
@@ -132,21 +175,39 @@ class FileSource(CarvingSource):
         render, by_line = text_format(self.task.format), self.task.format == BY_LINE
         files = self.files(split)
         if split == "train" and not files:
-            raise UserError(self._no_train_files())
+            raise SourceGone(self._no_train_files())
         for path in files:
-            yield from read_file(path, render, self.task.max_document_bytes, bad, by_line=by_line)
+            name = path.relative_to(self.root).as_posix() if self._takes_all else None
+            yield from read_file(path, render, self.task.max_document_bytes, bad, by_line=by_line, name=name)
 
     def identity(self) -> dict[str, Any]:
+        if not self.files("train"):
+            raise SourceGone(self._no_train_files())
+        base = self.root if self.root.is_dir() else self.root.parent
         listing = [
-            [path.relative_to(self.root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns]
+            [path.relative_to(base).as_posix(), path.stat().st_size, path.stat().st_mtime_ns]
             for split in SPLITS
             for path in self.files(split)
         ]
         return {"kind": "files", "files": listing}
 
+    def notes(self) -> list[str]:
+        """What is taken, and what else lies there."""
+        counts = {split: len(files) for split, files in self._files.items() if files}
+        endings = Counter(ending_of(path) or path.name for files in self._files.values() for path in files)
+        kinds = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
+        splits = "" if set(counts) == {"train"} else f": {', '.join(f'{n} {split}' for split, n in counts.items())}"
+        total = sum(counts.values())
+        note = f"{self.task.name}: {total} file{'s' if total > 1 else ''} taken ({kinds}{', …' * (len(endings) > 5)})"
+        other = self._no_text()
+        if other:
+            named = ", ".join(path.name for path in other[:MAX_NAMED]) + ", …" * (len(other) > MAX_NAMED)
+            return [f"{note}{splits}; {len(other)} of other kinds ignored ({named})."]
+        return [f"{note}{splits}."]
+
     def remarks(self) -> list[str]:
         """Text that lies there and is not read; where train is one file by its exact name, that is what was wanted."""
-        if (self.root / self.task.splits.train).is_file():
+        if self.root.is_file() or (self.root / self.task.splits.train).is_file():
             return []
         ignored = self._ignored()
         if not ignored:
@@ -162,20 +223,27 @@ class FileSource(CarvingSource):
         taken = {path for split in SPLITS for path in self.files(split)}
         return [path.relative_to(self.root) for path in text_files(self.root) if path not in taken]
 
+    def _no_text(self) -> list[Path]:
+        """Files that are no text, as far as their endings tell; none of interest beside a file named on its own."""
+        if self.root.is_file() or (self.root / self.task.splits.train).is_file():
+            return []
+        return [path for path in all_files(self.root, most=MAX_WALK) if kind_of(path) is None]
+
     def _no_train_files(self) -> str:
         sentence = f"Task '{self.task.name}' has no train files in {self.root}"
-        if not (ignored := self._ignored()):
-            return f"{sentence}: put train.jsonl, train.txt or train.parquet there, or set its splits.train."
-        return (
-            f"{sentence}, but {len(ignored)} of other names (first: {ignored[0]}): call them train.jsonl, train-1.txt "
-            f"and so on, or set its splits.train, e.g. '{_pattern_for(ignored[0])}'."
-        )
+        if ignored := self._ignored():
+            return (
+                f"{sentence}, but {len(ignored)} of other names (first: {ignored[0]}): call them train.jsonl, "
+                f"train-1.txt and so on, or set its splits.train, e.g. '{_pattern_for(ignored[0])}'."
+            )
+        others = self._no_text()
+        found = f" ({len(others)} of no known kind, first: {others[0].name})" if others else ""
+        return f"{sentence}{found}: put text there, {', '.join(SUFFIXES)} or so, also with .gz or .zst."
 
 
 def _pattern_for(path: Path) -> str:
     """A pattern that finds a file and others like it."""
-    ending = f"{kind_of(path)}{path.suffix if path.suffix in COMPRESSED else ''}"
-    return f"{'' if path.parent == Path() else '**/'}*{ending}"
+    return f"{'' if path.parent == Path() else '**/'}*{ending_of(path)}"
 
 
 @dataclass(frozen=True)
@@ -241,6 +309,9 @@ class DatasetSource(CarvingSource):
         return {"kind": "dataset", "id": self.task.dataset, "subset": self.task.subset}
 
     def remarks(self) -> list[str]:
+        return []
+
+    def notes(self) -> list[str]:
         return []
 
 

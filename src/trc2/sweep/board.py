@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from trc2.console import clock
 from trc2.sweep.matrix import Cell
 from trc2.sweep.standing import Standing
 
@@ -28,13 +29,6 @@ def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], s
         left += found.left * (typical if not group else sum(group) / len(group))
     open_runs = sum(found.left > 0 for found in standings.values())
     return left / max(1, min(slots, open_runs))
-
-
-def clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "time left unknown"
-    minutes = int(seconds // 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h left" if minutes >= 60 else f"{minutes}:{int(seconds % 60):02d} left"
 
 
 class Board:

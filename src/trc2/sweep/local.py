@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trc2.errors import UserError
+from trc2.machine import available_cores
 
 
 class Launcher(Protocol):
@@ -81,10 +82,3 @@ def command(arguments: list[str], threads: int) -> list[str]:
 def environment(threads: int) -> dict[str, str]:
     """Threads that are not torch's: BLAS and the tokenizers'."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-
-
-def available_cores() -> int:
-    """Those this process may use, which in a container can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,6 +11,7 @@ from typing import Literal
 
 from trc2.files import reading, write_atomically
 from trc2.runs.folder import RunFolder
+from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.plan import Plan
 from trc2.runs.records import last_record
 from trc2.sweep.matrix import Cell
@@ -93,5 +94,6 @@ def compact(folder: RunFolder) -> None:
         write_atomically(folder.packed_diary_file, gzip.compress(content, mtime=0))
         folder.diary_file.unlink()
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    for path in (folder.tokenizer_file, folder.path / "lock", folder.path / "summary.md", *folder.path.glob("*.png")):
+    named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))
+    for path in (folder.tokenizer_file, *named, *folder.path.glob("*.png")):
         path.unlink(missing_ok=True)

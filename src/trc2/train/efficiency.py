@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 
 import torch
 
 from trc2.backbones.registry import step_cost
 from trc2.config import RunConfig
+from trc2.machine import peak_memory_bytes
 from trc2.nn.cost import Cost
 
 GB = 1e9
@@ -33,8 +32,7 @@ def peak_memory_gb(device: torch.device) -> float:
     """The most memory this process ever used: of the GPU, else of the machine."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GB
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB
+    return peak_memory_bytes() / GB
 
 
 def training_flops_per_token(config: RunConfig, slots: int, with_replay: bool) -> float:

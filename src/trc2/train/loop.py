@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from itertools import count
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
-from trc2.nn.trunk import WriteReport
 from trc2.ranks import ALONE, Ranks
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record
 from trc2.stream.prepare import PreparedStream
 from trc2.train.feed import Feed
-from trc2.train.measure import Measure, add_up_losses
+from trc2.train.measure import Measure, add_up_losses, dynamics
 from trc2.train.observers import Observer
 from trc2.train.optimizer import set_learning_rate
 from trc2.train.precision import autocast, choose_device
@@ -29,15 +27,9 @@ class Trainer:
     """Trains a model through a stream of tasks, measures what it forgets, and steers replay from it."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        prepared: PreparedStream,
-        folder: RunFolder,
-        observers: list[Observer],
-        ranks: Ranks = ALONE,
-        *,
-        will_restore: bool = False,
-    ) -> None:
+        self, config: RunConfig, prepared: PreparedStream, folder: RunFolder, observers: list[Observer],
+        ranks: Ranks = ALONE, *, will_restore: bool = False,
+    ) -> None:  # fmt: skip
         self.config, self.folder, self.ranks = config, folder, ranks
         self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
         self.plan = Plan.of_run(config)
@@ -139,22 +131,9 @@ class Trainer:
             raise self._hopeless(task)
         metrics = {f"train/{name}": value for name, value in losses.items()}
         metrics |= {"train/learning_rate": rate, "train/gradient_norm": norm, **corrections}
-        metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **self._dynamics(writes)}
+        metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **dynamics(model, writes)}
         kind: Kind = "nonfinite" if writes is None else "train"
         return Record(kind, progress.step, task, metrics, self.story.seconds)
-
-    def _dynamics(self, writes: WriteReport | None) -> dict[str, float]:
-        """How strongly is replayed, and what the memory did."""
-        metrics, model = {}, self.state.model
-        if model.replay is not None and model.replay.share is not None:
-            metrics["replay/share"] = float(model.replay.share)
-        elif model.replay is not None:
-            metrics["replay/coefficient"] = float(model.replay.coefficient)
-        if writes is not None and model.has_memory:
-            metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}
-            metrics["hippocampus/keep_fraction"] = writes.keep_fraction
-            metrics["hippocampus/raw_fraction"] = writes.raw_fraction
-        return metrics
 
     def _hopeless(self, task: str) -> UserError:
         progress = self.state.progress

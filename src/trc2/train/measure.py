@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
+from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.metrics.forgetting import METRICS, summarise
+from trc2.nn.trunk import WriteReport
 from trc2.ranks import Ranks
 from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
@@ -38,6 +41,20 @@ def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tu
         for name, value in zip(names, row, strict=False):
             losses[name] += value
     return losses, all(math.isfinite(value) for value in (*losses.values(), *(row[-1] for row in rows)))
+
+
+def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
+    """How strongly is replayed, and what the memory did."""
+    metrics = {}
+    if model.replay is not None and model.replay.share is not None:
+        metrics["replay/share"] = float(model.replay.share)
+    elif model.replay is not None:
+        metrics["replay/coefficient"] = float(model.replay.coefficient)
+    if writes is not None and model.has_memory:
+        metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}
+        metrics["hippocampus/keep_fraction"] = writes.keep_fraction
+        metrics["hippocampus/raw_fraction"] = writes.raw_fraction
+    return metrics
 
 
 class Measure:

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from trc2.console import clock
 from trc2.errors import UserError
 from trc2.files import reading, write_atomically
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.train.forecast import Forecast
 
 
 class Observer(Protocol):
@@ -26,15 +28,17 @@ class Observer(Protocol):
 class Screen:
     """A progress bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, plan: Plan, console: Console, log_every: int, start: int = 0) -> None:
-        self.plan, self.console, self.log_every = plan, console, log_every
-        self.begun, self.first = time.monotonic(), start
+    def __init__(
+        self, plan: Plan, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None
+    ) -> None:
+        self.plan, self.console, self.log_every, self.forecast = plan, console, log_every, forecast
         self.bar: Progress | None = None
         self.bar_task: TaskID | None = None
         if console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.total}", markup=False),
                 TextColumn("{task.fields[line]}", markup=False),
                 console=console,
             )
@@ -42,6 +46,8 @@ class Screen:
             self.bar_task = self.bar.add_task("starting", total=plan.total_steps, completed=start, line="")
 
     def see(self, record: Record) -> None:
+        if self.forecast is not None:
+            self.forecast.see(record, time.monotonic())
         if record.kind == "train":
             line = self._train_line(record)
             if self.bar is not None and self.bar_task is not None:
@@ -65,14 +71,14 @@ class Screen:
 
     def _train_line(self, record: Record) -> str:
         values = record.metrics
-        rate = (record.step - self.first) / max(1e-9, time.monotonic() - self.begun)
-        left = (self.plan.total_steps - record.step) / rate if rate > 0 else 0.0
         parts = [f"loss {values['train/loss_lm']:.3f}", f"{values['train/tokens_per_second']:,.0f} tok/s"]
         if "replay/coefficient" in values:
             parts.append(f"λ_rep {values['replay/coefficient']:.3f}")
         if "hippocampus/fill" in values:
             parts.append(f"memory {values['hippocampus/fill']:.0%}")
-        return "  ".join([*parts, f"{int(left // 60)}:{int(left % 60):02d} left"])
+        if self.forecast is not None and (left := self.forecast.left()) is not None:
+            parts.append(clock(left))
+        return "  ".join(parts)
 
     def _line(self, text: str) -> None:
         (self.bar.console if self.bar is not None else self.console).print(text, highlight=False, soft_wrap=True)
@@ -113,10 +119,14 @@ class Tracker:
         except ImportError:
             raise UserError(f"report_to={name} needs {name}: pip install 'trc2[{name}]'.") from None
         self.module = module
-        self.run = module.init(project="trc2", name=folder.path.name, config=settings, **self._begun(name, folder))
+        where = (
+            {"dir": str(folder.path)} if name == "wandb" else {}
+        )  # else its files lie wherever the command was typed
+        known = {**where, **self._begun(name, folder)}
+        self.run = module.init(project="trc2", name=folder.path.name, config=settings, **known)
         run_id = getattr(self.run, "id", None)
-        known = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
-        write_atomically(folder.tracker_file(name), json.dumps(known).encode())
+        content = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
+        write_atomically(folder.tracker_file(name), json.dumps(content).encode())
 
     @staticmethod
     def _begun(name: str, folder: RunFolder) -> dict[str, str]:

@@ -27,7 +27,7 @@ from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint, name_of
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import lock_folder
+from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_table
 from trc2.stream.prepare import PreparedStream
@@ -41,6 +41,7 @@ from trc2.train.start import (
     set_up_process,
     start_run,
     taking_part,
+    warn_if_crowded,
     warn_on,
     watch,
 )
@@ -70,7 +71,8 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
         set_up_process(config)
-        prepared = prepare_with_progress(config, console, folder.tokenizer())
+        warn_if_crowded(console)
+        prepared = prepare_with_progress(config, console, folder.tokenizer(), folder.data()["tasks"])
         check_data(folder, prepared)
         history = folder.records() if folder.has_diary else []
         checkpoint = _newest_checkpoint(folder, console, ranks)
@@ -246,7 +248,7 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
     config = _longer_config(ended.config, task, final)
     set_up_process(config)
-    prepared = prepare_with_progress(config, console, ended.folder.tokenizer())
+    prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
     ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
     ranks.on_first(lambda: folder.describe(config, prepared))
@@ -281,7 +283,7 @@ def _empty(partial: Path) -> None:
     for path in partial.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "lock":
+        elif path.name not in (LOCK, OWNER):
             path.unlink()
 
 

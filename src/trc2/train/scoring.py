@@ -82,7 +82,7 @@ def _prepare_tasks(
     check_task_names(tasks, [task.name for task in stream.tasks])
     if check_test:
         _check_test_split(folder)
-    prepared = prepare_stream(stream, tokenizer=tokenizer)
+    prepared = prepare_stream(stream, tokenizer=tokenizer, known=folder.data()["tasks"])
     check_data(folder, prepared)
     return {name: prepared.tasks[name] for name in tasks or prepared.tasks}
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trc2.artifact import check_memory
 from trc2.config import RunConfig
-from trc2.console import shown
 from trc2.errors import UserError, plain
+from trc2.machine import available_cores, busy_cores, crowding
+from trc2.metrics.text import text_scores
 from trc2.ranks import Ranks, joined
 from trc2.ranks.group import check_divides
 from trc2.ranks.torchrun import world_of_process
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
-from trc2.stream.prepare import WAITING, PreparedStream, prepare_stream
+from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.allocator import keep_freed_memory
-from trc2.train.chance import seed_everything
+from trc2.train.chance import chance_unmoved, seed_everything
+from trc2.train.forecast import Agenda, Forecast
 from trc2.train.loop import Trainer
 from trc2.train.observers import Screen, build_observers
 from trc2.train.precision import choose_device
@@ -44,21 +49,22 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
         folder.check_is_free("choose another output.folder")
 
     ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
-    is_new = not folder.path.exists()
+    new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     try:
         with ExitStack() as held:
             ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
             ranks.on_first(check_is_free)
             check_memory(config.model)
             set_up_process(config)
+            warn_if_crowded(console)
             prepared = prepare_with_progress(config, console)
             trainer = Trainer(config, prepared, folder, [], ranks)
             ranks.on_first(lambda: folder.describe(config, prepared))
             watch(trainer, console)
             run(trainer)
-    except UserError:
-        if ranks.is_first and is_new and not folder.has_diary:
-            shutil.rmtree(folder.path, ignore_errors=True)
+    except BaseException:
+        if ranks.is_first and new and not folder.has_diary:
+            _remove(new)
         raise
 
 
@@ -68,6 +74,14 @@ def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Co
     check_divides(config.train.micro_batches, world_of_process())
     with joined(choose_device(config.output.device)) as ranks:
         yield ranks, console if ranks.is_first else Console(quiet=True)
+
+
+def _remove(new: list[Path]) -> None:
+    """A folder and those above it that were made for it, unless others have come to use them."""
+    shutil.rmtree(new[0], ignore_errors=True)
+    for folder in new[1:]:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 class Interrupted(UserError):
@@ -105,23 +119,35 @@ def _where_it_stopped(trainer: Trainer) -> str:
     return f"{done}: go on with `trc2 resume {trainer.folder}`."
 
 
-def prepare_with_progress(config: RunConfig, console: Console, tokenizer: Tokenizer | None = None) -> PreparedStream:
+def prepare_with_progress(
+    config: RunConfig, console: Console, tokenizer: Tokenizer | None = None, known: Mapping[str, Any] | None = None
+) -> PreparedStream:
+    """The run's data, with a word on what is being done; `known` is what the run's data.json says of its tasks."""
     assert config.stream is not None
-    with console.status("preparing data") as status:
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("preparing data", total=None)
 
-        def show(task: str, split: str, documents: int, tokens: int) -> None:
-            if split == WAITING:
-                status.update(shown(f"{task}: waiting for another process that prepares it"))
-            elif tokens:
-                status.update(shown(f"preparing {task}/{split}: {documents:,} documents, {tokens:,} tokens"))
-            else:
-                status.update(shown(f"preparing {task}/{split}: {documents:,} documents"))
+        def show(name: str, split: str, documents: int, tokens: int) -> None:
+            progress.update(task, description=plain(_being_done(name, split, documents, tokens)))
 
-        prepared = prepare_stream(config.stream, show, tokenizer)
-    for task in prepared.tasks.values():
-        for message in task.messages:
+        prepared = prepare_stream(config.stream, show, tokenizer, known)
+    for packed in prepared.tasks.values():
+        for note in packed.notes:
+            console.print(plain(note), markup=False, highlight=False, soft_wrap=True)
+        for message in packed.messages:
             warn_on(console)(message)
     return prepared
+
+
+def _being_done(name: str, split: str, documents: int, tokens: int) -> str:
+    if split == WAITING:
+        return f"{name}: waiting for another process that prepares it"
+    if split == TOKENIZER:
+        return f"reading text for the tokenizer: {name}, {documents:,} documents, {tokens / 1e6:.1f} MB"
+    if split == LEARNING:
+        return f"training a tokenizer of {documents:,} entries on {tokens / 1e6:.1f} MB of text"
+    return f"packing {name}/{split}: {documents:,} documents, {tokens:,} tokens"
 
 
 def warn_on(console: Console) -> Warn:
@@ -139,15 +165,27 @@ def set_up_process(config: RunConfig) -> None:
         torch.use_deterministic_algorithms(True)
 
 
+def warn_if_crowded(console: Console) -> None:
+    """Say so before a run becomes several times slower than it need be."""
+    advice = crowding(torch.get_num_threads(), busy_cores(), available_cores())
+    if advice is not None:
+        warn_on(console)(advice)
+
+
 def watch(trainer: Trainer, console: Console) -> None:
     """Give a run its diary, its screen, and whoever else the config names; of several ranks the first is watched."""
     if not trainer.ranks.is_first:
         return
     output, observers = trainer.config.output, trainer.story.observers
-    observers.append(keep_diary(trainer))
-    observers.append(Screen(trainer.plan, console, output.log_every, trainer.state.progress.step))
-    settings = trainer.config.model_dump(mode="json")
-    observers += build_observers(output.report_to, trainer.folder, settings)
+    trackers = build_observers(output.report_to, trainer.folder, trainer.config.model_dump(mode="json"))
+    observers.append(keep_diary(trainer))  # after what may be refused: a folder with a diary holds a run
+    start = trainer.state.progress.step
+    if trainer.config.eval.text_sequences:
+        with chance_unmoved():
+            text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
+    forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.feed), start, time.monotonic())
+    observers.append(Screen(trainer.plan, console, output.log_every, start, forecast))
+    observers += trackers
 
 
 def keep_diary(trainer: Trainer) -> Diary:

@@ -1,0 +1,36 @@
+"""`trc2 doctor`: is this machine ready?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import AsJson, app, err, out, print_json
+from trc2.console import shown
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the speed probe of about ten seconds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at versions, devices, threads, memory, disk, extras and speed, with a line of advice each."""
+    with err.status("looking") as status:
+        from rich.table import Table
+
+        from trc2.bench import checkup
+
+        findings = []
+        for finding in checkup.check_up(quick=quick):
+            findings.append(finding)
+            status.update(shown(f"looked at {finding.name}"))
+    if as_json:
+        print_json(checkup.as_json(findings))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name in ("what", "found", "advice"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, finding.value, finding.advice, style=None if finding.fine else "yellow")
+    out.print(table)

@@ -1,0 +1,53 @@
+"""What the machine offers a process: cores, how busy they are, memory. Works on Linux, macOS and Windows."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def available_cores() -> int:
+    """Those this process may use, which in a container can be fewer than the machine has."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        limit, period = QUOTA.read_text(encoding="ascii").split()
+        return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))
+    except (OSError, ValueError):  # no Linux, or no container
+        return cores
+
+
+def busy_cores() -> float:
+    """How many cores' worth of work the machine has had over the last minute."""
+    import psutil
+
+    return float(psutil.getloadavg()[0])
+
+
+def crowding(threads: int, busy: float, cores: int) -> str | None:
+    """Advice where more threads would run than there are cores: they wait for each other at every product.
+
+    Two runs of two threads each on two cores are eight times slower than two of one thread.
+    """
+    free = max(1, int(cores - busy + 0.5))
+    if threads <= free or threads == 1:
+        return None
+    return (
+        f"Other programs keep about {busy:.1f} of {cores} cores busy and torch would use {threads} threads: with "
+        f"output.threads={free} this may be several times faster."
+    )
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process ever held."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
