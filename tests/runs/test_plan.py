@@ -41,9 +41,8 @@ def test_the_stream_schedule_is_one_warm_up_and_one_cosine() -> None:
 
 
 def test_schedules_without_a_horizon_hold_a_rate_and_anneal_before_every_boundary() -> None:
-    stream = StreamConfig(
-        tasks=[{"name": "a", "builtin": "prose", "steps": 20}, {"name": "b", "builtin": "code", "steps": 10}]
-    )
+    first, second = {"name": "a", "builtin": "prose", "steps": 20}, {"name": "b", "builtin": "code", "steps": 10}
+    stream = StreamConfig(tasks=[first, second])
     train = TrainConfig(learning_rate=1.0, warmup_steps=4, schedule="wsd", anneal_share=0.2, min_lr_ratio=0.1)
     plan = Plan.of(stream, train)
     rates = [plan.learning_rate(step) for step in range(30)]
