@@ -23,7 +23,7 @@ from trc2 import CortexNet, __version__, cli
 from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
 from trc2.config import RunConfig, recipe_names
-from trc2.metrics.bootstrap import Interval
+from trc2.metrics.rise import Interval
 from trc2.train.start import start_run
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
