@@ -29,7 +29,8 @@ OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
     "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
-    "--memory", "--jobs", "--launcher", "--retry", "--compact", "--list", "--[/red]",
+    "--memory", "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed",
+    "--[/red]",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
