@@ -23,6 +23,7 @@ from trc2 import CortexNet, __version__, cli
 from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
 from trc2.config import RunConfig, recipe_names
+from trc2.metrics.bootstrap import Interval
 from trc2.train.start import start_run
 
 TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
@@ -302,11 +303,11 @@ def test_continue_is_gated_by_what_it_forgot(
     write_task(tmp_path, "colours", ["red", "blue"])
     arguments = ["continue", str(parent), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
     for number, (risen, expected) in enumerate([(0.5, 3), (0.1, 0)]):
-        monkeypatch.setattr("trc2.train.resume.relative_forgetting", lambda folder, value=risen: value)
+        monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=risen: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"child {number}"), "--max-forgetting", "0.2"]
         done = CliRunner().invoke(app, [*arguments, *out])
         assert done.exit_code == expected, done.output
-        assert f"rose by {risen:.1%}" in done.output
+        assert f"Against the parent, 8 documents of fruit/test: +{risen:.1%}" in done.output
         assert (tmp_path / f"child {number}" / "summary.png").is_file()
 
 

@@ -24,6 +24,7 @@ from trc2.config import (
     round_up,
     strategy_names,
 )
+from trc2.config.pretrained import HFConfig
 from trc2.config.strategy import strategy_class
 
 SECTIONS: list[type[BaseModel]] = [
@@ -92,7 +93,10 @@ def test_a_bad_recipe_names_the_path(settings: dict[str, object], sentence: str)
 def test_every_number_is_finite_bounded_and_no_truth(section: type[BaseModel], name: str) -> None:
     annotation = section.model_fields[name].annotation
     task = {"name": "x", "builtin": "prose"}
-    rest: dict[str, Any] = {StreamConfig: {"tasks": [task]}, TaskConfig: task}.get(section, {})
+    folder = {"pretrained": "x", "architecture": {}, "num_layers": 1, "num_parameters": 1, "num_active": 1}
+    folder |= {"vocab_size": 1, "d_model": 1, "max_positions": 1}
+    needed: dict[Any, Any] = {StreamConfig: {"tasks": [task]}, TaskConfig: task, HFConfig: folder}
+    rest: dict[str, Any] = needed.get(section, {})
     too_large = [] if float in leaves(annotation) else [10**30, 10**5000]
     for value in (math.inf, -math.inf, math.nan, "inf", "9" * 5000, True, False, *too_large):
         with pytest.raises(UserError) as caught:

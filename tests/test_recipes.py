@@ -87,7 +87,7 @@ def test_every_row_of_the_papers_table_has_a_recipe_that_prints_its_count(model:
 
 def test_the_active_bodies_of_the_lab_family_are_within_two_percent_of_each_other() -> None:
     bodies = {name: active_parameters(load_recipe(name).model)[1] for name in family_names("lab")}
-    assert len(bodies) == len(MODELS)
+    assert len(bodies) == len(MODELS) - 1  # any Hugging Face model is as large as it is
     assert max(bodies.values()) <= 1.02 * min(bodies.values()), bodies
 
 

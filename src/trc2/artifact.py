@@ -17,6 +17,7 @@ import torch
 from trc2.backbones.registry import build_model, step_cost
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
+from trc2.config.pretrained import HFConfig
 from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
 
@@ -25,6 +26,7 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 MODEL_TYPE, ARCHITECTURE = "trc2", "TRC2ForCausalLM"
 PREFIX = "net."  # the network inside its Hugging Face face
 MAX_CONFIG_BYTES = 1_000_000
+PLAIN_LENGTH = 1024
 MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no file, such as rotary angles
 
 
@@ -50,8 +52,11 @@ def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = Non
 def load_model(folder: Path) -> Backbone:
     """Rebuild a saved model; a UserError if the folder does not hold one.
 
-    What config.json asks for is compared with the file, by shapes alone, before any of it is built.
+    What config.json asks for is compared with the file, by shapes alone, before any of it is built. The folder of any
+    causal language model of transformers is opened too.
     """
+    if is_plain(folder):
+        return build_model(load_config(folder), torch.Generator())
     settings = _read_settings(folder / CONFIG_FILE)
     config = _backbone_config(settings, folder)
     tensors = _read_tensors(folder / WEIGHTS_FILE, settings.get("sha256"))
@@ -65,14 +70,32 @@ def load_model(folder: Path) -> Backbone:
 
 def load_config(folder: Path) -> BackboneConfig:
     """What a saved model is made of, without its weights."""
+    if is_plain(folder):
+        return model_config({"name": "hf", "pretrained": str(folder), "replay": False})
     return _backbone_config(_read_settings(folder / CONFIG_FILE), folder)
 
 
 def trained_length(folder: Path) -> int:
-    """The length of the sequences a saved model was trained on, or all its positions where nobody wrote it down."""
+    """The length of the sequences a saved model was trained on, or all its positions where nobody wrote it down.
+
+    Models of transformers have positions for whole books; they are read in sequences of at most 1024.
+    """
+    if is_plain(folder):
+        return min(load_config(folder).max_positions, PLAIN_LENGTH)
     settings = _read_settings(folder / CONFIG_FILE)
     limit, length = _backbone_config(settings, folder).max_positions, settings.get("sequence_length")
     return length if isinstance(length, int) and 1 <= length <= limit else limit
+
+
+def is_plain(folder: Path) -> bool:
+    """Whether a folder holds a model as transformers saves it, not one of ours."""
+    try:
+        settings = json.loads((folder / CONFIG_FILE).read_bytes()[:MAX_CONFIG_BYTES])
+    except (OSError, ValueError, RecursionError):
+        return False
+    return (
+        isinstance(settings, dict) and "schema" not in settings and settings.get("model_type") not in (None, MODEL_TYPE)
+    )
 
 
 def check_memory(config: BackboneConfig) -> None:
@@ -104,7 +127,12 @@ def outline(config: BackboneConfig) -> Backbone:
 
 
 def _at_most_bytes(config: BackboneConfig) -> float:
-    """A bound from formulas: two FLOPs per active weight and token, all experts as large as those a token selects."""
+    """A bound from formulas: two FLOPs per active weight and token, all experts as large as those a token selects.
+
+    Weights of a folder were counted.
+    """
+    if isinstance(config, HFConfig):
+        return 4.0 * config.num_parameters + _replay_bytes(config)
     flops = sum((cost.forward for cost in step_cost(config, 1, 1, with_replay=False).values()), 0.0)
     sizes = config.model_dump()
     slots = sizes.get("memory_slots", 0) * (config.d_model + sizes.get("memory_key_dim", 0))

@@ -27,7 +27,7 @@ def stream_text(
     read_memory: bool = True,
 ) -> Iterator[str]:
     """Pieces of text as they are ready: a character whose bytes are spread over tokens waits for its last one."""
-    ids = tokenizer.encode_batch([prompt])[0] or [tokenizer.end_of_text]
+    ids = [*tokenizer.begin_of_text, *tokenizer.encode_batch([prompt])[0]] or [tokenizer.end_of_text]
     made: list[int] = []
     shown = 0  # characters yielded so far
     for token in generate_ids(
@@ -78,8 +78,7 @@ def generate_ids(
         raise UserError(
             f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
         )
-    if not 0 < top_p <= 1:
-        raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
+    check_top_p(top_p)
     room = net.config.max_positions - len(prompt)
     if room < 0:
         raise UserError(
@@ -101,6 +100,11 @@ def generate_ids(
             return
         yield token
         ahead = torch.tensor([[token]], device=device)
+
+
+def check_top_p(top_p: float) -> None:
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
 
 
 def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, chance: torch.Generator) -> int:

@@ -29,8 +29,8 @@ OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
     "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
-    "--memory", "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed",
-    "--[/red]",
+    "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
+    "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--[/red]",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
@@ -54,6 +54,13 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (2, typed("budget", recipe, on=RECIPES, after=damage("recipes"))),
         (2, typed("budget", "model", slots, on=("model",), after=core)),
         (1, typed("budget", "--family", words)),
+    )
+    plan = weighted(
+        (2, typed("plan", paths_to_read, sometimes(overrides), on=(*RECIPES, "model"))),
+        (3, typed("plan", recipe, overrides, option("--devices", ("3", "64"), numbers), on=RECIPES)),
+        (3, typed("plan", recipe, option("--memory", ("1",), numbers), option("--flops", ("9",), numbers), on=RECIPES)),
+        (1, typed("plan", recipe, "--utilisation", numbers, "--bandwidth", numbers, on=RECIPES)),
+        (1, typed("plan", "model", on=("model",), after=core)),
     )
     verify = weighted(
         (3, typed("verify", paths_to_read, overrides, out, seed, REFUSED, on=(*RECIPES, "model"))),
@@ -105,10 +112,9 @@ def _looking(pieces: Pieces) -> list[Kind]:
     bare = line(first, st.sampled_from(("--help", "--x", "-h", "--\x1b[31m")))
     anything = weighted((3, called("anything", free, on=("run", "model", "recipes"))), (1, called("anything", bare)))
     return [
-        Kind("config", 20, config), Kind("recipes", 12, recipes), Kind("doctor", 12, doctor),
-        Kind("init", 12, init),
-        Kind("budget", 22, budget), Kind("verify", 20, verify), Kind("bench", 20, bench), Kind("data", 30, prepare),
-        Kind("sweep", 20, sweep), Kind("anything", 20, anything),
+        Kind("config", 20, config), Kind("recipes", 12, recipes), Kind("doctor", 12, doctor), Kind("init", 12, init),
+        Kind("budget", 22, budget), Kind("plan", 20, plan), Kind("verify", 20, verify), Kind("bench", 20, bench),
+        Kind("data", 30, prepare), Kind("sweep", 20, sweep), Kind("anything", 20, anything),
     ]  # fmt: skip
 
 
@@ -162,8 +168,19 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("generate", "run", sometimes(how), on=("run",), after=damage("run"))),
         (1, typed("generate", paths_to_read, how, on=("run", "model"))),
     )
+    little = line(
+        "--tokens", "4", option("--length", ("1", "3"), numbers), option("--temperature", ("0.7",), numbers),
+        option("--top-p", ("0.5", "1"), numbers), option("--seed", ("0", "3"), numbers),
+        option("--out", ("new.jsonl",), paths_to_write, 2),
+    )  # fmt: skip
+    dream = weighted(
+        (2, typed("dream", either, little, on=("run", "model"))),
+        (1, typed("dream", either, little, on=("run", "model"), after=damage("run", "model"))),
+        (1, typed("dream", paths_to_read, little, on=("run", "model"))),
+    )
     return [
-        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export), Kind("generate", 28, generate)
+        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export),
+        Kind("generate", 28, generate), Kind("dream", 20, dream),
     ]  # fmt: skip
 
 

@@ -82,3 +82,15 @@ def test_off_means_no_replay_and_a_call_without_a_past_is_a_mistake() -> None:
     assert initial_settings(ReplayControlConfig(mode="fixed"), BASE) == BASE
     with pytest.raises(ValueError, match="before any task was past"):
         steer(PAPER, BASE, ControllerState(), {}, {})
+
+
+def test_a_share_is_steered_as_the_coefficient_is() -> None:
+    base = base_settings(TRC2Config(replay_share=0.1))
+    current, post = {"a": math.exp(5.0), "b": math.exp(3.0)}, {"a": math.exp(4.0), "b": math.exp(3.5)}
+    _, trace = steer(PAPER, base, ControllerState(gap_average=0.1, integral=0.2), current, post)
+    assert trace.settings.share == pytest.approx(0.1 + 0.1165 + 0.05 * 0.3165)
+    assert trace.metrics()["replay/share"] == trace.settings.share
+    assert "replay/coefficient" not in trace.metrics()
+    narrow = ReplayControlConfig(share_range=(0.0, 0.15))
+    assert steer(narrow, base, ControllerState(0.1, 0.2), current, post)[1].settings.share == 0.15
+    assert initial_settings(ReplayControlConfig(mode="off"), base).share == 0.0

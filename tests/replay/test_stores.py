@@ -95,3 +95,20 @@ def test_stores_stay_on_the_host_and_keep_their_types() -> None:
     assert stores.coefficient.dtype == torch.float64
     stores.set_strength(0.1, 6, 0.25)
     assert (float(stores.coefficient), int(stores.batch_size), float(stores.long_fraction)) == (0.1, 6, 0.25)
+
+
+def test_a_share_of_the_tokens_comes_from_the_stores_on_average() -> None:
+    stores = ReplayStores(8, 8, 5, share=0.2)
+    assert stores.sample_share(32, 0, 0) is None  # nothing is stored yet
+    stores.commit(torch.arange(40, dtype=torch.int32).reshape(8, 5))
+    drawn = [stores.sample_share(30, step, micro) for step in range(400) for micro in range(2)]
+    replayed = sum(0 if chunks is None else chunks.shape[0] * 4 for chunks in drawn)
+    assert abs(replayed / (replayed + 30 * 800) - 0.2) < 0.005
+    assert {0 if chunks is None else chunks.shape[0] for chunks in drawn} == {1, 2}  # 1.875 chunks
+    again = stores.sample_share(30, 7, 1)
+    assert again is not None
+    assert torch.equal(again, drawn[15])
+    stores.set_strength(0.05, 4, 0.5, share=0.0)
+    assert stores.is_off
+    assert "share" in stores.state_dict()
+    assert "share" not in ReplayStores(8, 8, 5).state_dict()

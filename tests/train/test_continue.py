@@ -16,6 +16,7 @@ from tests.conftest import write_task
 from trc2.cli import app
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
+from trc2.metrics.bootstrap import Interval
 from trc2.report.finished import read_run
 from trc2.train.resume import continue_run, relative_forgetting, resume_run
 from trc2.train.start import start_run
@@ -119,7 +120,7 @@ def test_a_model_whose_perplexity_is_no_number_never_passes_the_gate(
 
     arguments = ["continue", str(parent), "--task", "colours", "--folder", colours.folder or "", "--steps", "2"]
     for number, value in enumerate([math.nan, math.inf]):
-        monkeypatch.setattr("trc2.train.resume.relative_forgetting", lambda folder, value=value: value)
+        monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=value: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"gated {number}"), "--max-forgetting", "1e9"]
         assert CliRunner().invoke(app, [*arguments, *out]).exit_code == 3
 

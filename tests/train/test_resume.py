@@ -202,7 +202,7 @@ def damage(path: Path, kind: str) -> None:
     if kind == "missing":
         target.unlink()
     elif kind == "schema":
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 2}))
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 99}))
     elif kind == "empty":
         target.write_bytes(b"")
     elif kind == "truncated":

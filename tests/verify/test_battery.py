@@ -217,7 +217,13 @@ class CutPathway(CortexNet):
             self.cortex.feedback.to_thalamus.weight.zero_()
 
 
+class IgnoresPadding(CortexNet):
+    def forward(self, x: Tensor, targets: Tensor | None = None, **options: Any) -> Any:
+        return super().forward(x, targets, **{**options, "valid": None})
+
+
 BROKEN = [
+    (IgnoresPadding, {"A padding, eval (empty)"}),
     (NanInTraining, {"A forward, train before flush (empty)"}),
     (NanScores, {"A1 write score, t (empty)"}),
     (QueuesNothing, {"A1 write score, t (empty)", "B micro-step queues writes"}),

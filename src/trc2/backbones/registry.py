@@ -40,6 +40,15 @@ def step_cost(config: BackboneConfig, rows: int, length: int, *, slots: int = 0,
     cost = module_of(config).cost
     costs = cost(config, rows, length, slots=slots)
     if with_replay and config.replay:
-        chunks, tokens = config.replay_batch_size, config.replay_chunk_length - 1
-        costs["replay"] = sum(cost(config, chunks, tokens, slots=slots, is_replay=True).values(), Cost())
+        chunks, tokens, times = config.replay_batch_size, config.replay_chunk_length - 1, 1.0
+        if config.replay_share is not None:
+            chunks, times = 1, replayed_chunks(config, rows * length)
+        costs["replay"] = sum(cost(config, chunks, tokens, slots=slots, is_replay=True).values(), Cost()) * times
     return costs
+
+
+def replayed_chunks(config: BackboneConfig, tokens: int) -> float:
+    """Chunks that are replayed beside so many new tokens, on average."""
+    if config.replay_share is None:
+        return float(config.replay_batch_size)
+    return config.replay_share / (1.0 - config.replay_share) * tokens / (config.replay_chunk_length - 1)

@@ -21,7 +21,7 @@ from trc2.nn.decoding import Decoding
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import Pending, Trunk, TrunkOutput, WriteReport
-from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum, linear_cross_entropy, linear_predict
+from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
 from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.stores import ReplayStores
 
@@ -93,7 +93,7 @@ class Backbone(nn.Module, Generic[C, T]):
             check_chunk_fits(self.config, x.shape[1])
         if not self.training:
             self.pending.clear()
-        replayed = self._sample_replay() if is_learning else None
+        replayed = self._sample_replay(x.numel()) if is_learning else None
         valid = None if valid is None else valid.bool()
         packed = _pack_with_replay(x, valid, replayed)
         out = self.trunk(packed, with_losses=targets is not None, read_memory=read_memory)
@@ -110,8 +110,8 @@ class Backbone(nn.Module, Generic[C, T]):
         return logits if return_logits else None, aux
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """The head shares its weights with the embedding."""
-        return nn.functional.linear(hidden, self.trunk.embedding.weight)
+        """The trunk's own head; most share its weights with the embedding."""
+        return self.trunk.head.logits(hidden)
 
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
@@ -121,14 +121,17 @@ class Backbone(nn.Module, Generic[C, T]):
         check_input(self.config, x, targets)
         self.pending.clear()
         hidden = self.trunk(pack([x]), with_losses=False).hidden
-        nll, best = linear_predict(hidden, self.trunk.embedding.weight, targets.reshape(-1))
+        nll, best = self.trunk.head.predict(hidden, targets.reshape(-1))
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
-    def _sample_replay(self) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks to replay; none where they would weigh nothing."""
-        if self.replay is None or float(self.replay.coefficient) == 0.0:
+    def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
+        """Chunks to replay beside so many new tokens; none where they would weigh nothing."""
+        if self.replay is None or self.replay.is_off:
             return None
-        return self.replay.sample(int(self.clock.step), int(self.clock.micro_step))
+        step, micro_step = int(self.clock.step), int(self.clock.micro_step)
+        if self.replay.share is not None:
+            return self.replay.sample_share(num_tokens, step, micro_step)
+        return self.replay.sample(step, micro_step)
 
     def _losses(
         self,
@@ -138,25 +141,27 @@ class Backbone(nn.Module, Generic[C, T]):
         labels: Int[Tensor, " P"],
         replayed: Int[Tensor, "B_R L_R"] | None,
     ) -> dict[str, Tensor]:
-        """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses."""
+        """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses.
+
+        With a share instead of λ_rep every token weighs 1/|Ω|, be it new or replayed.
+        """
         num_labels = (labels != IGNORE_INDEX).sum()
-        head = self.trunk.embedding.weight
-        if logits is None:
-            lm_sum = linear_cross_entropy(hidden, head, labels)
-        else:
-            lm_sum = cross_entropy_sum(logits.flatten(0, 1), labels)
+        head = self.trunk.head
+        lm_sum = head.loss_sum(hidden, labels) if logits is None else cross_entropy_sum(logits.flatten(0, 1), labels)
         aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
         total = aux["loss_lm"]
         for loss in out.losses:
             aux[f"loss_{loss.name}"] = loss.value
             total = total + loss.weight * loss.value
         aux["loss_replay"] = lm_sum.new_zeros(())
-        coefficient = 0.0
+        coefficient: float | Tensor = 0.0
         if replayed is not None and self.replay is not None:
             next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
-            replay_sum = linear_cross_entropy(out.hidden[hidden.shape[0] :], head, next_tokens)
+            replay_sum = head.loss_sum(out.hidden[hidden.shape[0] :], next_tokens)
             aux["loss_replay"] = replay_sum / next_tokens.numel()
             coefficient = float(self.replay.coefficient)
+            if self.replay.share is not None:
+                coefficient = next_tokens.numel() / num_labels.clamp_min(1)
         aux["loss"] = total + coefficient * aux["loss_replay"]
         aux["num_labels"] = num_labels
         return aux
@@ -321,6 +326,7 @@ def _replay_stores(config: BackboneConfig) -> ReplayStores:
         coefficient=config.replay_coefficient,
         batch_size=config.replay_batch_size,
         long_fraction=config.replay_long_fraction,
+        share=config.replay_share,
     )
 
 

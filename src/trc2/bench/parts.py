@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from trc2.backbones.blocks import BlockTrunk
+from trc2.backbones.hf import HFTrunk
 from trc2.backbones.shell import Backbone
 from trc2.bench.subjects import Run, tokens_of
 from trc2.model.cortex import Cortex
 from trc2.nn.trunk import Trunk
-from trc2.ops.head_loss import linear_cross_entropy
 
 
 def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
@@ -32,8 +32,8 @@ def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
             runs["memory read"] = _again([(memory.recall, (hidden,))])
         runs["memory proposal"] = lambda: memory.propose(hidden.view(rows, length, -1), None)
     _, targets = tokens_of(net.config, rows, length)
-    weight = trunk.embedding.weight
-    runs["head and loss"] = _again([(lambda h: linear_cross_entropy(h, weight, targets.reshape(-1)), (hidden,))])
+    head = trunk.head
+    runs["head and loss"] = _again([(lambda h: head.loss_sum(h, targets.reshape(-1)), (hidden,))])
     runs["flush"] = _flush(net, rows, length)
     runs["slow heads"] = net.after_step
     return runs
@@ -52,6 +52,8 @@ def _groups(trunk: Trunk) -> dict[str, list[nn.Module]]:
         if trunk.feedback is not None:
             groups["memory gate"] = [trunk.feedback]
         return groups
+    if isinstance(trunk, HFTrunk):
+        return {}
     if not isinstance(trunk, BlockTrunk):
         raise TypeError(f"{type(trunk).__name__} has no parts to time")
     return {

@@ -16,6 +16,7 @@ from trc2.bench.footprint import (
     static_budget,
     unreachable,
 )
+from trc2.bench.needs import SPREAD, Device, Need
 from trc2.config import RunConfig, TRC2Config, load_recipe
 from trc2.nn.cost import Cost
 
@@ -174,3 +175,40 @@ def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
         shares.append(" ".join(f"{a:.2f}" if a == b else f"{a:.2f}≠{b:.2f}" for a, b in zip(ours, theirs, strict=True)))
     gib = " ".join(f"{parts[name][1] / GIB:.3g}" for name in PAPER_COLUMNS)
     return [row.recipe.removeprefix("paper_"), f"{total:,}", f"{row.millions}M", *shares, gib], wrong
+
+
+# ------------------------------------------------------------------------------------------------------ on many devices
+
+
+def needs_tables(name: str, run: RunConfig, rows: list[Need]) -> list[Table]:
+    """What every device holds; then what it sends, and how long a run takes."""
+    memory = Table(title=f"{name}: {run.train.tokens_per_step:,} tokens a step", caption="GB of one device")
+    time = Table(caption="GB a device sends in a step; * needs more micro-batches a step than the recipe has")
+    memory.add_column("devices", justify="right")
+    memory.add_column("needs", no_wrap=True)
+    for column in ("weights", "grads", "Adam", "activ.", "memory", "total"):
+        memory.add_column(column, justify="right")
+    for column in ("devices", "sent", "seconds a step", "tokens/s", "hours"):
+        time.add_column(column, justify="right")
+    for row in rows:
+        style, devices = None if row.fits else "red", f"{row.devices:,}{'*' if row.is_stretched else ''}"
+        ways = ([row.parallel] if row.devices > 1 else []) + (["recompute"] if row.recompute else [])
+        gigabytes = [f"{value / 1e9:.2f}" for value in (*row.parts.values(), row.total)]
+        memory.add_row(devices, " + ".join(ways) or "–", *gigabytes, style=style)
+        times = [f"{row.seconds:.3g}", f"{row.tokens_per_second:,.0f}", f"{row.hours:,.1f}"]
+        time.add_row(devices, f"{row.messages / 1e9:.2f}", *times, style=style)
+    return [memory, time]
+
+
+def needs_notes(run: RunConfig, device: Device, rows: list[Need], *, is_guess: bool) -> list[str]:
+    """What the table leaves open, in sentences."""
+    told = f"Times are those of {device.utilisation:.1%} of {device.flops / 1e12:,.4g} TFLOP/s"
+    if is_guess:
+        told += f", what the paper's rows suggest for a width of {run.model.d_model}, within a factor of {SPREAD:.0f}"
+    notes = [f"{told}; messages are not hidden behind them."]
+    if small := [row.devices for row in rows if not row.fits]:
+        limit = device.memory / 1e9
+        notes.append(f"{', '.join(map(str, small))} devices of {limit:,.4g} GB are too few, whatever is divided.")
+    if rows[0].host:
+        notes.append(f"Every process also keeps {rows[0].host / 1e6:,.1f} MB of replay chunks in the host's memory.")
+    return notes

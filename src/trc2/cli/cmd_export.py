@@ -18,9 +18,15 @@ def export(
     with_replay: Annotated[
         bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--adapter", help="Adapters merged into the weights, or alone as a PEFT folder.")
+    ] = True,
 ) -> None:
-    """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card."""
+    """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card.
+
+    A run of model=hf gives a folder of the model's own architecture, which transformers opens without trc2.
+    """
     from trc2.hf.export import export_run
 
-    written = export_run(run, folder, __version__, with_replay=with_replay, warn=warn)
+    written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, warn=warn)
     out.print("  ".join(str(path) for path in written), soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trc2.config.section import Decay, Fraction, NonNegative, Positive, Section, Seed, Size
+from trc2.config.section import Decay, Fraction, NonNegative, Positive, Section, Seed, Share, Size
 
 MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 
@@ -29,6 +29,11 @@ class BackboneConfig(Section):
     replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(128, description="tokens of a stored chunk")
     replay_batch_size: Size = Field(4, description="B_0: chunks replayed per micro-batch")
     replay_coefficient: NonNegative = Field(0.05, description="λ_0: weight of the replay loss")
+    replay_share: Share | None = Field(
+        None,
+        description="instead of coefficient and batch size: this share of a step's tokens is replayed, and every token "
+        "weighs the same",
+    )
     replay_long_fraction: Fraction = Field(
         0.5, description="ρ_0: share of replayed chunks that comes from the reservoir"
     )
@@ -46,6 +51,18 @@ class BackboneConfig(Section):
                 f"The depth of {self.depth} gives a network of {self.num_parts} blocks, experts or adapters: choose "
                 f"fewer, at most {MAX_PARTS} in all."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replays_one_way(self) -> BackboneConfig:
+        """By a share of the tokens, or by λ_rep and B_R: both at once would say two things about one strength."""
+        for name in ("replay_coefficient", "replay_batch_size"):
+            value = getattr(self, name)
+            if self.replay_share is not None and value != BackboneConfig.model_fields[name].default:
+                raise ValueError(
+                    f"replay_share={self.replay_share} and {name}={value} both say how strongly is replayed: set "
+                    f"replay_share to null, or leave {name} out."
+                )
         return self
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trc2.config import baselines, model  # noqa: F401 - importing a config registers it
+from trc2.config import baselines, model, pretrained  # noqa: F401 - importing a config registers it
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
@@ -34,6 +34,11 @@ def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     target = _class_of(name).model_fields
     if values.get("name", "trc2") == name:  # the one it is already
         return {**values, "name": name}
+    if name == "hf":  # its folder says what it is; how it replays is not the folder's to say
+        kept = {field: value for field, value in values.items() if field in target and field.startswith("replay")}
+        if {"replay_coefficient", "replay_batch_size"} & kept.keys():
+            kept.setdefault("replay_share", None)
+        return {**kept, "name": name}
     kept = {field: value for field, value in values.items() if field in (*BackboneConfig.model_fields, "num_heads")}
     depth = values.get("num_columns", values.get("num_layers"))
     if depth is not None:

@@ -13,6 +13,7 @@ from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
 from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
 from trc2.config.models import MODELS, model_config, switch_backbone
+from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
 from trc2.config.recipes import laid_over_each_other, recipe_layers
 from trc2.config.section import Section, SettingError
@@ -60,12 +61,32 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _text_in_the_models_own_words(self) -> RunConfig:
+        """A model that knows words already is trained with the tokenizer that lies beside its weights."""
+        if isinstance(self.model, HFConfig) and self.stream is not None and self.stream.tokenizer.path is None:
+            tokenizer = {**self.stream.tokenizer.model_dump(), "path": self.model.pretrained, "begin_of_text": True}
+            object.__setattr__(self, "stream", self.stream.replace(tokenizer=tokenizer))
+        return self
+
+    @model_validator(mode="after")
     def _replay_starts_in_range(self) -> RunConfig:
         """Only a closed loop obeys the ranges: a fixed strength may lie anywhere, and so may one nobody trains with."""
         model, control = self.model, self.control
         if self.stream is not None and model.replay and control.mode == "closed_loop":
+            if model.replay_share is not None:
+                _check_within("share", model.replay_share, "share_range", control.share_range)
+                return self
             _check_within("coefficient", model.replay_coefficient, "coefficient_range", control.coefficient_range)
             _check_within("batch_size", model.replay_batch_size, "batch_range", control.batch_range)
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_have_a_place(self) -> RunConfig:
+        if self.stream is not None and self.stream.replay_seed_files and not self.model.replay:
+            raise ValueError(
+                "stream.replay_seed_files fills replay stores, but model.replay is false: set it to true, or leave "
+                "the files out."
+            )
         return self
 
     @model_validator(mode="after")

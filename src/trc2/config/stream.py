@@ -90,6 +90,9 @@ class TokenizerConfig(Section):
         4096, description="size of the trained BPE, 256 bytes included"
     )
     max_train_bytes: Count = Field(20_000_000, description="text per task the BPE is trained on")
+    begin_of_text: bool = Field(
+        False, description="begin every document with the tokenizer's own first token, if it has one; model=hf: true"
+    )
     special_in_text: bool = Field(
         False,
         description="read special tokens such as <|endoftext|> inside documents as control tokens; off, they are text",
@@ -110,6 +113,11 @@ class StreamConfig(Section):
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="a saved tokenizer, or how one is trained")
     data_root: Path | None = Field(None, description="the folder that task folders are in; None: here")
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
+    replay_seed_files: tuple[str, ...] = Field(
+        (),
+        description="files of general text, .jsonl, .txt or .parquet, that fill the replay stores before the first "
+        "step, as if they had been trained on; `trc2 dream` makes one from the model itself",
+    )
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
 
     @field_validator("order", mode="before")

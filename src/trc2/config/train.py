@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Size
+from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Share, Size
 
 
 class TrainConfig(Section):
@@ -20,18 +20,32 @@ class TrainConfig(Section):
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW")
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW's averages of gradient and square")
     weight_decay: NonNegative = Field(0.1, description="AdamW's, on tensors of two or more dimensions")
-    schedule: Literal["per_task", "stream"] = Field(
-        "per_task", description="warm-up and cosine anew in every task, or once over the stream"
+    schedule: Literal["per_task", "stream", "wsd", "infinite"] = Field(
+        "per_task",
+        description="warm-up and cosine per task, or over the stream; wsd and infinite hold a rate and anneal before "
+        "every boundary on a branch",
     )
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         20, description="steps in which the learning rate rises to its peak"
     )
     min_lr_ratio: Fraction = Field(0.1, description="share of the peak that the cosine ends at")
+    anneal_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.1, description="wsd, infinite: this last part of a task's steps is the anneal"
+    )
+    cooldown_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        100, description="infinite: cosine steps from the peak to the constant rate, after the warm-up"
+    )
+    constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a part of the peak")
     clip_norm: Positive = Field(1.0, description="the largest norm of the gradients")
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="number format of training; auto: what the device does well"
     )
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
+
+    @property
+    def branches(self) -> bool:
+        """Whether tasks are annealed on a branch, and the next one goes on from before it."""
+        return self.schedule in ("wsd", "infinite")
 
     @property
     def tokens_per_step(self) -> int:
@@ -53,6 +67,7 @@ class ReplayControlConfig(Section):
     integral_limit: NonNegative = Field(1.0, description="I_max: the largest sum of gaps")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
     batch_range: tuple[Size, Size] = Field((2, 6), description="B_min and B_max")
+    share_range: tuple[Share, Share] = Field((0.0, 0.5), description="of model.replay_share, which takes λ's gains")
     batch_gain: NonNegative = Field(4.0, description="k_B: how strongly B_R follows the gap")
     long_gain: NonNegative = Field(4.0, description="k_ρ: how strongly ρ_long follows the gap")
 
@@ -60,6 +75,7 @@ class ReplayControlConfig(Section):
     def _ranges_hold(self) -> ReplayControlConfig:
         _check_range("coefficient_range", self.coefficient_range)
         _check_range("batch_range", self.batch_range)
+        _check_range("share_range", self.share_range)
         return self
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trc2.nn.decoding import Decoding, State
+from trc2.nn.head import Head
 from trc2.nn.segments import Packed
 from trc2.ranks.group import ALONE, Ranks
 
@@ -91,6 +92,16 @@ class Trunk(nn.Module):
 
     embedding: nn.Embedding
     recompute: bool = False
+
+    @property
+    def head(self) -> Head:
+        """From states to logits and losses; by default the head shares its weights with the embedding."""
+        return Head(self.embedding.weight)
+
+    @property
+    def rounding(self) -> float:
+        """What two ways to compute the same in float64 may differ by: sums may be taken in another order."""
+        return 1e-12
 
     def forward(
         self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None

@@ -19,11 +19,12 @@ class ControllerState:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """λ_rep, B_R and ρ_long."""
+    """λ_rep, B_R and ρ_long; with a share, that and ρ_long."""
 
     coefficient: float
     batch_size: int
     long_fraction: float
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,16 @@ class ControlTrace:
             "replay/gap_average": self.gap_average,
             "replay/error": self.error,
             "replay/integral": self.integral,
+            **self._strength(),
+            "replay/long_fraction": self.settings.long_fraction,
+        }
+
+    def _strength(self) -> dict[str, float]:
+        if self.settings.share is not None:
+            return {"replay/share": self.settings.share}
+        return {
             "replay/coefficient": self.settings.coefficient,
             "replay/batch_size": float(self.settings.batch_size),
-            "replay/long_fraction": self.settings.long_fraction,
         }
 
 
@@ -63,8 +71,9 @@ def steer(
     g̃ ← (1 − β) g̃ + β g                          e = max(0, g̃ − g_tar),  I ← min(I_max, I + e)
     λ = clip(λ₀ + k_p e + k_i I)                  B_R = clip(round(B₀ (1 + k_B e))),  ρ = clip(ρ₀ + k_ρ e)
 
-    `base` is λ₀, B₀, ρ₀. A perplexity that is not finite makes all measured quantities and λ NaN, in this call and all
-    later ones: the caller must check. B_R and ρ are then the base values.
+    `base` is λ₀, B₀, ρ₀. With a share s₀ instead, s = clip(s₀ + k_p e + k_i I), and B_R follows from it. A perplexity
+    that is not finite makes all measured quantities and λ NaN, in this call and all later ones: the caller must check.
+    B_R and ρ are then the base values.
     """
     if not current:
         raise ValueError("the controller was called before any task was past")
@@ -77,6 +86,7 @@ def steer(
         settings = replace(base, coefficient=math.nan)
         return ControllerState(math.nan, math.nan), ControlTrace(forgotten, gap, average, error, math.nan, settings)
     integral = min(config.integral_limit, state.integral + error)
+    more = config.proportional_gain * error + config.integral_gain * integral
     settings = ReplaySettings(
         coefficient=_clip(
             base.coefficient + config.proportional_gain * error + config.integral_gain * integral,
@@ -84,18 +94,23 @@ def steer(
         ),
         batch_size=round(_clip(base.batch_size * (1.0 + config.batch_gain * error), *config.batch_range)),
         long_fraction=_clip(base.long_fraction + config.long_gain * error, 0.0, 1.0),
+        share=None if base.share is None else _clip(base.share + more, *config.share_range),
     )
     return ControllerState(average, integral), ControlTrace(forgotten, gap, average, error, integral, settings)
 
 
 def base_settings(model: BackboneConfig) -> ReplaySettings:
-    """λ₀, B₀ and ρ₀: what a model replays with where no controller runs."""
-    return ReplaySettings(model.replay_coefficient, model.replay_batch_size, model.replay_long_fraction)
+    """λ₀, B₀ and ρ₀, or s₀ and ρ₀: what a model replays with where no controller runs."""
+    return ReplaySettings(
+        model.replay_coefficient, model.replay_batch_size, model.replay_long_fraction, model.replay_share
+    )
 
 
 def initial_settings(config: ReplayControlConfig, base: ReplaySettings) -> ReplaySettings:
     """Before the first call: the base values, or no replay at all."""
-    return replace(base, coefficient=0.0) if config.mode == "off" else base
+    if config.mode != "off":
+        return base
+    return replace(base, coefficient=0.0, share=None if base.share is None else 0.0)
 
 
 def _clip(value: float, low: float, high: float) -> float:

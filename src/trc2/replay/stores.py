@@ -25,6 +25,7 @@ class ReplayStores(HostState):
     coefficient: Tensor
     batch_size: Tensor
     long_fraction: Tensor
+    share: Tensor | None
 
     def __init__(
         self,
@@ -36,7 +37,9 @@ class ReplayStores(HostState):
         coefficient: float = 0.05,
         batch_size: int = 4,
         long_fraction: float = 0.5,
+        share: float | None = None,
     ) -> None:
+        """`share` takes the place of λ_rep and B_R: this share of a step's tokens is replayed, all weighing alike."""
         super().__init__()
         self.seed = seed
         self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32, device="cpu"))
@@ -46,6 +49,7 @@ class ReplayStores(HostState):
         self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64, device="cpu"))
         self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64, device="cpu"))
         self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64, device="cpu"))
+        self.register_buffer("share", None if share is None else torch.tensor(share, dtype=torch.float64, device="cpu"))
         self._staged: list[Tensor] = []
 
     @property
@@ -80,6 +84,20 @@ class ReplayStores(HostState):
     def sample(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
         """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir; None if nothing is stored."""
         return self.draw(int(self.batch_size), float(self.long_fraction), "replay draw", step, micro_step)
+
+    def sample_share(self, tokens: int, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
+        """As many chunks as make the share beside `tokens` new tokens, on average; None if that is none.
+
+        R / (tokens + R) = share in expectation: what is left of a whole chunk is drawn for, by (step, micro-step).
+        """
+        assert self.share is not None
+        share = float(self.share)
+        exact = share / (1.0 - share) * tokens / (self.chunk_length - 1)
+        chance = torch.rand(
+            (), dtype=torch.float64, generator=keyed_generator("replay share", self.seed, step, micro_step)
+        )
+        chunks = int(exact + float(chance))
+        return self.draw(chunks, float(self.long_fraction), "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
         """Chunks as a function of the seed and the key; None if nothing is stored."""
@@ -132,11 +150,20 @@ class ReplayStores(HostState):
         _write_last(self.long, slots[kept], chunks[kept])
         self.seen += chunks.shape[0]
 
-    def set_strength(self, coefficient: float, batch_size: int, long_fraction: float) -> None:
-        """Set λ_rep, B_R and ρ_long, which the replay controller chooses."""
+    @property
+    def is_off(self) -> bool:
+        """Whether replayed chunks would weigh nothing."""
+        return float(self.coefficient if self.share is None else self.share) == 0.0
+
+    def set_strength(
+        self, coefficient: float, batch_size: int, long_fraction: float, share: float | None = None
+    ) -> None:
+        """Set λ_rep, B_R and ρ_long, or the share and ρ_long, which the replay controller chooses."""
         self.coefficient.fill_(coefficient)
         self.batch_size.fill_(batch_size)
         self.long_fraction.fill_(long_fraction)
+        if self.share is not None and share is not None:
+            self.share.fill_(share)
 
 
 def cut_chunks(tokens: Shaped[Tensor, "B T"], chunk_length: int) -> Shaped[Tensor, "n L_R"]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trc2.config import RunConfig, TRC2Config
+from trc2.config.pretrained import HFConfig
 
 # Okabe–Ito, told apart also without full colour vision; its yellow is hard to see on white, so brown stands for it.
 FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: how it is written, its colour, its marker
@@ -36,6 +37,8 @@ class Family:
 def family_of(config: RunConfig) -> Family:
     name = config.model.name
     title, colour, marker = FAMILIES.get(name, (name, *OTHER))
+    if isinstance(config.model, HFConfig):
+        title = str(config.model.architecture.get("model_type", title))
     return Family(name, title, colour, marker)
 
 

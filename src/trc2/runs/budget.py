@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trc2.backbones.registry import step_cost
+from trc2.backbones.registry import replayed_chunks, step_cost
 from trc2.config import BackboneConfig, RunConfig, load_recipe
 from trc2.errors import UserError
 from trc2.nn.cost import Cost
@@ -30,8 +30,8 @@ def budget_of(config: RunConfig) -> Budget:
     """The run's budget, with replay at the size its config starts with and a memory that is full."""
     train = config.train
     replays = config.model.replay and config.control.mode != "off"
-    chunks = config.model.replay_batch_size if replays else 0
-    replayed = chunks * (config.model.replay_chunk_length - 1) * train.micro_batches
+    chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
+    replayed = round(chunks * (config.model.replay_chunk_length - 1) * train.micro_batches)
     flops = _step_flops(config.model, config, with_replay=replays)
     scale = 1.0
     if config.budget.match == "tokens":
@@ -47,6 +47,6 @@ def budget_of(config: RunConfig) -> Budget:
 
 def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:
     train = config.train
-    sized = model.replace(replay_batch_size=config.model.replay_batch_size)
+    sized = model.replace(replay_batch_size=config.model.replay_batch_size, replay_share=config.model.replay_share)
     costs = step_cost(sized, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=with_replay)
     return sum(costs.values(), Cost()).training * train.micro_batches

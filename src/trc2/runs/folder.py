@@ -10,6 +10,7 @@ from typing import Any
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
+from trc2.config.pretrained import HFConfig, keep_papers
 from trc2.errors import UserError
 from trc2.files import reading, write_atomically
 from trc2.runs.binding import Binding, check_binding, learning_hash
@@ -26,7 +27,7 @@ from trc2.runs.diary import Diary
 from trc2.runs.environment import describe_environment
 from trc2.runs.records import Record, current, read_all_records
 from trc2.stream.prepare import PreparedStream
-from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer, read_tokenizer
+from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
 
 Warn = Callable[[str], None]
 """Hears a sentence that users should see, but that stops nothing."""
@@ -46,6 +47,7 @@ class RunFolder:
         self.environment_file = path / "environment.json"
         self.parent_file = path / "parent.json"
         self.checkpoints = path / "checkpoints"
+        self.papers = path / "pretrained"  # the small files of the Hugging Face folder it began with
 
     def __str__(self) -> str:
         return str(self.path)
@@ -140,6 +142,11 @@ class RunFolder:
         write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
         write_atomically(self.data_file, json.dumps(prepared.describe(), indent=2).encode())
         write_atomically(self.tokenizer_file, prepared.tokenizer.to_json().encode())
+        if prepared.tokenizer.end is not None:
+            settings = {"eos_token": prepared.tokenizer.end}
+            write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
+        if isinstance(config.model, HFConfig):
+            keep_papers(config.model.pretrained, self.papers)
         write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
 
     def name_parent(self, parent: RunFolder, step: int, task: str) -> None:

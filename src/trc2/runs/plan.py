@@ -65,8 +65,31 @@ class Plan:
         """Tasks that ended before the step; one that ends right now is still current."""
         return [stretch.task for stretch in self.stretches if stretch.end < step]
 
+    def anneal_start(self, stretch: Stretch) -> int | None:
+        """The step before which a task's anneal begins; None without one."""
+        if not self.train.branches:
+            return None
+        return stretch.end - max(1, round(self.train.anneal_share * (stretch.end - stretch.start)))
+
+    @property
+    def branch_points(self) -> set[int]:
+        """Steps whose checkpoints are kept because the next task goes on from there."""
+        found = (self.anneal_start(stretch) for stretch in self.stretches)
+        return {step for step in found if step}
+
+    def goes_back_to(self, step: int) -> int | None:
+        """Where the task that begins at a step goes on from, if that is before the anneal of the one before it."""
+        ended = [stretch for stretch in self.stretches if stretch.end == step]
+        return self.anneal_start(ended[-1]) or None if ended else None
+
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task anew."""
+        """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task anew.
+
+        Without a horizon: warm-up once, then the peak (wsd), or a cosine to the constant rate (infinite), and before
+        every boundary a line down to min_lr_ratio.
+        """
+        if self.train.branches:
+            return self._held_rate(step)
         begin, end = 0, self.total_steps
         if self.train.schedule == "per_task":
             stretch = self.at(step)
@@ -76,5 +99,23 @@ class Plan:
         if done < warmup:
             return self.train.learning_rate * (done + 1) / warmup
         progress = (done - warmup) / max(1, end - begin - warmup)
-        low = self.train.min_lr_ratio
-        return self.train.learning_rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+        return self.train.learning_rate * _cosine(progress, self.train.min_lr_ratio)
+
+    def _held_rate(self, step: int) -> float:
+        train, stretch = self.train, self.at(step)
+        begin = self.anneal_start(stretch)
+        assert begin is not None
+        held = train.learning_rate * min(1.0, (min(step, begin) + 1) / max(1, train.warmup_steps))
+        if train.schedule == "infinite":
+            cooled = (min(step, begin) - train.warmup_steps) / max(1, train.cooldown_steps)
+            held *= _cosine(min(1.0, max(0.0, cooled)), train.constant_lr_ratio)
+        if step < begin:
+            return held
+        left = (stretch.end - 1 - step) / max(1, stretch.end - begin)
+        low = train.min_lr_ratio * train.learning_rate
+        return min(held, low + (held - low) * left)
+
+
+def _cosine(progress: float, low: float) -> float:
+    """From 1 to `low` as progress goes from 0 to 1."""
+    return low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress))

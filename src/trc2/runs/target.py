@@ -42,8 +42,14 @@ class Target:
         if self.folder is None:
             raise UserError(f"'{self.name}' is a recipe, which has no weights yet: name a run folder or a saved model.")
         net, tokenizer = self.model(warn), read_tokenizer(self.folder)
-        check_vocabulary(net.config.vocab_size, tokenizer.vocab_size)
-        return net, tokenizer
+        check_vocabulary(net.config.vocab_size, tokenizer.vocab_size, net.config.name)
+        return net, tokenizer.beginning(self._begins)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether its texts begin with the tokenizer's own first token, if there is one."""
+        stream = self.config.stream
+        return self.config.model.name == "hf" if stream is None else stream.tokenizer.begin_of_text
 
 
 def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
@@ -65,8 +71,13 @@ def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
     return Target(name, config, path, is_run=False)
 
 
-def check_vocabulary(model: int, tokenizer: int) -> None:
+def check_vocabulary(model: int, tokenizer: int, name: str = "") -> None:
     """Every token must have an embedding."""
+    if model < tokenizer and name == "hf":
+        raise UserError(
+            f"The tokenizer has {tokenizer} tokens, but the model only {model}: use the tokenizer that was saved with "
+            "the model."
+        )
     if model < tokenizer:
         raise UserError(
             f"model.vocab_size={model} is smaller than the tokenizer's {tokenizer}: set model.vocab_size={tokenizer}."

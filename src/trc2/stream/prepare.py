@@ -22,7 +22,7 @@ from trc2.files import about, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.sources import SPLITS, BuiltinSource, Source, SourceGone, source_of
+from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
 
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
@@ -88,6 +88,7 @@ class PreparedStream:
     tasks: dict[str, PreparedTask]
     tokenizer: Tokenizer
     overlap: dict[str, dict[str, float]]
+    seeds: tuple[PreparedTask, ...] = ()  # what the replay stores are filled with before the first step
 
     def fingerprint(self) -> str:
         """Changes if and only if some token of some task does."""
@@ -95,6 +96,8 @@ class PreparedStream:
             "tokenizer": self.tokenizer.fingerprint(),
             "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
         }
+        if self.seeds:
+            content["seeds"] = [seed.splits["train"].sha256 for seed in self.seeds]
         return digest(content)
 
     def describe(self) -> dict[str, Any]:
@@ -103,13 +106,16 @@ class PreparedStream:
             name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
             for name, task in self.tasks.items()
         }
-        return {
+        content = {
             "schema": SCHEMA,
             "fingerprint": self.fingerprint(),
             "vocab_size": self.tokenizer.vocab_size,
             "tasks": tasks,
             "overlap": self.overlap,
         }
+        if self.seeds:
+            content["seeds"] = [{**asdict(seed.splits["train"]), "source": seed.source} for seed in self.seeds]
+        return content
 
 
 def prepare_stream(
@@ -126,7 +132,7 @@ def prepare_stream(
     cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
     tokenizer = tokenizer or _tokenizer(stream, sources, cache, watch)
-    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text)
+    tokenizer = tokenizer.reading_special(stream.tokenizer.special_in_text).beginning(stream.tokenizer.begin_of_text)
     tasks = {}
     for task in stream.tasks:
         source, packed = sources[task.name], (known or {}).get(task.name)
@@ -140,7 +146,24 @@ def prepare_stream(
                 raise
             tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
     overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
-    return PreparedStream(tasks, tokenizer, overlap)
+    seeds = tuple(prepare_file(_seed_path(name, stream), "text", tokenizer, cache) for name in stream.replay_seed_files)
+    return PreparedStream(tasks, tokenizer, overlap, seeds)
+
+
+def _seed_path(name: str, stream: StreamConfig) -> Path:
+    """As it is named, or below the data root."""
+    path = expanded(name)
+    below = expanded(stream.data_root or Path()) / name
+    return below if not path.is_file() and below.is_file() else path
+
+
+def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
+    """One file, whole, as the train split of a task of its own."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: check the path.")
+    splits = {"train": path.name, "validation": None, "test": None}
+    task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
+    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)
 
 
 def prepare_task(
@@ -244,13 +267,14 @@ def _pack_split(
         for texts in _batches(documents, seen, bad):
             size += sum(len(text.encode()) for text in texts)
             for encoded in tokenizer.encode_batch(texts):
-                content = np.asarray([*encoded, tokenizer.end_of_text], dtype=dtype).tobytes()
+                ids_of = [*tokenizer.begin_of_text, *encoded, tokenizer.end_of_text]
+                content = np.asarray(ids_of, dtype=dtype).tobytes()
                 ids.write(content)
                 checksum.update(content)
                 start = np.int64(tokens).tobytes()
                 starts.write(start)
                 starts_checksum.update(start)
-                tokens += len(encoded) + 1
+                tokens += len(ids_of)
                 count += 1
             watch(task, split, count, tokens)
         for file in (ids, starts):
@@ -319,7 +343,7 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     key = digest(
         {
             "schema": CACHE_SCHEMA,
-            "config": config.model_dump(exclude={"special_in_text"}),
+            "config": config.model_dump(exclude={"special_in_text", "begin_of_text"}),
             "tasks": [
                 [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -17,7 +18,7 @@ from trc2.files import reading
 from trc2.stream.cache import expanded
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 PIECE = 64  # characters
 # What the pre-tokenizer may take for one word: letters and digits, or other signs, or spaces.
 KINDS = (r"[^\W_]", r"(?:[^\w\s]|[_\x1c-\x1f])", r"\s")
@@ -33,12 +34,26 @@ class Tokenizer:
     inside a text are text like any other, unless `special_in_text`.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, special_in_text: bool = False) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_in_text: bool = False,
+        end: str | None = None,
+        begins: bool = False,
+    ) -> None:
+        """`end` names the token that ends a document, where it is none of the usual ones.
+
+        `begins` puts the tokenizer's own first token, if it has one, before every document.
+        """
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not special_in_text
         self.backend = backend
-        self.end_of_text = _end_of_text(backend)
+        self.end_of_text = _end_of_text(backend, end)
+        self.end = None if end is None or self.end_of_text == _usual_end(backend) else end
+        self.begins = begins
+        self.begin_of_text = _begin_of_text(backend, self.end_of_text) if begins else []
 
     @cached_property
     def vocab_size(self) -> int:
@@ -59,7 +74,16 @@ class Tokenizer:
         return str(self.backend.to_str())
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        content = self.to_json()
+        if self.end is not None or self.begin_of_text:
+            content += json.dumps([self.end_of_text, self.begin_of_text])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def beginning(self, begins: bool) -> Tokenizer:
+        """The same tokenizer, with or without its own token before every document."""
+        if begins == self.begins:
+            return self
+        return self.from_json(self.to_json(), self.special_in_text, end=self.end, begins=begins)
 
     @property
     def special_in_text(self) -> bool:
@@ -67,12 +91,17 @@ class Tokenizer:
 
     def reading_special(self, special_in_text: bool) -> Tokenizer:
         """The same tokenizer with special tokens in a text read as such, or as text; it is not kept in the JSON."""
-        return self if special_in_text == self.special_in_text else self.from_json(self.to_json(), special_in_text)
+        if special_in_text == self.special_in_text:
+            return self
+        return self.from_json(self.to_json(), special_in_text, end=self.end, begins=self.begins)
 
     @classmethod
-    def from_json(cls, text: str, special_in_text: bool = False) -> Tokenizer:
+    def from_json(
+        cls, text: str, special_in_text: bool = False, *, end: str | None = None, begins: bool = False
+    ) -> Tokenizer:
         try:
-            return cls(tokenizers.Tokenizer.from_str(text), special_in_text=special_in_text)
+            backend = tokenizers.Tokenizer.from_str(text)
+            return cls(backend, special_in_text=special_in_text, end=end, begins=begins)
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library's panics are no `Exception`
@@ -80,9 +109,9 @@ class Tokenizer:
 
     @classmethod
     def read(cls, path: Path) -> Tokenizer:
-        """From a tokenizer.json; a UserError if it is damaged."""
+        """From a tokenizer.json, and the end-of-text token that a file beside it may name; a UserError if damaged."""
         with reading(path, "restore it from a copy, or choose another tokenizer"):
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(path.read_text(encoding="utf-8"), end=_named_end(path.with_name(SETTINGS_FILE)))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -138,11 +167,32 @@ def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer
     return Tokenizer(backend)
 
 
-def _end_of_text(backend: tokenizers.Tokenizer) -> int:
-    for token in (END_OF_TEXT, "</s>", "<eos>", "[SEP]"):
-        identity = backend.token_to_id(token)
-        if identity is not None:
-            return int(identity)
+def _named_end(path: Path) -> str | None:
+    """The end-of-text token that the settings beside a tokenizer name; None where it is found without them."""
+    try:
+        named = json.loads(path.read_text(encoding="utf-8")).get("eos_token") if path.is_file() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+    content = named.get("content") if isinstance(named, dict) else named
+    return content if isinstance(content, str) else None
+
+
+def _begin_of_text(backend: tokenizers.Tokenizer, end: int) -> list[int]:
+    """What the tokenizer itself puts before a text: nothing, or one token."""
+    first = backend.encode("", add_special_tokens=True).ids[:1]
+    return [] if first == [end] else list(first)
+
+
+def _usual_end(backend: tokenizers.Tokenizer) -> int | None:
+    found = (backend.token_to_id(token) for token in (END_OF_TEXT, "</s>", "<eos>", "[SEP]"))
+    return next((int(identity) for identity in found if identity is not None), None)
+
+
+def _end_of_text(backend: tokenizers.Tokenizer, named: str | None) -> int:
+    identity = None if named is None else backend.token_to_id(named)
+    identity = _usual_end(backend) if identity is None else identity
+    if identity is not None:
+        return int(identity)
     raise UserError(f"The tokenizer has no end-of-text token such as {END_OF_TEXT}: choose one that has.")
 
 

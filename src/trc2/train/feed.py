@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
+from trc2.replay.stores import ReplayStores, cut_chunks
 from trc2.runs.plan import Plan
 from trc2.runs.target import check_vocabulary
 from trc2.stream.batches import Batch, Mixture, TaskData
@@ -20,8 +22,8 @@ class Feed:
 
     def __init__(self, config: RunConfig, plan: Plan, prepared: PreparedStream) -> None:
         assert config.stream is not None
-        self.plan, self.tokenizer = plan, prepared.tokenizer
-        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size)
+        self.plan, self.tokenizer, self.seeds = plan, prepared.tokenizer, prepared.seeds
+        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
         self.tasks = {
             task.name: TaskData(
@@ -45,6 +47,19 @@ class Feed:
             return self.mixture.train_batches(step, share)
         stretch = self.plan.at(step)
         return self.tasks[stretch.task].train_batches(step - stretch.start, share)
+
+    def fill(self, stores: ReplayStores | None) -> None:
+        """Put text that was never trained on here into the replay stores, as if it had been, file after file."""
+        for seed in self.seeds if stores is not None else ():
+            assert stores is not None
+            tokens = torch.from_numpy(np.array(seed.tokens("train")).astype(np.int32))
+            chunks = cut_chunks(tokens.unsqueeze(0), stores.chunk_length)
+            if not len(chunks):
+                raise UserError(
+                    f"A file of stream.replay_seed_files has {len(tokens)} tokens, less than one chunk of "
+                    f"{stores.chunk_length}: give it more text."
+                )
+            stores.commit(chunks)
 
     def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, y) of a task's own steps, one batch after the other; each is made only when the iterator reaches it."""

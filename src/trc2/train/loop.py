@@ -35,12 +35,14 @@ class Trainer:
         folder: RunFolder,
         observers: list[Observer],
         ranks: Ranks = ALONE,
+        *,
+        will_restore: bool = False,
     ) -> None:
         self.config, self.folder, self.ranks = config, folder, ranks
         self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
         self.plan = Plan.of_run(config)
         self.feed = Feed(config, self.plan, prepared)
-        self.state = RunState(config, choose_device(config.output.device), ranks)
+        self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
         self.story = Story(observers)
         self.measure = Measure(config, self.plan, self.feed, self.state, self.story)
         self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
@@ -51,11 +53,13 @@ class Trainer:
         config, plan, state, measure = self.config, self.plan, self.state, self.measure
         progress, tasks = state.progress, list(self.feed.tasks)
         if progress.step == 0:
+            self.feed.fill(state.model.replay)
             measure.evaluate(tasks)  # before any training
         self.stopped = self.ranks.any(self.stop_requested)
         while progress.step < plan.total_steps and not self.stopped:
             if progress.step == plan.at(progress.step).start:
                 # Done again when a run is resumed at this very step, to no effect.
+                self.leave_the_branch()
                 task = plan.at(progress.step).task
                 sequences = self.feed.sequences(task, count(), state.device)
                 state.model.begin_task(plan.index(progress.step), (x for x, _ in sequences))
@@ -73,11 +77,19 @@ class Trainer:
             if progress.step % config.control.every_steps == 0:
                 measure.steer()
             self.stopped = self.ranks.any(self.stop_requested)
-            if is_boundary or self.stopped or progress.step % config.output.checkpoint_every == 0:
+            is_branch = progress.step in plan.branch_points
+            if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
                 self.saver.save_unless_failing(state, self.story)
         if progress.step == plan.total_steps:
             measure.finish()
         self.saver.writer.wait()
+
+    def leave_the_branch(self) -> None:
+        """The last task was annealed on a branch; the next one learns from the weights before that."""
+        before = self.plan.goes_back_to(self.state.progress.step)
+        if before is not None:
+            self.ranks.on_first(self.saver.writer.wait)
+            self.state.go_back(self.folder.checkpoint_of(before))
 
     def train_step(self) -> Record:
         """One optimizer step: all micro-batches, then commit, optimizer, and what follows it."""
@@ -134,7 +146,9 @@ class Trainer:
     def _dynamics(self, writes: WriteReport | None) -> dict[str, float]:
         """How strongly is replayed, and what the memory did."""
         metrics, model = {}, self.state.model
-        if model.replay is not None:
+        if model.replay is not None and model.replay.share is not None:
+            metrics["replay/share"] = float(model.replay.share)
+        elif model.replay is not None:
             metrics["replay/coefficient"] = float(model.replay.coefficient)
         if writes is not None and model.has_memory:
             metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}

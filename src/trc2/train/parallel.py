@@ -213,7 +213,7 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype)
         return DataParallel(model)
     if not model.units():
         raise UserError(
-            f"output.parallel=fsdp does not suit model={model.config.name}, whose updates need whole matrices: use ddp."
+            f"output.parallel=fsdp does not suit model={model.config.name}, which cannot be divided: use ddp."
         )
     if dtype == torch.float16:
         raise UserError("output.parallel=fsdp cannot scale losses, which float16 needs: use ddp or another precision.")

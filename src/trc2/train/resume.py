@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from trc2.backbones.registry import build_model
@@ -24,7 +25,7 @@ from trc2.nn.keyed import keyed_generator
 from trc2.ranks import Ranks
 from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
-from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.checkpoint import Checkpoint, name_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.plan import Plan
@@ -80,7 +81,7 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
                 f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
                 "`trc2 continue` again."
             )
-        trainer = Trainer(config, prepared, folder, [], ranks)
+        trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
         start = -1 if checkpoint is None else checkpoint.step
         if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
             console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
@@ -156,16 +157,18 @@ def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
 # -------------------------------------------------------------------------------------------------------- a new task
 
 
-def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console) -> Path:
+def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console, share: float | None = None) -> Path:
     """Append a task to a finished run, in a new folder; scores and references of all earlier tasks carry over.
 
     The new folder gets its name when it holds everything that resuming it takes. Before that a kill leaves nothing but
     a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
+
+    `share` is replayed from now on, whatever the parent replayed and whatever its controller would say.
     """
     with taking_part(RunFolder(parent).config(), console) as (ranks, quiet):
         if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
             ranks.on_first(lambda: _check_is_free(path))
-            _make_child(parent, path, task, quiet, ranks)
+            _make_child(parent, path, task, quiet, ranks, share)
         return resume_run(path, [], console)
 
 
@@ -175,8 +178,12 @@ def _check_is_free(path: Path) -> None:
         raise UserError(f"{path} is not empty: choose another --out.")
 
 
-def _make_child(parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks) -> None:
+def _make_child(
+    parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks, share: float | None
+) -> None:
     ended = _finished(RunFolder(parent), console)
+    if share is not None:
+        ended = _replaying(ended, share)
     assert ended.config.stream is not None
     if task.name in [known.name for known in ended.config.stream.tasks]:
         raise UserError(f"{parent} has learnt a task '{task.name}' already: give the new one another name.")
@@ -193,6 +200,20 @@ def _make_child(parent: Path, path: Path, task: TaskConfig, console: Console, ra
         failpoint("inherited")
         ranks.on_first(lambda: os.replace(partial, path))
         ranks.on_first(lambda: sync_folder(path.parent))
+
+
+def _replaying(ended: Ended, share: float) -> Ended:
+    """The same end, from which a fixed share is replayed."""
+    model = ended.config.model
+    if not model.replay or model.replay_share is None:
+        raise UserError(
+            f"{ended.folder} does not replay by a share of the tokens, so none can be set: train with "
+            "model.replay_share, which model=hf has by itself."
+        )
+    control = {**ended.config.control.model_dump(), "mode": "fixed"}
+    changed = ended.config.replace(model=model.replace(replay_share=share), control=control)
+    tensors = {**ended.checkpoint.tensors, "model.replay.share": torch.tensor(share, dtype=torch.float64)}
+    return replace(ended, config=changed, checkpoint=replace(ended.checkpoint, tensors=tensors))
 
 
 @dataclass(frozen=True)
@@ -228,10 +249,11 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     config = _longer_config(ended.config, task, final)
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
-    trainer = Trainer(config, prepared, folder, [], ranks)
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
     ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
     ranks.on_first(lambda: folder.describe(config, prepared))
     trainer.state.restore(ended.checkpoint)
+    ranks.on_first(lambda: _keep_branch_point(ended, trainer))
     trainer.story.go_on([], trainer.state.progress.total_seconds)
     if ranks.is_first:
         trainer.story.observers.append(keep_diary(trainer))
@@ -245,6 +267,17 @@ def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, con
     trainer.story.close()
 
 
+def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
+    """What the new task goes on from, if the parent's end was annealed on a branch."""
+    before = trainer.plan.goes_back_to(ended.checkpoint.step)
+    if before is None:
+        return
+    name = name_of(before)
+    if not (ended.folder.checkpoints / name).is_dir():
+        raise UserError(f"{ended.folder} has no checkpoint from before its anneal, {name}: run it again.")
+    shutil.copytree(ended.folder.checkpoints / name, trainer.folder.checkpoints / name)
+
+
 def _empty(partial: Path) -> None:
     """Remove what an earlier attempt left in a folder; its lock stays, we hold it."""
     for path in partial.iterdir():
@@ -255,7 +288,7 @@ def _empty(partial: Path) -> None:
 
 
 def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConfig:
-    """The parent's settings with one more task; the schedule starts anew per task."""
+    """The parent's settings with one more task; a schedule with a horizon starts anew per task."""
     assert config.stream is not None
     stream = config.stream.model_dump(mode="json")
     stream["tasks"] = [*stream["tasks"], task.model_dump(mode="json")]
@@ -265,7 +298,8 @@ def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConf
         stream["only"] = [*stream["only"], task.name]
     values: dict[str, Any] = config.model_dump(mode="json")
     values["stream"] = stream
-    values["train"]["schedule"] = "per_task"
+    if not config.train.branches:
+        values["train"]["schedule"] = "per_task"
     values["output"]["folder"] = str(folder)
     return RunConfig(**values)
 

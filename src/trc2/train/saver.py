@@ -20,7 +20,7 @@ class Saver:
 
     def __init__(self, folder: RunFolder, plan: Plan, keep_last: int, ranks: Ranks = ALONE) -> None:
         self.total_steps, self.ranks = plan.total_steps, ranks
-        ends = {stretch.end for stretch in plan.stretches}
+        ends = {stretch.end for stretch in plan.stretches} | plan.branch_points
         self.writer = CheckpointWriter(folder.checkpoints, keep_last, ends, ranks=ranks)
         self.binding: Binding | None = None
         self.saved_step: int | None = None

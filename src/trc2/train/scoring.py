@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trc2.config import EvalConfig, StreamConfig, TaskConfig
+from trc2.config import EvalConfig, StreamConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.cache import expanded
-from trc2.stream.prepare import PreparedTask, prepare_stream, prepare_task
-from trc2.stream.sources import SPLITS, FileSource, check_task_names
+from trc2.stream.prepare import PreparedTask, prepare_file, prepare_stream
+from trc2.stream.sources import SPLITS, check_task_names
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.evaluate import score_task
 from trc2.train.precision import choose_device
@@ -44,7 +44,7 @@ def score_target(
     elif tasks:
         raise UserError(f"{target.name} is a saved model without a stream, so it has no task '{tasks[0]}': use --file.")
     cache = StreamConfig.model_fields["cache"].default if stream is None else stream.cache
-    of_files = {str(path): _prepare_file(path, text_format, tokenizer, expanded(cache)) for path in files}
+    of_files = {str(path): prepare_file(path, text_format, tokenizer, expanded(cache)) for path in files}
     for message in (message for task in of_files.values() for message in task.messages):
         warn(message)
     if not of_tasks and not of_files:
@@ -101,11 +101,3 @@ def _note_test_split(folder: RunFolder, scores: dict[str, dict[str, float]]) -> 
     last = folder.records()[-1]
     metrics = {f"test/{name}/{key}": value for name, values in scores.items() for key, value in values.items()}
     append_record(folder.diary_file, Record("test", last.step, last.task, metrics, last.seconds))
-
-
-def _prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
-    if not path.is_file():
-        raise UserError(f"There is no file {path}: check the path.")
-    splits = {"train": path.name, "validation": None, "test": None}
-    task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
-    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)

@@ -41,10 +41,14 @@ class Progress:
 class RunState:
     """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
 
-    def __init__(self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE, *, will_restore: bool = False
+    ) -> None:
+        """`will_restore`: its weights come from a checkpoint, so none are drawn or read."""
         self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
-        self.model = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device).train()
+        chance = None if will_restore else keyed_generator("weights", config.train.seed)
+        self.model = build_model(config.model, chance).to(device).train()
         self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
@@ -73,7 +77,9 @@ class RunState:
     def apply(self, settings: ReplaySettings) -> None:
         """Replay with these λ_rep, B_R and ρ_long from the next step on."""
         if self.model.replay is not None:
-            self.model.replay.set_strength(settings.coefficient, settings.batch_size, settings.long_fraction)
+            self.model.replay.set_strength(
+                settings.coefficient, settings.batch_size, settings.long_fraction, settings.share
+            )
 
     def check_unison(self) -> None:
         """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
@@ -95,6 +101,14 @@ class RunState:
         rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
         whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
         return Checkpoint(self.progress.step, whole, state, run, rows)
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Take the weights and the optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
+        kept = {name: t for name, t in self.model.state_dict().items() if name.startswith(("replay.", "clock."))}
+        earlier = {f"model.{name}": tensor.clone() for name, tensor in kept.items()}
+        load_state(self.model, replace(checkpoint, tensors={**checkpoint.tensors, **earlier}))
+        unpack_optimizer(self.optimizer, checkpoint.tensors)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was taken, on however many ranks and however divided."""

@@ -18,6 +18,7 @@ BATTERY: tuple[tuple[str, CheckFunction], ...] = (
     ("A", causality.eval_gradient),
     ("A", causality.prefix_consistency),
     ("A", causality.decoding_in_pieces),
+    ("A", causality.padding_is_nothing),
     ("A", causality.train_forward_before_flush),
     ("A1", causality.write_scores),
     ("B", deferral.no_effect_before_flush),

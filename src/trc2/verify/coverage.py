@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trc2.verify.subject import EXACT, Check, Subject, gap, largest, train_forward
+from trc2.verify.subject import Check, Subject, gap, largest, train_forward
 
 PATHWAYS = (".thalamus.", ".hippocampus.", ".feedback.")
 
@@ -21,7 +21,14 @@ def target_layout(subject: Subject) -> list[Check]:
         losses.append(aux["loss"].detach())
     worst = largest([gap(loss, losses[0]) for loss in losses[1:]])
     return [
-        Check("E", "target layout", "loss of non-contiguous targets less that of contiguous ones", worst, "<=", EXACT)
+        Check(
+            "E",
+            "target layout",
+            "loss of non-contiguous targets less that of contiguous ones",
+            worst,
+            "<=",
+            subject.rounding,
+        )
     ]
 
 

@@ -62,15 +62,15 @@ def never_the_current_batch(subject: Subject) -> list[Check]:
     stores = model.replay
     assert stores is not None
     drawn: list[torch.Tensor] = []
-    original = stores.sample
+    original = stores.draw
 
-    def spy(step: int, micro_step: int) -> torch.Tensor | None:
-        chunks = original(step, micro_step)
+    def spy(total: int, long_fraction: float, *key: int | str) -> torch.Tensor | None:
+        chunks = original(total, long_fraction, *key)
         if chunks is not None:
             drawn.append(chunks)
         return chunks
 
-    stores.sample = spy  # type: ignore[method-assign]
+    stores.draw = spy  # type: ignore[method-assign]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     first = [(subject.tokens(f"first {i}"), subject.tokens("targets")) for i in range(2)]
     second = [(subject.tokens(f"second {i}"), subject.tokens("targets")) for i in range(2)]

@@ -60,6 +60,11 @@ class Subject:
         return self.model.config.vocab_size
 
     @property
+    def rounding(self) -> float:
+        """What two ways to compute the same may differ by in this model."""
+        return max(EXACT, self.model.trunk.rounding)
+
+    @property
     def has_memory(self) -> bool:
         return memory_of(self.model) is not None
 
@@ -89,9 +94,13 @@ class Subject:
         for module in clone.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if isinstance(getattr(module, "attention_dropout", None), float):  # transformers' attention keeps a number
+                module.attention_dropout = 0.0  # type: ignore[assignment]
         clone.discard_pending_write()
         memory, stores = memory_of(clone), clone.replay
         chance = keyed_generator("verify fill", self.seed)
+        if stores is not None and stores.share is not None:
+            stores.share.fill_(0.5)  # a small share of a small batch is often no chunk at all
         if memory is not None and fill == "empty":
             memory.forget()
         elif memory is not None and memory.count == 0:

@@ -1,0 +1,360 @@
+"""A causal language model of transformers in the shell: its weights, its head, its router loss and its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trc2.backbones.shell import Backbone
+from trc2.config.pretrained import HFConfig, causal_class, locate, transformers_config
+from trc2.errors import UserError, brief
+from trc2.nn.cost import Cost
+from trc2.nn.decoding import Decoding, State
+from trc2.nn.head import AnyHead, Head
+from trc2.nn.segments import Packed, Segment, rejoin
+from trc2.nn.trunk import Loss, Trunk, TrunkOutput
+
+ADAPTER = "default"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PROBE_LENGTH = 5
+
+
+class CacheState(State):
+    """What transformers remembers of the rows' earlier tokens, in its own kind of cache."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from transformers.cache_utils import DynamicCache
+
+        self.cache = DynamicCache(config=config)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.cache.reorder_cache(rows)
+
+
+class HFTrunk(Trunk):
+    """`lm` is the model as transformers builds it, head included, so that its tensors keep their names.
+
+    Its attention takes no packed rows of two lengths, so every segment is a call of its own: the batch, then what is
+    replayed.
+    """
+
+    def __init__(self, config: HFConfig, lm: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.lm = lm
+        accepted = inspect.signature(self.body.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._cache_name = "past_key_values" if "past_key_values" in accepted else "cache_params"
+        self._shared = _shared_names(lm)
+        self.register_state_dict_post_hook(_leave_out_shared)
+        self.register_load_state_dict_pre_hook(_put_back_shared)
+
+    @property
+    def body(self) -> Any:
+        """The model without its head."""
+        return self.lm.base_model
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.lm.get_input_embeddings()
+
+    @embedding.setter
+    def embedding(self, value: nn.Embedding) -> None:
+        raise UserError("The vocabulary of a Hugging Face model cannot be changed here: resize it with transformers.")
+
+    @property
+    def head(self) -> Head:
+        output = self.lm.get_output_embeddings()
+        scale, cap = _scale(self.lm.config), getattr(self.lm.config, "final_logit_softcapping", None)
+        is_plain = type(output) is nn.Linear and output.bias is None
+        if is_plain and scale == 1.0 and cap is None:
+            return Head(output.weight)
+
+        def logits(hidden: Tensor) -> Tensor:
+            scores = output(hidden) if scale == 1.0 else output(hidden) * scale
+            return scores if cap is None else torch.tanh(scores / cap) * cap
+
+        return AnyHead(output.weight, logits)
+
+    @property
+    def rounding(self) -> float:
+        """Norms, softmax and rotary angles are float32 there whatever the weights are."""
+        return 1e-4
+
+    def forward(
+        self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
+    ) -> TrunkOutput:
+        state = None if decoding is None else decoding.states[0]
+        assert state is None or isinstance(state, CacheState)
+        hidden: list[Tensor] = []
+        losses: tuple[Loss, ...] = ()
+        for number, segment in enumerate(packed.segments):
+            wants_losses = with_losses and number == 0 and self._balance is not None
+            out = self._run(segment.of(packed.tokens), segment, state, wants_losses)
+            hidden.append(out.last_hidden_state)
+            if wants_losses:
+                losses = self._router_loss(out, segment)
+        return TrunkOutput(rejoin(hidden), losses)
+
+    def _run(self, tokens: Tensor, segment: Segment, state: CacheState | None, wants_router: bool) -> Any:
+        arguments: dict[str, Any] = {"use_cache": state is not None, "return_dict": True}
+        valid = segment.valid_so_far()
+        if valid is not None:
+            arguments["attention_mask"] = valid.long()
+            if self._takes_positions:
+                arguments["position_ids"] = segment.positions(tokens.device)
+        if wants_router:
+            arguments["output_router_logits"] = True
+        if state is None:
+            return self.body(input_ids=tokens, **arguments)
+        arguments[self._cache_name] = state.cache
+        is_recurrent = self._cache_name == "cache_params"
+        if not is_recurrent or segment.earlier is None:
+            return self.body(input_ids=tokens, **arguments)
+        # A recurrent state moves on by one token at a time, and padding lies before all of them.
+        arguments.pop("attention_mask", None)
+        parts = [self.body(input_ids=token, **arguments) for token in tokens.split(1, dim=1)]
+        parts[-1].last_hidden_state = torch.cat([part.last_hidden_state for part in parts], dim=1)
+        return parts[-1]
+
+    @property
+    def _balance(self) -> Any:
+        """Transformers' own balance loss of this model's routers; None if it has none."""
+        if not getattr(self.lm.config, "router_aux_loss_coef", 0.0):
+            return None
+        return getattr(sys.modules[type(self.lm).__module__], "load_balancing_loss_func", None)
+
+    def _router_loss(self, out: Any, segment: Segment) -> tuple[Loss, ...]:
+        config = self.lm.config
+        experts = getattr(self.lm, "num_experts", None) or getattr(config, "num_experts", None)
+        mask = None if segment.valid is None else segment.valid.long()
+        value = self._balance(out.router_logits, experts, config.num_experts_per_tok, mask)
+        return (Loss("load_balance", config.router_aux_loss_coef * value, self.config.lambda_router),)
+
+    def new_states(self) -> Sequence[State]:
+        return [CacheState(self.lm.config)]
+
+    def subsystems(self) -> dict[str, list[nn.Module]]:
+        return {"embedding and head": [self.embedding, self.lm.get_output_embeddings()], "body": [self.body]}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        moved = super()._apply(fn, recurse)
+        if self.embedding.weight.dtype == torch.float64:  # torch's grouped products know no float64
+            self.lm.config._experts_implementation = "eager"
+        return moved
+
+    @property
+    def recompute(self) -> bool:
+        """Whether every layer runs again in the backward pass instead of keeping what it computed."""
+        return bool(self.lm.is_gradient_checkpointing)
+
+    @recompute.setter
+    def recompute(self, wanted: bool) -> None:
+        if wanted and not self.lm.supports_gradient_checkpointing:
+            raise UserError(f"A {type(self.lm).__name__} cannot be recomputed: leave output.recompute out.")
+        if wanted:
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def units(self) -> list[nn.Module]:
+        """None are divided over ranks yet: a head that is no embedding would have to be, too."""
+        return []
+
+
+def _scale(config: Any) -> float:
+    """What logits are multiplied with: Cohere says it, Granite says its inverse."""
+    multiplier, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    return float(multiplier or 1.0) / float(divisor or 1.0)
+
+
+# ---------------------------------------------------------------------------------------------- one tensor, two names
+
+
+def _shared_names(lm: nn.Module) -> dict[str, str]:
+    """Names of tensors that another name stands for, such as a tied head, and that name."""
+    first: dict[int, str] = {}
+    shared = {}
+    for name, parameter in lm.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            shared[f"lm.{name}"] = f"lm.{first[id(parameter)]}"
+        first.setdefault(id(parameter), name)
+    return shared
+
+
+def _leave_out_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
+    """A file holds every tensor once."""
+    assert isinstance(trunk, HFTrunk)
+    for name in trunk._shared:
+        state.pop(f"{prefix}{name}", None)
+
+
+def _put_back_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    assert isinstance(trunk, HFTrunk)
+    for name, source in trunk._shared.items():
+        if f"{prefix}{source}" in state:
+            state.setdefault(f"{prefix}{name}", state[f"{prefix}{source}"])
+
+
+# ------------------------------------------------------------------------------------------------------------ building
+
+
+def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbone:
+    """With a generator the model as its folder holds it; without one only its shapes, for weights from elsewhere."""
+    settings = transformers_config(config.architecture, config.pretrained)
+    _set_dropout(settings, config.dropout)
+    with torch.random.fork_rng(devices=[]):  # adapters and layers draw their first weights from torch's own chance
+        torch.manual_seed(0 if generator is None else generator.initial_seed())
+        has_weights = generator is not None and torch.get_default_device().type != "meta"
+        lm = _load(config, settings) if has_weights else _skeleton(config, settings)
+        _choose_what_learns(config, lm)
+    trunk = HFTrunk(config, lm)
+    if has_weights:
+        _check_head(trunk)
+    return Backbone(config, trunk)
+
+
+def cost(config: HFConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
+    """2·N·tokens forward and 6·N·tokens with backward, N the weights in matrices that a token meets.
+
+    Attention adds 4·T²·d per layer and row where there are heads. Frozen weights need no gradient of their own, so
+    adapters take 4·N.
+    """
+    flops = 2.0 * config.num_active * rows * length
+    if any(name in config.architecture for name in ("num_attention_heads", "n_head")):
+        flops += 4.0 * config.num_layers * rows * length**2 * config.d_model
+    return {"model": Cost(flops, (2 if config.lora is not None else 3) * flops)}
+
+
+def _set_dropout(settings: Any, value: float) -> None:
+    """One dropout for all that the config names, attention's included; a folder's own is for its first training."""
+    for name, known in settings.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(known, float | int):
+            setattr(settings, name, value)
+
+
+def _skeleton(config: HFConfig, settings: Any) -> Any:
+    from transformers.initialization import no_init_weights
+
+    settings.dtype = None
+    with no_init_weights():
+        lm = causal_class(settings)(settings)
+    lm.tie_weights()
+    return lm.to(getattr(torch, config.dtype))
+
+
+def _load(config: HFConfig, settings: Any) -> Any:
+    folder = locate(config.pretrained, with_weights=True)
+    _check_weights(folder)
+    try:
+        with silence():
+            lm, info = causal_class(settings).from_pretrained(
+                folder, config=settings, dtype=getattr(torch, config.dtype), use_safetensors=True,
+                local_files_only=True, output_loading_info=True,
+            )  # fmt: skip
+    except Exception as error:  # a damaged or missing shard, another model's weights: each has its own error
+        raise UserError(
+            f"The weights in {folder} cannot be read ({type(error).__name__}: {brief(error)}): use another copy."
+        ) from None
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info.get(problem):
+            raise UserError(
+                f"The weights in {folder} do not fit their config.json: {brief(min(map(str, info[problem])), 80)} is "
+                f"one of {len(info[problem])} {problem.replace('_', ' ')}; use the files that were saved together."
+            )
+    return lm
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Transformers tells of its progress; what matters of it we say in our own sentences."""
+    from transformers.utils import logging
+
+    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()
+
+
+def _check_weights(folder: Path) -> None:
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise UserError(f"{folder} has its weights as pickles, which are never opened: convert them to safetensors.")
+    raise UserError(f"There is no {folder / WEIGHTS[0]}: give the folder of a Hugging Face model with its weights.")
+
+
+def _choose_what_learns(config: HFConfig, lm: Any) -> None:
+    names = dict(lm.named_parameters())
+    if config.lora is not None:
+        _add_adapters(config, lm)
+        return
+    for pattern in config.freeze:
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if not found:
+            raise UserError(
+                f"model.freeze: '{brief(pattern, 60)}' matches no tensor of {config.pretrained}: write it like "
+                f"{next(iter(names))}, with * for any part."
+            )
+        for name in found:
+            names[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise UserError("model.freeze leaves nothing to learn: freeze less.")
+
+
+def _add_adapters(config: HFConfig, lm: Any) -> None:
+    assert config.lora is not None
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError:
+        raise UserError("model.lora needs peft: install it with `pip install 'trc2[hf]'`.") from None
+    try:
+        inject_adapter_in_model(lora_config(config, lm, LoraConfig), lm, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise UserError(f"model.lora.targets fits no module of {config.pretrained} ({brief(error)}).") from None
+
+
+def lora_config(config: HFConfig, lm: nn.Module, kind: Any) -> Any:
+    """The settings of the adapters in peft's words; GPT-2 keeps its matrices the other way round."""
+    is_turned = any(type(module).__name__ == "Conv1D" for module in lm.modules())
+    lora = config.lora
+    assert lora is not None
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    return kind(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM",
+        base_model_name_or_path=config.pretrained, fan_in_fan_out=is_turned,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _check_head(trunk: HFTrunk) -> None:
+    """Refuse a model whose logits are not its head applied to its last states, or that looks at later tokens."""
+    lm = trunk.lm.eval()
+    length = min(PROBE_LENGTH, trunk.config.max_positions)
+    tokens = torch.arange(length).remainder(trunk.config.vocab_size).unsqueeze(0)
+    other = tokens.clone()
+    other[0, -1] = (other[0, -1] + 1) % trunk.config.vocab_size
+    theirs = lm(input_ids=tokens, use_cache=False).logits.float()
+    ours = trunk.head.logits(trunk.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
+    bound = 1e-3 * float(theirs.abs().max()) + 1e-6
+    name = type(lm).__name__
+    if ours.shape != theirs.shape or float((ours - theirs).abs().max()) > bound:
+        raise UserError(
+            f"{trunk.config.pretrained} is a {name}, whose logits are not its head applied to its last states: this "
+            "kind of model is not supported."
+        )
+    changed = lm(input_ids=other, use_cache=False).logits.float()
+    if length > 1 and float((changed - theirs)[:, :-1].abs().max()) > bound:
+        raise UserError(f"{trunk.config.pretrained} is a {name} that looks at later tokens: use a causal model.")

@@ -1,0 +1,56 @@
+"""`trc2 dream`: text from the model itself, for replay where the old text is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, MAX_SEED, Target, app, out, warn
+from trc2.console import shown
+from trc2.errors import UserError
+
+
+@app.command("dream")
+def dream_(
+    target: Target,
+    tokens: Annotated[int, typer.Option(help="Stop when the texts hold so many.", min=1, max=MAX_COUNT)] = 10_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same texts.", min=0, max=MAX_SEED)] = 0,
+    temperature: Annotated[float, typer.Option(help="1 is the model's own chance.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    length: Annotated[int, typer.Option(help="Tokens of one text at most.", min=1, max=MAX_COUNT)] = 256,
+    path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
+) -> None:
+    """Sample texts from a model, without duplicates, as a file for stream.replay_seed_files.
+
+    Every row says which model, seed, temperature and place it came from.
+    """
+    from trc2.dream import dream
+    from trc2.files import write_atomically
+    from trc2.generate import lay_out_for_decoding
+    from trc2.runs.target import find_target
+
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another --out.")
+    if path.suffix != ".jsonl":
+        raise UserError(f"--out {path} would not be found by its ending: call it something.jsonl.")
+    net, tokenizer = find_target(target).trained_model(warn)
+    lay_out_for_decoding(net)
+    settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
+    rows, made = [], 0
+    with out.status("dreaming") as status:
+        for found in dream(
+            net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
+        ):
+            made += found.tokens
+            origin = {**settings, "round": found.round, "row": found.row, "tokens": found.tokens}
+            rows.append(json.dumps({"text": found.text, "dream": origin}, ensure_ascii=False))
+            status.update(shown(f"dreaming: {len(rows):,} texts, {made:,} tokens"))
+    if not rows:
+        raise UserError(f"{target} had nothing to say: its texts are empty.")
+    if made < tokens:
+        warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all it had to say.")
+    write_atomically(path, ("\n".join(rows) + "\n").encode())
+    out.print(f"{len(rows):,} texts, {made:,} tokens: {path}")

@@ -1,0 +1,206 @@
+"""A Hugging Face causal language model as a backbone: which folder, what of it learns, and what its config says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from trc2.config.backbone import BackboneConfig
+from trc2.config.section import Count, Decay, Positive, Section, Share, Size
+from trc2.errors import UserError, brief
+from trc2.files import write_atomically
+
+CONFIG_FILE = "config.json"
+PAPERS, MAX_PAPER_BYTES = (".json", ".txt", ".model", ".jinja"), 2**27
+UNLIMITED = 2**20  # positions of a model that has no limit of its own, such as Mamba
+DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_layers", "num_parameters", "num_active")
+
+
+class LoraSettings(Section):
+    """Low-rank adapters, trained through `peft`; everything else is frozen."""
+
+    rank: Size = 8
+    alpha: Positive = 16.0
+    targets: tuple[str, ...] | str = Field("all-linear", description="names of modules, or all-linear")
+    dropout: Decay = 0.0
+
+
+class HFConfig(BackboneConfig):
+    """Any causal language model of transformers, from a folder or by its name on the hub.
+
+    What the folder's config.json says is read once and kept in `architecture` and the sizes beside it, so that a run
+    folder can be read without the model folder, and without transformers as long as nothing is built.
+    """
+
+    name: Literal["hf"] = "hf"
+    pretrained: str = Field(description="a folder with config.json, safetensors and tokenizer, or a name on the hub")
+    lora: LoraSettings | None = None
+    freeze: tuple[str, ...] = Field((), description="patterns of names of tensors that do not learn, e.g. *embed*")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the weights that are trained")
+    replay: bool = True
+    replay_share: Share | None = 0.05
+
+    # read from the folder
+    architecture: dict[str, Any] = Field(description="the folder's config.json")
+    num_layers: Size
+    num_parameters: Count
+    num_active: Count = Field(description="weights in matrices that a token meets: of experts only the selected ones")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_folder(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not isinstance(values.get("pretrained"), str):
+            return values
+        given = {name: values[name] for name in DESCRIBED if values.get(name) is not None}
+        if len(given) == len(DESCRIBED):
+            return values
+        found = describe(values["pretrained"])
+        for name, value in given.items():
+            if name == "max_positions" and isinstance(value, int) and value <= found[name]:
+                found[name] = value
+            elif value != found[name]:
+                raise ValueError(
+                    f"{name}={brief(value, 40)} is not the {brief(found[name], 40)} of {values['pretrained']}: leave "
+                    "it out, the folder says it."
+                )
+        return {**values, **found}
+
+    @model_validator(mode="after")
+    def _adapters_or_patterns(self) -> HFConfig:
+        if self.lora is not None and self.freeze:
+            raise ValueError("freeze and lora are both set, but with adapters nothing else learns: leave freeze out.")
+        return self
+
+    @property
+    def depth(self) -> int:
+        return self.num_layers
+
+
+def describe(pretrained: str) -> dict[str, Any]:
+    """What a model folder says about itself: its config.json as it is, and the sizes that follow from it."""
+    architecture = _read_architecture(locate(pretrained) / CONFIG_FILE)
+    config = transformers_config(architecture, pretrained)
+    parameters, active = _count(config, pretrained)
+    positions = getattr(config, "max_position_embeddings", None)
+    return {
+        "architecture": architecture,
+        "vocab_size": int(config.vocab_size),
+        "d_model": int(config.hidden_size),
+        "max_positions": int(positions) if isinstance(positions, int) and positions > 0 else UNLIMITED,
+        "num_layers": int(config.num_hidden_layers),
+        "num_parameters": parameters,
+        "num_active": active,
+    }
+
+
+def locate(pretrained: str, *, with_weights: bool = False) -> Path:
+    """The folder of a model: as it is named, or where the hub's copy of it lies."""
+    folder = Path(pretrained).expanduser()
+    if folder.is_dir():
+        return folder
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja", *(["*.safetensors"] if with_weights else [])]
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(pretrained, allow_patterns=patterns))
+    except Exception as error:  # no network, no such name, no permission: the hub has an error for each
+        raise UserError(
+            f"There is no model '{brief(pretrained, 80)}': no folder has this name, and the hub says: {brief(error)}."
+        ) from None
+
+
+def keep_papers(pretrained: str, folder: Path) -> None:
+    """Copy what lies beside the weights, tokenizer and settings, so that an export needs the first folder no more."""
+    source = locate(pretrained)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        is_paper = path.suffix in PAPERS and not path.name.startswith("adapter_") and ".index." not in path.name
+        if is_paper and path.is_file() and path.stat().st_size <= MAX_PAPER_BYTES:
+            write_atomically(folder / path.name, path.read_bytes())
+
+
+def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any:
+    """The config object of transformers; a UserError unless it is of a causal language model that transformers has.
+
+    Nothing from the folder is ever run: a model that brings its own code is refused.
+    """
+    auto, causal = _registries()
+    kind, classes = architecture.get("model_type"), architecture.get("architectures") or []
+    if kind == "trc2":
+        raise UserError(f"{pretrained} is a model of trc2 itself: continue its run, or train a recipe of its backbone.")
+    if not isinstance(kind, str) or kind not in auto:
+        needs = "brings its own code, which is never run" if "auto_map" in architecture else "is of an unknown kind"
+        raise UserError(
+            f"{pretrained} {needs} (model_type {brief(kind, 40)}): use a model that transformers has a class for."
+        )
+    with_sentence = f"{pretrained} is no causal language model ({brief(classes[0] if classes else kind, 60)})"
+    written = [name for name in classes if isinstance(name, str)]
+    if written and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in written):
+        raise UserError(f"{with_sentence}: use one whose class ends in ForCausalLM, such as a Llama, Qwen or GPT-2.")
+    try:
+        config = auto[kind].from_dict(dict(architecture))
+    except Exception as error:  # configs check themselves, each in its own way
+        raise UserError(
+            f"{pretrained}/{CONFIG_FILE} is refused by transformers ({brief(error)}): correct it."
+        ) from None
+    if type(config) not in causal or getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{with_sentence}: use one whose class ends in ForCausalLM, such as a Llama, Qwen or GPT-2.")
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, name, None), int):
+            raise UserError(f"{pretrained}/{CONFIG_FILE} does not say its {name}: this kind of model is not supported.")
+    return config
+
+
+def _registries() -> tuple[Any, Any]:
+    """Config classes by model_type, and model classes of causal language models by config class."""
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    except ModuleNotFoundError:
+        raise UserError("model=hf needs transformers: install it with `pip install 'trc2[hf]'`.") from None
+    return CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def causal_class(config: Any) -> Any:
+    """The class of transformers that a config is of."""
+    return _registries()[1][type(config)]
+
+
+def _read_architecture(path: Path) -> dict[str, Any]:
+    if (path.parent / "adapter_config.json").is_file() and not path.is_file():
+        raise UserError(f"{path.parent} holds adapters without their model: merge them first, and give that folder.")
+    if not path.is_file():
+        raise UserError(f"There is no {path}: give the folder of a Hugging Face model.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError):
+        raise UserError(f"{path} is not valid JSON: the folder is damaged, use another copy.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not describe a model: the folder is damaged, use another copy.")
+    return content
+
+
+def _count(config: Any, pretrained: str) -> tuple[int, int]:
+    """All weights, and those in matrices that one token meets; found on an outline without numbers."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = causal_class(config)(config)
+    except Exception as error:
+        raise UserError(f"{pretrained} cannot be built by transformers ({brief(error)}): use another copy.") from None
+    experts = max((int(getattr(config, name, 0) or 0) for name in ("num_local_experts", "num_experts")), default=0)
+    chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
+    total, active = 0, 0.0
+    for name, parameter in model.named_parameters():
+        total += parameter.numel()
+        if parameter.ndim >= 2 and (tied or parameter is not table):
+            share = chosen / experts if experts and ".experts." in name else 1.0
+            active += parameter.numel() * share
+    return total, max(1, round(active))

@@ -1,0 +1,129 @@
+"""Whether a continued run may take its parent's place: per task, on text that neither training nor controller saw."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trc2.backbones.shell import Backbone
+from trc2.config import EvalConfig, RunConfig
+from trc2.files import write_atomically
+from trc2.metrics.bootstrap import CONFIDENCE, Interval, paired_rise
+from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.plan import Plan
+from trc2.stream.batches import SplitWindows
+from trc2.stream.prepare import PreparedTask, prepare_stream
+from trc2.train.evaluate import evaluation_mode
+from trc2.train.precision import choose_device
+from trc2.train.resume import check_data
+
+GATE_FILE = "gate.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TaskVerdict:
+    """How much the perplexity of a past task rose against the parent, on which text, and whether that is within."""
+
+    task: str
+    split: str
+    documents: int
+    tokens: int
+    rise: Interval
+    limit: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Only if even the upper bound is within the limit; NaN is within none."""
+        return self.limit is None or self.rise.high <= self.limit
+
+    @property
+    def word(self) -> str:
+        if self.passed:
+            return "within"
+        return "above" if self.rise.low > (self.limit or 0.0) else "not sure"
+
+    def describe(self) -> dict[str, Any]:
+        numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
+        shown = {name: value if np.isfinite(value) else str(value) for name, value in numbers.items()}
+        counted = {"split": self.split, "documents": self.documents, "tokens": self.tokens}
+        return {**shown, **counted, "passed": self.passed, "verdict": self.word}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All past tasks; the gate opens if every one is within the limit."""
+
+    parent: str
+    child: str
+    limit: float | None
+    tasks: tuple[TaskVerdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(task.passed for task in self.tasks)
+
+    @property
+    def worst(self) -> float:
+        """The largest rise of all; NaN if there is one."""
+        return float(np.max([task.rise.value for task in self.tasks]))
+
+    def describe(self) -> dict[str, Any]:
+        tasks = {task.task: task.describe() for task in self.tasks}
+        known = {"parent": self.parent, "child": self.child, "limit": self.limit, "confidence": CONFIDENCE}
+        return {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
+
+
+def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict:
+    """Score parent and child document by document, and write what was found into the child's folder."""
+    old, new = RunFolder(parent), RunFolder(child)
+    config = new.config()
+    assert config.stream is not None
+    prepared = prepare_stream(config.stream, tokenizer=new.tokenizer())
+    check_data(new, prepared)
+    plan = Plan.of_run(config)
+    tasks = {name: prepared.tasks[name] for name in plan.past(plan.total_steps)}
+    device = choose_device("auto")
+    before, after = (
+        {name: document_losses(model, task, config, device) for name, task in tasks.items()}
+        for model in (folder.model(warn)[0].to(device) for folder in (old, new))
+    )
+    verdicts = []
+    for name, task in tasks.items():
+        (old_losses, tokens), (new_losses, _) = before[name], after[name]
+        rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
+        counts = {"documents": len(tokens), "tokens": int(tokens.sum())}
+        verdicts.append(TaskVerdict(name, held_out_split(task), rise=rise, limit=limit, **counts))
+    verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
+    write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
+    return verdict
+
+
+def held_out_split(task: PreparedTask) -> str:
+    """The test split; validation, which neither training nor the controller reads either, where there is none."""
+    return "test" if task.splits["test"].tokens > 1 else "validation"
+
+
+def document_losses(
+    model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Σ −log p and the number of predicted tokens of every document of the held-out split."""
+    split = held_out_split(task)
+    count = task.splits[split].documents
+    losses, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
+    windows, rows = SplitWindows(task, config.train.sequence_length), EvalConfig().batch_size
+    with evaluation_mode(model):
+        for batch in windows.eval_batches(split, rows):
+            nll = model.predict(batch.x.to(device), batch.y.to(device)).nll.double().cpu().numpy()
+            assert batch.origin.document is not None
+            places = batch.origin.document.numpy()
+            np.add.at(losses, places, nll)
+            np.add.at(tokens, places, (batch.y != IGNORE_INDEX).numpy())
+    return losses, tokens

@@ -1,0 +1,94 @@
+"""How much a new task would make a run forget: a few short branches, each with another share of replay."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trc2.config import TaskConfig
+from trc2.runs.folder import Warn
+from trc2.train.gate import Verdict, judge
+from trc2.train.resume import continue_run
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task."""
+
+    share: float
+    verdict: Verdict
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The branches, cheapest first, as far as they were needed."""
+
+    limit: float
+    steps: int
+    branch_steps: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def cheapest(self) -> float | None:
+        """The smallest share that is predicted to stay under the limit; None if none of them is."""
+        return next((branch.share for branch in self.branches if branch.predicted <= self.limit), None)
+
+    def describe(self) -> dict[str, Any]:
+        branches = [
+            {"share": b.share, "measured": b.verdict.worst, "predicted": b.predicted, **b.verdict.describe()}
+            for b in self.branches
+        ]
+        known = {"limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
+
+    def lines(self) -> list[str]:
+        """What a reader is told."""
+        lines = [
+            f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps, at most {b.predicted:+.1%} "
+            f"predicted after {self.steps}"
+            for b in self.branches
+        ]
+        if self.cheapest is None:
+            largest = self.branches[-1].share
+            return [*lines, f"No share up to {largest:.0%} stays under {self.limit:.1%}: take fewer steps."]
+        return [*lines, f"Cheapest under {self.limit:.1%}: --replay-share {self.cheapest}"]
+
+
+def rehearse_shares(
+    parent: Path,
+    task: TaskConfig,
+    limit: float,
+    shares: Sequence[float] = SHARES,
+    *,
+    watch: Callable[[str], None] = lambda _: None,
+    warn: Warn = lambda _: None,
+) -> Rehearsal:
+    """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
+
+    Prediction: forgetting grows no faster than in proportion to the steps. It grows slower, so this is cautious; the
+    gate after the real run is what decides. The branches are thrown away.
+    """
+    steps = min(task.steps, max(MIN_STEPS, task.steps // PART))
+    branches: list[Branch] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for share in shares:
+            watch(f"a branch of {steps} steps with {share:.0%} replay")
+            child = Path(scratch) / f"share-{share}"
+            continue_run(parent, child, task.replace(steps=steps), Console(quiet=True), share)
+            verdict = judge(parent, child, limit, warn)
+            risen = verdict.worst
+            predicted = math.expm1(math.log1p(risen) * task.steps / steps) if risen > 0 else risen
+            branches.append(Branch(share, verdict, predicted))
+            if predicted <= limit:
+                break
+    return Rehearsal(limit, task.steps, steps, tuple(branches))
