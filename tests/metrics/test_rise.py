@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-<<<<<<<< HEAD:tests/metrics/test_bootstrap.py
 from trc2.metrics.rise import paired_rise
-========
-from trc2.metrics.rise import paired_rise
->>>>>>>> hfmodels:tests/metrics/test_rise.py
 
 
 def chance() -> np.random.Generator:
