@@ -5,7 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from trc2.metrics.bootstrap import paired_rise
+<<<<<<<< HEAD:tests/metrics/test_bootstrap.py
+from trc2.metrics.rise import paired_rise
+========
+from trc2.metrics.rise import paired_rise
+>>>>>>>> hfmodels:tests/metrics/test_rise.py
 
 
 def chance() -> np.random.Generator:
