@@ -52,7 +52,7 @@ def test_the_command_scores_a_local_task(kind: str, tiny_run: Callable[..., RunC
         config = tiny_run()
         start_run(RunConfig(**{**config.model_dump(), "model": model}), Console(quiet=True))
         export_run(tmp_path / "run", tmp_path / "model", "0")
-    rows = [{"text": "an "}, {"text": "a pear and an "}]
+    rows = [{"text": "an"}, {"text": "a pear and an"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "fruits.yaml").write_text(TASK.format(data=tmp_path / "rows.jsonl").rstrip("-\n") + "\n")
@@ -67,7 +67,7 @@ def test_the_command_scores_a_local_task(kind: str, tiny_run: Callable[..., RunC
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     rows_of = [json.loads(line) for line in samples.read_text().splitlines()]
     net, tokenizer = find_target(str(tmp_path / "model")).trained_model(print)
-    sample = next(row for row in rows_of if row["doc"]["text"] == "an ")
+    sample = next(row for row in rows_of if row["doc"]["text"] == "an")
     whole, before = (tokenizer.encode_batch([text])[0] for text in ("an apple", "an"))
     with torch.no_grad():
         scores = net.eval()(torch.tensor([whole]))[0].log_softmax(dim=-1)

@@ -75,7 +75,10 @@ def interrupted_at(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch
             start_run(config, QUIET)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", "qwen3", "mamba"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "mamba")]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", *SLOW])
 def test_it_learns_resumes_to_the_bit_and_exports_to_transformers_alone(
     kind: str, model_folder: Folder, hf_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_new_task_strategies_and_recomputation_work_as_on_any_backbone(
     assert first.metrics["eval/colours/perplexity"] > 100  # the folder's own weights, before any training
 
 
+@pytest.mark.slow
 def test_recomputing_changes_no_number(model_folder: Folder, hf_run: MakeRun, tmp_path: Path) -> None:
     for name, recompute in (("plain", False), ("again", True)):
         start_run(hf_run(model_folder("llama"), output={"folder": tmp_path / name, "recompute": recompute}), QUIET)

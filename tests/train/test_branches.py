@@ -23,7 +23,7 @@ MakeRun = Callable[..., RunConfig]
 TRAIN: dict[str, object] = {"schedule": "wsd", "anneal_share": 0.34, "sequence_length": 16, "batch_size": 2}
 
 
-@pytest.mark.parametrize("step", [5, 6, 7])
+@pytest.mark.parametrize("step", [6, pytest.param(5, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
 def test_stopped_on_or_after_a_branch_it_goes_on_to_the_bit(
     tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

@@ -86,6 +86,7 @@ def test_the_verdict_is_json_and_the_exit_code_three(
     assert RunFolder(tmp_path / "b").config().model.replay_share == 0.0
 
 
+@pytest.mark.slow
 def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
     parent: Path, colours: TaskConfig, tmp_path: Path
 ) -> None:
