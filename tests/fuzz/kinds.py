@@ -30,7 +30,7 @@ OPTIONS = (
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
     "--file", "--split", "--again", "--with-replay", "--prompt", "--max-new-tokens", "--temperature", "--top-p",
     "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
-    "--jobs", "--launcher", "--retry", "--compact", "--list", "--[/red]",
+    "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--[/red]",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 

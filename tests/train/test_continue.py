@@ -16,7 +16,7 @@ from tests.conftest import write_task
 from trc2.cli import app
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.metrics.bootstrap import Interval
+from trc2.metrics.rise import Interval
 from trc2.report.finished import read_run
 from trc2.train.resume import continue_run, relative_forgetting, resume_run
 from trc2.train.start import start_run

@@ -41,3 +41,17 @@ def test_devices_that_are_not_there_are_told_in_a_sentence() -> None:
 def test_a_device_nobody_has_tried_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"output\.device="):
         choose_device(name)
+
+
+def test_every_process_of_a_machine_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 3, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="is one device for 4 processes: use auto or cuda"):
+        choose_device("cuda:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="This machine has 2 GPUs for 3 processes: start at most as many"):
+        choose_device("auto")

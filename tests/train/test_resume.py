@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,20 @@ def test_whatever_refuses_a_run_leaves_nothing_and_the_retry_works(
             start_run(at(tiny_run, folder), QUIET)
     assert not (tmp_path / "new").exists()
     assert start_run(at(tiny_run, folder), QUIET) == folder
+
+
+def test_who_comes_a_moment_too_late_removes_nothing(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_meanwhile(folder: Path) -> AbstractContextManager[None]:
+        folder.mkdir()
+        (folder / "of the other").touch()
+        raise UserError(f"{folder} is in use by process 1")
+
+    monkeypatch.setattr("trc2.train.start.lock_folder", taken_meanwhile)
+    with pytest.raises(UserError, match="in use"):
+        start_run(at(tiny_run, tmp_path / "run"), QUIET)
+    assert (tmp_path / "run" / "of the other").exists()
 
 
 def test_old_tasks_need_no_files_once_they_are_packed(

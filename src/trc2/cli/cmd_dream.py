@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, MAX_SEED, Target, app, out, warn
+from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, Target, app, err, out, print_json, warn
 from trc2.console import shown
 from trc2.errors import UserError
 
@@ -22,6 +22,7 @@ def dream_(
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
     length: Annotated[int, typer.Option(help="Tokens of one text at most.", min=1, max=MAX_COUNT)] = 256,
     path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
+    as_json: AsJson = False,
 ) -> None:
     """Sample texts from a model, without duplicates, as a file for stream.replay_seed_files.
 
@@ -40,7 +41,7 @@ def dream_(
     lay_out_for_decoding(net)
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
     rows, made = [], 0
-    with out.status("dreaming") as status:
+    with err.status("dreaming") as status:
         for found in dream(
             net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
         ):
@@ -53,4 +54,7 @@ def dream_(
     if made < tokens:
         warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all it had to say.")
     write_atomically(path, ("\n".join(rows) + "\n").encode())
+    if as_json:
+        print_json({"schema": 1, "file": str(path), "texts": len(rows), "tokens": made})
+        return
     out.print(f"{len(rows):,} texts, {made:,} tokens: {path}")

@@ -38,7 +38,7 @@ class HFConfig(BackboneConfig):
 
     name: Literal["hf"] = "hf"
     pretrained: str = Field(description="a folder with config.json, safetensors and tokenizer, or a name on the hub")
-    lora: LoraSettings | None = None
+    lora: LoraSettings | None = Field(None, description="train low-rank adapters instead of all weights")
     freeze: tuple[str, ...] = Field((), description="patterns of names of tensors that do not learn, e.g. *embed*")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the weights that are trained")
     replay: bool = True
@@ -46,8 +46,8 @@ class HFConfig(BackboneConfig):
 
     # read from the folder
     architecture: dict[str, Any] = Field(description="the folder's config.json")
-    num_layers: Size
-    num_parameters: Count
+    num_layers: Size = Field(description="blocks on top of each other")
+    num_parameters: Count = Field(description="all weights")
     num_active: Count = Field(description="weights in matrices that a token meets: of experts only the selected ones")
 
     @model_validator(mode="before")

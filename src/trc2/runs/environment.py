@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from trc2.ranks.torchrun import world_of_process
+
 PACKAGES = (
     "trc2",
     "torch",
@@ -39,6 +41,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": world_of_process(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "versions": versions,
         "revision": _git_revision(),

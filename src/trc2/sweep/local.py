@@ -51,7 +51,7 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment(self.threads)},
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on
-                preexec_fn=end_with_parent,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
 
     def ended(self) -> dict[str, int]:
@@ -70,8 +70,7 @@ class LocalLauncher:
 
 def end_with_parent() -> None:
     """In the child: when the sweep is killed, save and stop as if asked to. Only Linux can promise that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def command(arguments: list[str], threads: int) -> list[str]:

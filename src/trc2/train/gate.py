@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig
 from trc2.files import write_atomically
-from trc2.metrics.bootstrap import CONFIDENCE, Interval, paired_rise
+from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.plan import Plan

@@ -188,7 +188,7 @@ class Divided(Parallel):
             part, _, rest = name.partition(".")
             inner, _, last = rest.partition(".")
             like = {"model": named.get(rest), "strategy": named.get(last)}.get(part)
-            if part == "optimizer":
+            if part == "optimizer" and inner.isdigit():
                 like = numbered.get(int(inner))
             result[name] = tensor if like is None else divide_like(tensor, like)
         return result

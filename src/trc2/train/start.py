@@ -50,9 +50,11 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
 
     ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
     new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    is_ours = False
     try:
         with ExitStack() as held:
             ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
+            is_ours = ranks.is_first
             ranks.on_first(check_is_free)
             check_memory(config.model)
             set_up_process(config)
@@ -63,7 +65,7 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             watch(trainer, console)
             run(trainer)
     except BaseException:
-        if ranks.is_first and new and not folder.has_diary:
+        if is_ours and new and not folder.has_diary:  # who did not get the lock removes nothing of whoever did
             _remove(new)
         raise
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trc2.metrics.bootstrap import paired_rise
+from trc2.metrics.rise import paired_rise
 
 
 def chance() -> np.random.Generator:
