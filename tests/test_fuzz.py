@@ -43,7 +43,7 @@ def findings(fuzzer: subprocess.Popen[str], out: Path) -> dict[str, Any]:
 def test_hostile_input_gets_a_sentence_or_a_right_result(shard: int, tmp_path: Path) -> None:
     report = findings(start_fuzzer(2_000, 0, shard, 2, tmp_path / "fuzz.json"), tmp_path / "fuzz.json")
     assert report["cases"] == 1_000
-    assert all(report["kinds"][command]["cases"] >= 8 for command in COMMANDS)
+    assert all(report["kinds"][command]["cases"] >= 4 for command in COMMANDS)
 
 
 @pytest.mark.slow

@@ -120,9 +120,10 @@ class Judge:
 
     def _exported(self, case: Case) -> Iterator[Problem]:
         """What was exported can be opened."""
+        folder = Path([word for word in case.argv if word != "--"][2])
         try:
-            load_model(Path(case.argv[2]))
-            read_tokenizer(Path(case.argv[2]))
+            load_model(folder)
+            read_tokenizer(folder)
         except Exception as error:
             yield Problem("right result", "export", f"the exported model cannot be opened: {error!r}")
 

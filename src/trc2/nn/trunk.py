@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import Head
 from trc2.nn.segments import Packed
+from trc2.ops.choose import with_gradient
 from trc2.ranks.group import ALONE, Ranks
 
 T = TypeVar("T")
@@ -118,9 +119,9 @@ class Trunk(nn.Module):
 
         A unit computes and returns, so running it twice writes nothing twice.
         """
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(unit, *args, use_reentrant=False)
-        return unit(*args)
+        if not self.recompute:
+            return unit(*args)
+        return with_gradient(partial(checkpoint, unit, use_reentrant=False), unit, *args)
 
     def units(self) -> list[nn.Module]:
         """The modules that hold most weights, each run as a whole: what is divided over ranks and recomputed.
