@@ -45,6 +45,8 @@ def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_nothing_had_bee
     assert different in ([], ["state.chance"])  # checks of annotations draw from Python's generator
     assert (tensors > 100, records > 30) == (True, True)
     assert done.stdout.count("Forgetting at the end") == 1  # only the first rank speaks
+    assert "Another process of this run was lost" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_several_processes_are_refused_before_anything_is_written(recipe: Path, tmp_path: Path) -> None:

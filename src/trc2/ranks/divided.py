@@ -17,14 +17,14 @@ def own_rows(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def put_together(tensor: Tensor) -> Tensor:
     """The tensor put together from all ranks; one that is not divided is whole."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def number(tensor: Tensor) -> float:
     """A single number, put together from all ranks where it is divided."""
-    return float(whole(tensor))
+    return float(put_together(tensor))
 
 
 def divide_like(tensor: Tensor, like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from trc2.errors import UserError, sentence_of
+from trc2.errors import UserError, brief, sentence_of
 from trc2.ranks.group import ALONE, Ranks, bytes_of
 from trc2.ranks.torchrun import num_restarts, world_of_process
 
@@ -45,11 +45,27 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, device_id=own_device)
     try:
         yield ProcessRanks()
-    except BaseException:
+    except BaseException as error:
         if device.type == "cpu":  # NCCL would wait for messages that will never come; the end of the process ends it
             dist.destroy_process_group()
+        if _is_loss(error):
+            raise RankLost(
+                f"Another process of this run was lost, so this one stops ({brief(error)}): torchrun starts all of "
+                "them again if --max-restarts allows; else use `trc2 resume`."
+            ) from error
         raise
     dist.destroy_process_group()
+
+
+class RankLost(UserError):
+    """A process that others wait for is gone: no mistake of the user's, and not of the one that notices."""
+
+    exit_code = 1
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether a message failed: NCCL has errors of its own, gloo only says so."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 class ProcessRanks(Ranks):

@@ -10,15 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.nn.host import HostState
 from trc2.ranks import Ranks
-from trc2.ranks.divided import divide_like, is_divided
-from trc2.ranks.divided import whole as _whole
+from trc2.ranks.divided import divide_like, is_divided, put_together
 from trc2.strategies.base import plain_gradients
 
 
@@ -27,6 +26,8 @@ class Parallel:
 
     Losses are weighed for the whole step before they get here, so the gradients of ranks are added, never averaged.
     """
+
+    is_divided = False
 
     def __init__(self, model: Backbone) -> None:
         self.model = model
@@ -51,8 +52,6 @@ class Parallel:
     def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """∂loss/∂θ of a loss that every rank computes alike; leaves the step's own gradients as they are."""
         return plain_gradients(loss, parameters)
-
-    is_divided: bool = False
 
     def divide(self, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The tensors of a checkpoint as this rank holds them: all of them, whole."""
@@ -156,7 +155,7 @@ class Divided(Parallel):
 
     def clip(self, limit: float) -> float:
         whole, divided = self._gradients()
-        norms = [nn.utils.get_total_norm(whole), _whole(nn.utils.get_total_norm(divided))]
+        norms = [nn.utils.get_total_norm(whole), put_together(nn.utils.get_total_norm(divided))]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         for parameters in _by_kind(self.model):
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
@@ -215,6 +214,8 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype)
         raise UserError(
             f"output.parallel=fsdp does not suit model={model.config.name}, which cannot be divided: use ddp."
         )
+    if not hasattr(FSDPModule, "set_gradient_divide_factor"):
+        raise UserError(f"output.parallel=fsdp needs a newer torch than {torch.__version__}: use ddp, or update torch.")
     if dtype == torch.float16:
         raise UserError("output.parallel=fsdp cannot scale losses, which float16 needs: use ddp or another precision.")
     return Divided(model, ranks)
