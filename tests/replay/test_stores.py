@@ -65,7 +65,7 @@ def test_nothing_is_drawn_from_empty_stores_or_from_staged_chunks() -> None:
     stores.stage(torch.arange(12).reshape(2, 6))
     assert (stores.num_recent, stores.num_long) == (4, 4)
     assert stores.sample(0, 1) is None
-    stores.commit(stores.take_staged())
+    stores.commit(*stores.take_staged())
     assert stores.sample(1, 0) is not None
 
 
@@ -74,7 +74,7 @@ def test_discarded_chunks_leave_no_trace() -> None:
     stores.stage(torch.arange(12).reshape(2, 6))
     stores.discard_staged()
     assert stores.num_recent == 0
-    assert stores.take_staged().shape == (0, 3)
+    assert stores.take_staged()[0].shape == (0, 3)
 
 
 def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:

@@ -202,14 +202,14 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     """Stopped after the boundary and resumed from there, the run ends as the undisturbed one."""
     sizes = {"vocab_size": 300, "d_model": 16, "num_layers": 2, "num_heads": 4, "max_positions": 32}
     stores = {"replay_chunk_length": 8, "replay_recent_chunks": 4, "replay_long_chunks": 6}
-    model = {"name": "transformer", **sizes, **stores}
+    model = {"name": "transformer", "replay": name == "slow_cortex", **sizes, **stores}
     config = tiny_run(eval={"text_sequences": 0})
     control = {"every_steps": 4}
     values = {
         **config.model_dump(),
         "model": model,
         "control": control,
-        "strategy": {"name": name, "fisher_sequences": 3},
+        "strategy": {"name": name, "fisher_sequences": 3} | ({"chunk_length": 8} if name == "der" else {}),
     }
     whole = RunConfig(**{**values, "output": {**values["output"], "folder": tmp_path / "whole"}})
     start_run(whole, Console(quiet=True))
@@ -230,5 +230,7 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     has_state = any(key.startswith("strategy.") for key in end.tensors)
     assert name in strategy_names() or not has_state, "a shorthand is no strategy"
     metrics = {key for record in read_records(diary) if record.kind == "train" for key in record.metrics}
-    written = "strategy/" if name in strategy_names() else "replay/coefficient"
+    written = {"slow_cortex": "train/loss_distil", "lwf": "train/loss_lwf", "der": "train/loss_der"}.get(
+        name, "strategy/" if name in strategy_names() else "replay/coefficient"
+    )
     assert any(key.startswith(written) for key in metrics)

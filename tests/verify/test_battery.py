@@ -109,7 +109,7 @@ class SamplesAfterInsertion(CortexNet):
     def forward(self, x: Tensor, targets: Tensor | None = None, **options: Any) -> Any:
         if self.training and targets is not None:
             self.replay.stage(x)
-            self.replay.commit(self.replay.take_staged())
+            self.replay.commit(*self.replay.take_staged())
         return super().forward(x, targets, **options)
 
 
@@ -178,7 +178,7 @@ class ReplayLeaks(CortexNet):
 
 class FlushLosesChunks(CortexNet):
     def flush_pending_write(self) -> Any:
-        self.replay._staged = [self.replay.take_staged()[:1]]
+        self.replay._staged = [tuple(part[:1] for part in self.replay.take_staged())]
         return super().flush_pending_write()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -20,7 +20,7 @@ from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
-from trc2.nn.trunk import Pending, Trunk, TrunkOutput, WriteReport
+from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
 from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.stores import ReplayStores
@@ -64,6 +64,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.replay = _replay_stores(config) if config.replay else None
         self.clock = Clock()
         self.ranks: Ranks = ALONE
+        self.more_losses: Callable[[LearningPass], Sequence[Loss]] | None = None  # a strategy's, in training
         self.add_module(name, trunk)
         self.pending: deque[Pending] = deque(maxlen=config.max_pending)
         self._warned = False
@@ -104,9 +105,10 @@ class Backbone(nn.Module, Generic[C, T]):
         aux: dict[str, Tensor] = {}
         if targets is not None:
             labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
-            aux = self._losses(out, hidden, logits, labels.reshape(-1), replayed)
+            aux = self._losses(out, hidden, logits, labels.reshape(-1), x, valid, replayed)
         if is_learning:
-            self._queue(out, x, valid, origin)
+            assert targets is not None
+            self._queue(out, x, targets, valid, origin)
         return logits if return_logits else None, aux
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
@@ -139,9 +141,11 @@ class Backbone(nn.Module, Generic[C, T]):
         hidden: Float[Tensor, "P D"],
         logits: Float[Tensor, "B T V"] | None,
         labels: Int[Tensor, " P"],
+        x: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None,
         replayed: Int[Tensor, "B_R L_R"] | None,
     ) -> dict[str, Tensor]:
-        """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses.
+        """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses and, in training, a strategy's.
 
         With a share instead of λ_rep every token weighs 1/|Ω|, be it new or replayed.
         """
@@ -149,22 +153,31 @@ class Backbone(nn.Module, Generic[C, T]):
         head = self.trunk.head
         lm_sum = head.loss_sum(hidden, labels) if logits is None else cross_entropy_sum(logits.flatten(0, 1), labels)
         aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
+        replay_loss, weight, replayed_hidden = lm_sum.new_zeros(()), self._replay_weight(replayed, num_labels), None
+        if replayed is not None:
+            replayed_hidden = out.hidden[hidden.shape[0] :]
+            next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
+            replay_loss = head.loss_sum(replayed_hidden, next_tokens) / next_tokens.numel()
+        losses = list(out.losses)
+        if self.more_losses is not None and self.training:
+            seen = LearningPass(x, valid, labels, hidden, replayed, replayed_hidden, weight)
+            losses += self.more_losses(seen)
         total = aux["loss_lm"]
-        for loss in out.losses:
+        for loss in losses:
             aux[f"loss_{loss.name}"] = loss.value
             total = total + loss.weight * loss.value
-        aux["loss_replay"] = lm_sum.new_zeros(())
-        coefficient: float | Tensor = 0.0
-        if replayed is not None and self.replay is not None:
-            next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
-            replay_sum = head.loss_sum(out.hidden[hidden.shape[0] :], next_tokens)
-            aux["loss_replay"] = replay_sum / next_tokens.numel()
-            coefficient = float(self.replay.coefficient)
-            if self.replay.share is not None:
-                coefficient = next_tokens.numel() / num_labels.clamp_min(1)
-        aux["loss"] = total + coefficient * aux["loss_replay"]
+        aux["loss_replay"] = replay_loss
+        aux["loss"] = total + weight * replay_loss
         aux["num_labels"] = num_labels
         return aux
+
+    def _replay_weight(self, replayed: Int[Tensor, "B_R L_R"] | None, num_labels: Tensor) -> float | Tensor:
+        """What L_rep counts: λ_rep, or with a share as much as its tokens do among the new ones."""
+        if replayed is None or self.replay is None:
+            return 0.0
+        if self.replay.share is None:
+            return float(self.replay.coefficient)
+        return replayed[:, 1:].numel() / num_labels.clamp_min(1)
 
     # ------------------------------------------------------------------------------------------------------ decoding
 
@@ -195,7 +208,12 @@ class Backbone(nn.Module, Generic[C, T]):
     # ------------------------------------------------------------------------------------------- the moments of a step
 
     def _queue(
-        self, out: TrunkOutput, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None, origin: Origin | None
+        self,
+        out: TrunkOutput,
+        x: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None,
+        origin: Origin | None,
     ) -> None:
         """Keep what this micro-batch leaves behind until the commit, but never more than `max_pending` of them."""
         limit = self.config.max_pending
@@ -208,11 +226,21 @@ class Backbone(nn.Module, Generic[C, T]):
                 stacklevel=3,
             )
         if self.replay is not None:
-            self.replay.stage(x, valid)
+            self.replay.stage(x, valid, self._scores(out, targets) if self.replay.wants_scores else None)
             self.replay.keep_staged(limit)
         if out.proposal is not None:
             self.pending.append(Pending(out.proposal, stamp(out.proposal.places, origin, int(self.clock.step))))
         self.clock.tick()
+
+    @torch.no_grad()
+    def _scores(self, out: TrunkOutput, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """How hard every token was, for a reservoir that asks: the memory's surprise, or −log p of the next token."""
+        assert self.replay is not None
+        if self.replay.keep == "surprise":
+            assert out.proposal is not None, "the config allows this only where there is a memory"
+            return out.proposal.surprise
+        nll, _ = self.trunk.head.predict(out.hidden[: targets.numel()], targets.reshape(-1))
+        return nll.view(targets.shape)
 
     @property
     def num_pending(self) -> int:
@@ -231,7 +259,7 @@ class Backbone(nn.Module, Generic[C, T]):
         pending = list(self.pending)
         self.pending.clear()
         if self.replay is not None:
-            self.replay.commit(*self.ranks.gather(self.replay.take_staged()))
+            self.replay.commit(*self.ranks.gather(*self.replay.take_staged()))
         return self.trunk.commit(pending, self.ranks)
 
     def before_step(self) -> None:
@@ -327,6 +355,7 @@ def _replay_stores(config: BackboneConfig) -> ReplayStores:
         batch_size=config.replay_batch_size,
         long_fraction=config.replay_long_fraction,
         share=config.replay_share,
+        keep=config.replay_keep,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,11 @@ class BackboneConfig(Section):
     replay_long_fraction: Fraction = Field(
         0.5, description="ρ_0: share of replayed chunks that comes from the reservoir"
     )
+    replay_keep: Literal["uniform", "loss", "surprise", "balanced"] = Field(
+        "uniform",
+        description="what the reservoir keeps: all text alike; hard text rather (by its loss, or by the memory's "
+        "surprise); or as much of every stretch of the stream, cut where the loss jumps",
+    )
     replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
     max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
 
@@ -64,6 +69,17 @@ class BackboneConfig(Section):
                     f"replay_share to null, or leave {name} out."
                 )
         return self
+
+    @model_validator(mode="after")
+    def _surprise_needs_a_memory(self) -> BackboneConfig:
+        if self.replay_keep == "surprise" and not self.has_critic:
+            raise ValueError("replay_keep=surprise needs the memory's critic, and there is none: choose loss.")
+        return self
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the surprise of every token is estimated."""
+        return False
 
     @property
     def depth(self) -> int:

@@ -114,6 +114,10 @@ class TRC2Config(BackboneConfig):
         return self.memory and self.num_late_columns > 0
 
     @property
+    def has_critic(self) -> bool:
+        return self.memory
+
+    @property
     def read_slots(self) -> int:
         return min(self.memory_slots, self.memory_read_window) if self.memory else 0
 

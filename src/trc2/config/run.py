@@ -101,6 +101,11 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _strategy_fits(self) -> RunConfig:
+        self.strategy.check_run(self.model, self.train)
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> RunConfig:
         length, model = self.train.sequence_length, self.model
         if length > model.max_positions:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Section, SettingError, check_names, shown
+from trc2.config.train import TrainConfig
 from trc2.errors import did_you_mean
 
 SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
@@ -20,6 +22,14 @@ class StrategyConfig(Section):
     """Settings of any strategy; `name` says which one. `trc2.strategies.NAME` holds its own as `Settings`."""
 
     name: str = Field(description="which strategy")
+
+    def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
+        """Raise a ValueError if the strategy can do nothing for such a run."""
+
+    @property
+    def serves_other_weights(self) -> bool:
+        """Whether the model is evaluated and exported with other weights than those that are trained."""
+        return False
 
 
 @cache

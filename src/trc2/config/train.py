@@ -70,6 +70,12 @@ class ReplayControlConfig(Section):
     share_range: tuple[Share, Share] = Field((0.0, 0.5), description="of model.replay_share, which takes λ's gains")
     batch_gain: NonNegative = Field(4.0, description="k_B: how strongly B_R follows the gap")
     long_gain: NonNegative = Field(4.0, description="k_ρ: how strongly ρ_long follows the gap")
+    jump_gain: NonNegative = Field(
+        0.0, description="k_f: how strongly λ_rep, or the share, follows a jump of the training loss; 0: not at all"
+    )
+    jump_margin: NonNegative = Field(0.25, description="a loss this much above its running mean is no jump yet")
+    jump_decay: Decay = Field(0.95, description="δ: what is left a step later of what a jump has added")
+    jump_memory: Decay = Field(0.95, description="μ of the running mean of the loss")
 
     @model_validator(mode="after")
     def _ranges_hold(self) -> ReplayControlConfig:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of the trunk's own: reported as `loss_NAME`, and added to the total with its weight."""
+    """A loss besides L_LM and L_rep: reported as `loss_NAME`, and added to the total with its weight."""
 
     name: str
     value: Float[Tensor, ""]
-    weight: float
+    weight: float | Tensor
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,23 @@ class TrunkOutput:
     hidden: Float[Tensor, "P D"]
     losses: tuple[Loss, ...] = ()
     proposal: Proposal | None = None
+
+
+@dataclass(frozen=True)
+class LearningPass:
+    """What a training forward computed, for those who add a loss of their own to it (`Backbone.more_losses`).
+
+    `replayed` are the chunks it replayed and `replayed_hidden` their states, one per token but the last of a chunk;
+    both None if there were none. `replay_weight` is what their loss L_rep counts in the total.
+    """
+
+    x: Int[Tensor, "B T"]
+    valid: Bool[Tensor, "B T"] | None
+    labels: Int[Tensor, " P"]
+    hidden: Float[Tensor, "P D"]
+    replayed: Int[Tensor, "B_R L_R"] | None
+    replayed_hidden: Float[Tensor, "R D"] | None
+    replay_weight: float | Tensor
 
 
 class Trunk(nn.Module):

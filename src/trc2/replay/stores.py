@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from trc2.nn.host import HostState
 from trc2.nn.keyed import keyed_generator
+from trc2.replay.reservoirs import Stretches, uniform_slots, weighted_slots
+
+Keep = Literal["uniform", "loss", "surprise", "balanced"]
+Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and how hard each was
+MAX_STRETCHES = 256
 
 
 class ReplayStores(HostState):
@@ -26,6 +33,12 @@ class ReplayStores(HostState):
     batch_size: Tensor
     long_fraction: Tensor
     share: Tensor | None
+    reservoir_keys: Tensor
+    stretch_of_slot: Tensor
+    stretch_lengths: Tensor
+    stretch: Tensor
+    loss_mean: Tensor
+    since_jump: Tensor
 
     def __init__(
         self,
@@ -38,10 +51,23 @@ class ReplayStores(HostState):
         batch_size: int = 4,
         long_fraction: float = 0.5,
         share: float | None = None,
+        keep: Keep = "uniform",
     ) -> None:
-        """`share` takes the place of λ_rep and B_R: this share of a step's tokens is replayed, all weighing alike."""
+        """`share` takes the place of λ_rep and B_R: this share of a step's tokens is replayed, all weighing alike.
+
+        `keep` says what the reservoir keeps, see `trc2.replay.reservoirs`: all but `uniform` need a score per token.
+        """
         super().__init__()
-        self.seed = seed
+        self.seed, self.keep = seed, keep
+        if keep in ("loss", "surprise"):
+            empty = torch.full((long_chunks,), -torch.inf, dtype=torch.float64, device="cpu")
+            self.register_buffer("reservoir_keys", empty)
+        elif keep == "balanced":
+            self.register_buffer("stretch_of_slot", torch.full((long_chunks,), -1, dtype=torch.int64, device="cpu"))
+            self.register_buffer("stretch_lengths", torch.zeros(MAX_STRETCHES, dtype=torch.int64, device="cpu"))
+            self.register_buffer("stretch", torch.zeros((), dtype=torch.int64, device="cpu"))
+            self.register_buffer("loss_mean", torch.tensor(torch.nan, dtype=torch.float64, device="cpu"))
+            self.register_buffer("since_jump", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32, device="cpu"))
         self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32, device="cpu"))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device="cpu"))
@@ -50,7 +76,12 @@ class ReplayStores(HostState):
         self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64, device="cpu"))
         self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64, device="cpu"))
         self.register_buffer("share", None if share is None else torch.tensor(share, dtype=torch.float64, device="cpu"))
-        self._staged: list[Tensor] = []
+        self._staged: list[Staged] = []
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the reservoir looks at how well the model knew the tokens."""
+        return self.keep != "uniform"
 
     @property
     def chunk_length(self) -> int:
@@ -58,7 +89,7 @@ class ReplayStores(HostState):
 
     @property
     def num_staged(self) -> int:
-        return sum(chunks.shape[0] for chunks in self._staged)
+        return sum(chunks.shape[0] for chunks, _ in self._staged)
 
     @property
     def num_staged_batches(self) -> int:
@@ -113,12 +144,24 @@ class ReplayStores(HostState):
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def stage(self, tokens: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> None:
-        """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep those without padding for `commit`."""
+    def stage(
+        self,
+        tokens: Int[Tensor, "B T"],
+        valid: Bool[Tensor, "B T"] | None = None,
+        scores: Float[Tensor, "B T"] | None = None,
+    ) -> None:
+        """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep those without padding for `commit`.
+
+        `scores` are how hard each token was, where the reservoir asks for it; a chunk's is the mean of its tokens'.
+        """
         chunks = cut_chunks(tokens, self.chunk_length)
+        means = chunks.new_ones(len(chunks), dtype=torch.float64)
+        if scores is not None:
+            means = cut_chunks(scores, self.chunk_length).double().mean(dim=1)
         if valid is not None:
-            chunks = chunks[cut_chunks(valid, self.chunk_length).all(dim=1)]
-        self._staged.append(chunks.to("cpu", torch.int32))
+            whole = cut_chunks(valid, self.chunk_length).all(dim=1)
+            chunks, means = chunks[whole], means[whole]
+        self._staged.append((chunks.to("cpu", torch.int32), means.cpu()))
 
     def discard_staged(self) -> None:
         self._staged.clear()
@@ -127,14 +170,15 @@ class ReplayStores(HostState):
         """Forget the oldest staged micro-batches, so that a caller who never commits does not fill the memory."""
         del self._staged[: max(0, len(self._staged) - micro_batches)]
 
-    def take_staged(self) -> Tensor:
-        """Hand over the staged chunks in order, e.g. to gather those of all ranks."""
-        chunks = torch.cat(self._staged) if self._staged else self.recent[:0]
+    def take_staged(self) -> Staged:
+        """Hand over the staged chunks and their scores in order, e.g. to gather those of all ranks."""
+        staged = [(self.recent[:0], torch.zeros(0, dtype=torch.float64)), *self._staged]
         self._staged.clear()
-        return chunks
+        chunks, scores = zip(*staged, strict=True)
+        return torch.cat(chunks), torch.cat(scores)
 
     @torch.no_grad()
-    def commit(self, chunks: Int[Tensor, "n L_R"]) -> None:
+    def commit(self, chunks: Int[Tensor, "n L_R"], scores: Float[Tensor, " n"] | None = None) -> None:
         """Insert chunks, in order, into the ring and the reservoir.
 
         Reservoir draws are keyed by the number of chunks seen before, which no two commits share.
@@ -142,13 +186,27 @@ class ReplayStores(HostState):
         first = int(self.seen)
         numbers = torch.arange(first, first + chunks.shape[0])
         _write_last(self.recent, numbers % self.recent.shape[0], chunks)
-        # Chunk number n fills slot n while there is room; later it replaces slot r ~ U{0..n} if r is a slot.
         chance = keyed_generator("reservoir", self.seed, first)
-        draw = torch.rand(chunks.shape[0], dtype=torch.float64, generator=chance)
-        slots = torch.where(numbers < self.long.shape[0], numbers, (draw * (numbers + 1)).long())
+        slots = self._choose_slots(first, len(chunks), scores, chance)
         kept = slots < self.long.shape[0]
         _write_last(self.long, slots[kept], chunks[kept])
         self.seen += chunks.shape[0]
+
+    def _choose_slots(
+        self, first: int, count: int, scores: Float[Tensor, " n"] | None, chance: torch.Generator
+    ) -> Int[Tensor, " n"]:
+        """Where each of `count` chunks goes; what nobody scored counts as average."""
+        if self.keep == "balanced":
+            stretches = Stretches(
+                self.stretch_of_slot, self.stretch_lengths, self.stretch, self.loss_mean, self.since_jump
+            )
+            if scores is not None and count:
+                stretches.hear(float(scores.mean()))
+            return stretches.slots(torch.rand(count, 2, dtype=torch.float64, generator=chance))
+        draws = torch.rand(count, dtype=torch.float64, generator=chance)
+        if self.keep == "uniform":
+            return uniform_slots(first, self.long.shape[0], draws)
+        return weighted_slots(self.reservoir_keys, torch.ones_like(draws) if scores is None else scores, draws)
 
     @property
     def is_off(self) -> bool:

@@ -26,6 +26,7 @@ from trc2.runs.checkpoint import (
 from trc2.runs.diary import Diary
 from trc2.runs.environment import describe_environment
 from trc2.runs.records import Record, current, read_all_records
+from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
 
@@ -125,13 +126,18 @@ class RunFolder:
         return load_checkpoint(self.checkpoints / name_of(step))
 
     def model(self, warn: Warn, *, with_replay: bool = True) -> tuple[Backbone, int]:
-        """The network of the newest checkpoint, and the step it was taken at."""
-        config = self.config().model
+        """The network of the newest checkpoint as it is evaluated, and the step it was taken at."""
+        run = self.config()
+        config = run.model
         checkpoint = self.newest_checkpoint(warn)
         if checkpoint is None:
             raise UserError(f"{self} has no checkpoint yet: let the run reach its first one.")
         net = build_model(config if with_replay else config.replace(replay=False))
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))
+        if run.strategy.serves_other_weights:
+            strategy = build_strategy(run.strategy, net)
+            strategy.restore(checkpoint.part("strategy"))
+            strategy.settle()
         return net, checkpoint.step
 
     # ------------------------------------------------------------------------------------------------ writing

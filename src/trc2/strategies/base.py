@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
+from trc2.nn.trunk import LearningPass, Loss
 
 Sequences = Iterable[tuple[Tensor, Tensor]]  # (x, y) of shape (B, T)
 Gradients = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 class Strategy:
-    """Does nothing. Subclasses correct gradients within a step and learn something at the end of a task.
+    """Does nothing. Subclasses add losses, correct gradients, or learn something after a step or at the end of a task.
 
     `tensors` is all their state: it is saved in every checkpoint and put back on resume. Those named WORD.NAME belong
     to the model's tensor NAME and are divided over ranks if it is. All ranks do the same with the same sequences.
@@ -26,9 +28,26 @@ class Strategy:
         self.tensors: dict[str, Tensor] = {}
         self.gradients_of: Gradients = plain_gradients
 
+    def losses(self, seen: LearningPass) -> Sequence[Loss]:
+        """Called in every training forward: losses to add, each reported as `train/loss_NAME`."""
+        return ()
+
     def correct_gradients(self, step: int) -> dict[str, float]:
         """Called once per step with the accumulated, unscaled gradients, before clipping; returns metrics."""
         return {}
+
+    def after_step(self) -> None:
+        """Called after every `optimizer.step()`, with the new weights in place."""
+
+    def skip_step(self) -> None:
+        """Called instead of `after_step` when a step came to nothing: forget what it left."""
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Inside, the model is as it should be evaluated and exported; outside, as it is trained."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Make the model for good what it is inside `serving`, to be scored or exported after training."""
 
     def end_task(self, sequences: Sequences) -> None:
         """Called at a task's end with some of its training sequences."""

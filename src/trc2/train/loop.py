@@ -118,9 +118,12 @@ class Trainer:
             model.before_step()
             state.scaler.step(state.optimizer)
             model.after_step()
+            state.strategy.after_step()
+            corrections |= state.feel(losses["loss_lm"])
             progress.nonfinite_streak = 0
         else:  # decided before anything is written: a failed step leaves no trace but its number
             model.skip_step()
+            state.strategy.skip_step()
             writes = None
             progress.nonfinite_streak += 1
         state.scaler.update()

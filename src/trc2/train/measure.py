@@ -70,7 +70,7 @@ class Measure:
         if config.text_when == "boundaries" and step > 0 and not self.plan.is_boundary(step):
             config = config.replace(text_sequences=0)
         metrics: dict[str, float] = {}
-        with fence(config.fence, state.model, state.optimizer):
+        with fence(config.fence, state.model, state.optimizer), state.strategy.serving():
             for name in names:
                 scores = score_task(
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
@@ -110,7 +110,7 @@ class Measure:
     def control_perplexities(self, names: list[str]) -> dict[str, float]:
         """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
         state, rows = self.state, self.config.eval.batch_size
-        with fence(self.config.eval.fence, state.model, state.optimizer):
+        with fence(self.config.eval.fence, state.model, state.optimizer), state.strategy.serving():
             found = {name: control_perplexity(state.model, self.feed.tasks[name], rows, state.device) for name in names}
         for name, value in found.items():
             if not math.isfinite(value):
@@ -126,10 +126,11 @@ class Measure:
         config, state = self.config, self.state
         metrics: dict[str, float] = {}
         if config.eval.test:
-            for name, data in self.feed.tasks.items():
-                if data.task.splits["test"].tokens > 1:
-                    scores = score_task(state.model, data, "test", config.eval, self.feed.tokenizer, state.device)
-                    metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
+            with state.strategy.serving():
+                for name, data in self.feed.tasks.items():
+                    if data.task.splits["test"].tokens > 1:
+                        scores = score_task(state.model, data, "test", config.eval, self.feed.tokenizer, state.device)
+                        metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
             self.story.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step

@@ -17,6 +17,7 @@ from trc2.nn.keyed import keyed_generator
 from trc2.ranks import ALONE, Ranks
 from trc2.ranks.divided import is_divided, own_rows
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
+from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.train.chance import chance_state, chance_tensors, chance_unmoved, restore_chance
@@ -34,6 +35,8 @@ class Progress:
     nonfinite_streak: int = 0
     gap_average: float = 0.0
     integral: float = 0.0
+    loss_mean: float = 0.0
+    boost: float = 0.0
     train_seconds: float = 0.0
     total_seconds: float = 0.0
 
@@ -58,9 +61,11 @@ class RunState:
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
         self.strategy.gradients_of = self.parallel.gradients_of
+        self.model.more_losses = self.strategy.losses
         self.progress = Progress()
-        self.control_post: dict[str, float] = {}  # P_post of every task that has ended
-        self.apply(initial_settings(config.control, base_settings(config.model)))
+        self.control, self.control_post = config.control, dict[str, float]()  # P_post of every task that has ended
+        self.asked = initial_settings(config.control, base_settings(config.model))
+        self.apply(self.asked)
 
     @contextmanager
     def micro_step(self, number: int, *, is_last: bool) -> Iterator[None]:
@@ -74,8 +79,18 @@ class RunState:
                 torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, number).initial_seed())
             yield
 
-    def apply(self, settings: ReplaySettings) -> None:
-        """Replay with these λ_rep, B_R and ρ_long from the next step on."""
+    def feel(self, loss: float) -> dict[str, float]:
+        """A step had this L_LM: if it jumped, more is replayed from the next step on."""
+        if self.control.jump_gain == 0.0 or self.control.mode == "off":
+            return {}
+        felt = feel(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
+        self.progress.loss_mean, self.progress.boost = felt.loss_mean, felt.boost
+        self.apply(self.asked)
+        return {"replay/boost": felt.boost}
+
+    def apply(self, asked: ReplaySettings) -> None:
+        """Replay with these λ_rep, B_R and ρ_long from the next step on, and more while a jump of the loss is felt."""
+        self.asked, settings = asked, boosted(self.control, asked, self.progress.boost)
         if self.model.replay is not None:
             self.model.replay.set_strength(
                 settings.coefficient, settings.batch_size, settings.long_fraction, settings.share
@@ -95,6 +110,7 @@ class RunState:
         state = {
             "progress": asdict(self.progress),
             "control_post": dict(self.control_post),
+            "asked": asdict(self.asked),
             "scaler": self.scaler.state_dict(),
             "chance": chance_state(),
         }
@@ -122,6 +138,8 @@ class RunState:
             if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
                 raise TypeError("its progress is no numbers")
             self.control_post = dict(checkpoint.state["control_post"])
+            if "asked" in checkpoint.state:  # earlier versions had no boost: what was asked for is in the stores
+                self.asked = ReplaySettings(**checkpoint.state["asked"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(checkpoint.state["scaler"])
         except (LookupError, TypeError, ValueError, RuntimeError) as error:

@@ -1,0 +1,83 @@
+"""A second trunk with weights of its own, which follows the model or stands still, and never learns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from trc2.backbones.shell import Backbone
+from trc2.errors import UserError
+from trc2.nn.head import Head
+from trc2.nn.segments import pack
+from trc2.ranks.divided import is_divided
+
+
+class Teacher:
+    """A copy of the model's trunk. What is no trained weight, such as the memory, is the model's own, not a copy."""
+
+    def __init__(self, model: Backbone) -> None:
+        if any(is_divided(parameter) for parameter in model.parameters()):
+            raise UserError(
+                "output.parallel=fsdp divides the weights, and a strategy with a teacher needs them whole: set "
+                "output.parallel=ddp."
+            )
+        trunk = model.trunk
+        fixed = [*trunk.buffers(), *(p for p in trunk.parameters() if not p.requires_grad)]
+        self.trunk = copy.deepcopy(trunk, {id(tensor): tensor for tensor in fixed}).eval()
+        self.trunk.recompute = False
+        ours, copies = dict(trunk.named_parameters()), dict(self.trunk.named_parameters())
+        self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        for name, parameter in ours.items():
+            if parameter.requires_grad:
+                copies[name].requires_grad_(False)
+                self._pairs[name] = parameter, copies[name]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The teacher's weights by the trunk's names; to be changed in place only."""
+        return {name: theirs.data for name, (_, theirs) in self._pairs.items()}
+
+    @torch.no_grad()
+    def follow(self, step: float) -> None:
+        """θ̄ ← θ̄ + step (θ − θ̄); 1 copies the model."""
+        for ours, theirs in self._pairs.values():
+            theirs.lerp_(ours, step)
+
+    @torch.no_grad()
+    def pull(self, step: float) -> None:
+        """θ ← θ + step (θ̄ − θ): the model goes some way towards the teacher."""
+        for ours, theirs in self._pairs.values():
+            ours.lerp_(theirs, step)
+
+    @contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """Inside, the model has the teacher's weights; for evaluation, never between a forward and its backward."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for ours, theirs in self._pairs.values():
+            ours.data, theirs.data = theirs.data, ours.data
+
+    @torch.no_grad()
+    def states(
+        self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None, *, read_memory: bool = True
+    ) -> Float[Tensor, "P D"]:
+        return self.trunk(pack([x], valid), with_losses=False, read_memory=read_memory).hidden
+
+    @property
+    def head(self) -> Head:
+        return self.trunk.head
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for name, weights in self.tensors.items():
+            weights.copy_(tensors[name])

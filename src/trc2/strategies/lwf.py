@@ -1,0 +1,63 @@
+"""Learning without forgetting: new text is also predicted as the model of the last boundary would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from trc2.backbones.shell import Backbone
+from trc2.config import StrategyConfig
+from trc2.config.section import NonNegative, Positive
+from trc2.nn.distillation import divergence_sum
+from trc2.nn.trunk import LearningPass, Loss
+from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.strategies._teacher import Teacher
+from trc2.strategies.base import Sequences, Strategy
+
+
+class Settings(StrategyConfig):
+    name: Literal["lwf"] = "lwf"
+    strength: NonNegative = Field(1.0, description="λ: the penalty is λ τ² KL(model of the last boundary ‖ model)")
+    temperature: Positive = Field(2.0, description="τ: softens both predictions")
+
+
+class LearningWithoutForgetting(Strategy):
+    """λ τ² KL(p* ‖ p), a mean over the new batch's labelled tokens; p* by the weights of the last task boundary.
+
+    It needs no old text, and costs one more forward pass. Before the first boundary there is nothing to keep.
+    """
+
+    def __init__(self, model: Backbone, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self.settings = settings
+        self.teacher: Teacher | None = None
+
+    def losses(self, seen: LearningPass) -> Sequence[Loss]:
+        if self.teacher is None:
+            return ()
+        wanted = self.teacher.states(seen.x, seen.valid)
+        rows = (seen.labels != IGNORE_INDEX).nonzero().squeeze(1)
+        distance = divergence_sum(
+            self.model.trunk.head, seen.hidden[rows], self.teacher.head, wanted[rows], self.settings.temperature
+        )
+        return (Loss("lwf", distance / max(1, len(rows)), self.settings.strength),)
+
+    def end_task(self, sequences: Sequences) -> None:
+        self._begin()
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if tensors:
+            teacher = self._begin()
+            teacher.restore({name.removeprefix("teacher."): tensor for name, tensor in tensors.items()})
+
+    def _begin(self) -> Teacher:
+        """A teacher with the weights of now. A new one each time: a boundary may change what is trained."""
+        self.teacher = Teacher(self.model)
+        self.tensors = {f"teacher.{name}": tensor for name, tensor in self.teacher.tensors.items()}
+        return self.teacher
+
+
+build = LearningWithoutForgetting

@@ -1,0 +1,91 @@
+"""Slow cortex: a running average of the weights, as teacher of what is replayed, anchor, and model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trc2.backbones.shell import Backbone
+from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
+from trc2.config.section import Decay, Fraction, NonNegative
+from trc2.nn.distillation import divergence_sum
+from trc2.nn.trunk import LearningPass, Loss
+from trc2.strategies._teacher import Teacher
+from trc2.strategies.base import Strategy
+
+
+class Settings(StrategyConfig):
+    name: Literal["slow_cortex"] = "slow_cortex"
+    decay: Decay = Field(0.98, description="what the average keeps of itself in a step; less while it is young")
+    distil: NonNegative = Field(
+        1.0, description="weight of KL(average ‖ model) on replayed chunks, in units of what their own loss weighs"
+    )
+    serve: bool = Field(False, description="whether the average is what is evaluated, exported and served")
+    pull_every: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        0, description="steps between two pulls of the model towards the average; 0: never"
+    )
+    pull: Fraction = Field(0.5, description="how far a pull goes: 1 puts the average in the model's place")
+
+    def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
+        if self.distil > 0.0 and not model.replay:
+            raise ValueError(
+                f"strategy.distil={self.distil} teaches on replayed chunks, and model.replay is false: set "
+                "model.replay=true, or strategy.distil=0."
+            )
+
+    @property
+    def serves_other_weights(self) -> bool:
+        return self.serve
+
+
+class SlowCortex(Strategy):
+    """θ̄ ← d_t θ̄ + (1 − d_t) θ after every step, with d_t = min(decay, (1 + t) / (10 + t)).
+
+    A young average remembers the random start for long, so d_t grows with the steps t it has lived.
+    """
+
+    def __init__(self, model: Backbone, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self.settings = settings
+        self.teacher = Teacher(model)
+        self.age = torch.zeros((), dtype=torch.int64)
+        self.tensors = {f"average.{name}": tensor for name, tensor in self.teacher.tensors.items()} | {"age": self.age}
+
+    def losses(self, seen: LearningPass) -> Sequence[Loss]:
+        if seen.replayed is None or seen.replayed_hidden is None or self.settings.distil == 0.0:
+            return ()
+        chunks = seen.replayed[:, :-1].to(seen.x.device)
+        wanted = self.teacher.states(chunks)
+        distance = divergence_sum(self.model.trunk.head, seen.replayed_hidden, self.teacher.head, wanted)
+        return (Loss("distil", distance / chunks.numel(), self.settings.distil * seen.replay_weight),)
+
+    def after_step(self) -> None:
+        self.age += 1
+        age = int(self.age)
+        self.teacher.follow(1.0 - min(self.settings.decay, (1 + age) / (10 + age)))
+        if self.settings.pull_every and age % self.settings.pull_every == 0:
+            self.teacher.pull(self.settings.pull)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        if not self.settings.serve:
+            yield
+            return
+        with self.teacher.in_charge():
+            yield
+
+    def settle(self) -> None:
+        if self.settings.serve:
+            self.teacher.pull(1.0)
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        self.age.copy_(tensors["age"])
+        self.teacher.restore({name.removeprefix("average."): t for name, t in tensors.items() if name != "age"})
+
+
+build = SlowCortex
