@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
+from trc2.backbones.registry import step_cost
 from trc2.nn.distillation import divergence_sum
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
+from trc2.runs.budget import budget_of
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
@@ -140,6 +142,17 @@ def test_rows_too_long_to_be_stored_are_refused() -> None:
     values = {"model": {"name": "transformer"}, "strategy": {"name": "der", "chunk_length": 200}}
     with pytest.raises(UserError, match=r"strategy.chunk_length=200 is longer than train.sequence_length=128"):
         RunConfig(**values)
+
+
+def test_a_teacher_costs_its_forward_passes() -> None:
+    model = {"name": "transformer", "replay": True, "replay_batch_size": 4, "replay_chunk_length": 65}
+    runs = {name: RunConfig(model=model, strategy={"name": name}) for name in ("none", "slow_cortex", "lwf", "der")}
+    costs = {name: budget_of(run).training_flops_per_step for name, run in runs.items()}
+    batch, replayed = 8 * 128, 4 * 64
+    passes = step_cost(runs["none"].model, 8, 128, with_replay=False)
+    per_token = sum(cost.forward for cost in passes.values()) / batch
+    extra = {name: (cost - costs["none"]) / per_token for name, cost in costs.items()}
+    assert extra == pytest.approx({"none": 0, "slow_cortex": replayed, "lwf": batch, "der": 3 * 2 * 4 * 63})
 
 
 def test_lwf_asks_the_model_of_the_last_boundary_about_new_text() -> None:

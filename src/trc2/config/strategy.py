@@ -26,6 +26,10 @@ class StrategyConfig(Section):
     def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
         """Raise a ValueError if the strategy can do nothing for such a run."""
 
+    def forward_tokens(self, tokens: int, replayed: float) -> float:
+        """Tokens a micro-batch runs forward besides its own and the replayed ones; one that is learnt counts three."""
+        return 0.0
+
     @property
     def serves_other_weights(self) -> bool:
         """Whether the model is evaluated and exported with other weights than those that are trained."""

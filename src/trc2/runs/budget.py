@@ -33,6 +33,7 @@ def budget_of(config: RunConfig) -> Budget:
     chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
     replayed = round(chunks * (config.model.replay_chunk_length - 1) * train.micro_batches)
     flops = _step_flops(config.model, config, with_replay=replays)
+    flops += strategy_flops(config, with_replay=replays) * train.micro_batches
     scale = 1.0
     if config.budget.match == "tokens":
         scale = train.tokens_per_step / (train.tokens_per_step + replayed)
@@ -43,6 +44,16 @@ def budget_of(config: RunConfig) -> Budget:
         with_replay = reference.model.replay and reference.control.mode != "off"
         scale = _step_flops(reference.model, config, with_replay=with_replay) / flops
     return Budget(config.budget.match, config.budget.reference, scale, train.tokens_per_step, replayed, flops)
+
+
+def strategy_flops(config: RunConfig, *, with_replay: bool) -> float:
+    """What a strategy's own passes cost, per micro-batch: a teacher's, or those over rows of its own."""
+    train, model = config.train, config.model
+    tokens = train.batch_size * train.sequence_length
+    replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
+    costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=False)
+    per_token = sum(costs.values(), Cost()).forward / tokens
+    return config.strategy.forward_tokens(tokens, replayed) * per_token
 
 
 def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:

@@ -35,6 +35,9 @@ class Settings(StrategyConfig):
                 f"{train.sequence_length}, so nothing would ever be stored: choose at most {train.sequence_length}."
             )
 
+    def forward_tokens(self, tokens: int, replayed: float) -> float:
+        return 3.0 * 2 * self.batch_size * (self.chunk_length - 1)
+
 
 class DarkExperience(Strategy):
     """α ‖z − z*‖² / K on some stored rows and β L_LM on others; z* are the logits of when a row was stored.

@@ -23,6 +23,9 @@ class Settings(StrategyConfig):
     strength: NonNegative = Field(1.0, description="λ: the penalty is λ τ² KL(model of the last boundary ‖ model)")
     temperature: Positive = Field(2.0, description="τ: softens both predictions")
 
+    def forward_tokens(self, tokens: int, replayed: float) -> float:
+        return float(tokens)  # from the second task on
+
 
 class LearningWithoutForgetting(Strategy):
     """λ τ² KL(p* ‖ p), a mean over the new batch's labelled tokens; p* by the weights of the last task boundary.

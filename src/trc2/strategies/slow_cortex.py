@@ -38,6 +38,9 @@ class Settings(StrategyConfig):
                 "model.replay=true, or strategy.distil=0."
             )
 
+    def forward_tokens(self, tokens: int, replayed: float) -> float:
+        return replayed if self.distil > 0.0 else 0.0
+
     @property
     def serves_other_weights(self) -> bool:
         return self.serve

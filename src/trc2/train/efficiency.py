@@ -10,6 +10,7 @@ from trc2.backbones.registry import step_cost
 from trc2.config import RunConfig
 from trc2.machine import peak_memory_bytes
 from trc2.nn.cost import Cost
+from trc2.runs.budget import strategy_flops
 
 GB = 1e9
 PEAK_MEMORY = "efficiency/peak_memory_gb"
@@ -36,10 +37,11 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def training_flops_per_token(config: RunConfig, slots: int, with_replay: bool) -> float:
-    """Arithmetic of forward and backward, replay included, per token of the batch."""
+    """Arithmetic of forward and backward, replay and a strategy's passes included, per token of the batch."""
     train = config.train
     costs = step_cost(config.model, train.batch_size, train.sequence_length, slots=slots, with_replay=with_replay)
-    return sum(costs.values(), Cost()).training / (train.batch_size * train.sequence_length)
+    flops = sum(costs.values(), Cost()).training + strategy_flops(config, with_replay=with_replay)
+    return flops / (train.batch_size * train.sequence_length)
 
 
 def efficiency(
