@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.command import trc2 as in_process
@@ -24,9 +23,9 @@ from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
 from trc2.config import RunConfig, recipe_names
 from trc2.metrics.rise import Interval
-from trc2.train.start import start_run
 
-TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
+PLAIN = tiny_config(thalamus=False, memory=False, replay=False, num_columns=1)
+TINY = [f"model.{key}={value}" for key, value in PLAIN.model_dump(exclude_none=True).items() if key != "name"]
 TINY += ["train.sequence_length=16"]
 
 
@@ -307,12 +306,9 @@ def test_no_command_with_numbers_lacks_json() -> None:
     assert without <= {"generate", "export", "data"}  # text, files; `data` is a group
 
 
-def test_continue_is_gated_by_what_it_forgot(
-    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = start_run(tiny_run(), Console(quiet=True))
+def test_continue_is_gated_by_what_it_forgot(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_task(tmp_path, "colours", ["red", "blue"])
-    arguments = ["continue", str(parent), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
+    arguments = ["continue", str(trained), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
     for number, (risen, expected) in enumerate([(0.5, 3), (0.1, 0)]):
         monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=risen: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"child {number}"), "--max-forgetting", "0.2"]
