@@ -30,7 +30,7 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	$(BIN)/mypy
 
 test: lint  ## Lint, then every test that is not slow
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-all: lint  ## Lint, then every test
 	$(BIN)/python -m pytest -m ""

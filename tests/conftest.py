@@ -1,13 +1,15 @@
-"""Shared fixtures; shapes in signatures are checked while the tests run."""
+"""Shared fixtures; shapes in signatures are checked while the tests of what declares them run."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jaxtyping
 from jaxtyping import install_import_hook
 
 import tests.typecheck  # noqa: F401 - the hook below finds it by name
@@ -20,10 +22,24 @@ install_import_hook(CHECKED, "tests.typecheck.checker")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
 
 from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 
 torch.set_num_threads(1)
+
+# Checking shapes takes as long as computing with tensors this small. These tests call what declares shapes in every way
+# that it is called, the last three from the trainer and the decoder; the others check something else about the same
+# calls. `make test-all` checks shapes everywhere.
+HERE = Path(__file__).parent
+SHAPES = [HERE / name for name in ("ops", "nn", "model", "replay", "backbones", "reference")]
+SHAPES += [HERE / "train" / "test_loop.py", HERE / "test_golden.py", HERE / "test_generate.py"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may train
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    is_checked = not item.config.getoption("markexpr") or any(item.path.is_relative_to(path) for path in SHAPES)
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
 
 
 def tiny_config(**changes: object) -> TRC2Config:
@@ -108,26 +124,46 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def tiny_run_config(data: Path, folder: Path, **sections: dict[str, object]) -> RunConfig:
+    """A run that trains in a second: two tasks of six steps, everything switched on."""
+    settings: dict[str, dict[str, object]] = {
+        "model": tiny_config(vocab_size=300, max_positions=32, replay_chunk_length=8, memory_slots=64).model_dump(),
+        "stream": {
+            "data_root": data,
+            "cache": data / "cache",
+            "tokenizer": {"vocab_size": 300},
+            "control_batches": 1,
+            "tasks": [{"name": name, "folder": name, "steps": 6} for name in TINY_TASKS],
+        },
+        "train": {"sequence_length": 16, "batch_size": 2, "micro_batches": 2, "warmup_steps": 2},
+        "control": {"every_steps": 4},
+        "eval": {"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 2, "fence": True},
+        "output": {"folder": folder, "checkpoint_every": 4, "threads": 1},
+    }
+    names = {**settings, **sections}
+    return RunConfig(**{name: {**settings.get(name, {}), **sections.get(name, {})} for name in names})
+
+
 @pytest.fixture
 def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
-    """Makes run configs that train in a second: two tasks of six steps, everything switched on."""
+    """Makes run configs that train in a second, into a folder of the test's own."""
 
     def build(**sections: dict[str, object]) -> RunConfig:
-        settings: dict[str, dict[str, object]] = {
-            "model": tiny_config(vocab_size=300, max_positions=32, replay_chunk_length=8, memory_slots=64).model_dump(),
-            "stream": {
-                "data_root": tiny_data,
-                "cache": tiny_data / "cache",
-                "tokenizer": {"vocab_size": 300},
-                "control_batches": 1,
-                "tasks": [{"name": name, "folder": name, "steps": 6} for name in TINY_TASKS],
-            },
-            "train": {"sequence_length": 16, "batch_size": 2, "micro_batches": 2, "warmup_steps": 2},
-            "control": {"every_steps": 4},
-            "eval": {"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 2, "fence": True},
-            "output": {"folder": tmp_path / "run", "checkpoint_every": 4, "threads": 1},
-        }
-        names = {**settings, **sections}
-        return RunConfig(**{name: {**settings.get(name, {}), **sections.get(name, {})} for name in names})
+        return tiny_run_config(tiny_data, tmp_path / "run", **sections)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def trained_once(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of `tiny_run()` that nobody may change."""
+    from trc2.train.start import start_run
+
+    config = tiny_run_config(tiny_data, tmp_path_factory.mktemp("trained") / "run")
+    return start_run(config, Console(quiet=True))
+
+
+@pytest.fixture
+def trained(trained_once: Path, tmp_path: Path) -> Path:
+    """A finished run of `tiny_run()` of the test's own."""
+    return Path(shutil.copytree(trained_once, tmp_path / "run"))

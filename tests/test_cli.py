@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.command import trc2 as in_process
@@ -24,9 +23,9 @@ from trc2.artifact import save_model
 from trc2.cli import COMMANDS, app
 from trc2.config import RunConfig, recipe_names
 from trc2.metrics.rise import Interval
-from trc2.train.start import start_run
 
-TINY = [f"model.{key}={value}" for key, value in tiny_config().model_dump(exclude_none=True).items() if key != "name"]
+PLAIN = tiny_config(thalamus=False, memory=False, replay=False, num_columns=1)
+TINY = [f"model.{key}={value}" for key, value in PLAIN.model_dump(exclude_none=True).items() if key != "name"]
 TINY += ["train.sequence_length=16"]
 
 
@@ -51,42 +50,40 @@ def test_every_command_has_one_file_and_help_keeps_their_order() -> None:
     assert {path.stem for path in folder.glob("cmd_*.py")} == {f"cmd_{name}" for name in COMMANDS}
 
 
-def test_verify_prints_a_table_writes_json_and_a_picture_and_exits_0(tmp_path: Path) -> None:
-    done = trc2("verify", "paper_compact", *TINY, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "All" in done.stdout
-    assert "forward, eval (filled)" in done.stdout
-    report = json.loads((tmp_path / "verify.json").read_text())
+def test_verify_prints_a_table_writes_json_and_a_picture_and_takes_a_saved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(CortexNet(tiny_config()), tmp_path / "model")
+    done = in_process("verify", "model", "--out", "out")
+    assert done.code == 0, done.err
+    assert "All" in done.out
+    assert "forward, eval (filled)" in done.out
+    report = json.loads((tmp_path / "out" / "verify.json").read_text())
     assert report["passed"] is True
     assert all(check["passed"] is True for check in report["checks"])
-    assert (tmp_path / "verify.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_verify_takes_a_saved_model(tmp_path: Path) -> None:
-    save_model(CortexNet(tiny_config()), tmp_path / "model")
-    done = trc2("verify", "model", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "parameters." in trc2("budget", "model", cwd=tmp_path).stdout
-    changed = trc2("verify", "model", "model.d_model=3", cwd=tmp_path)
-    assert changed.returncode == 2
-    assert "leave the overrides out" in changed.stderr
+    assert (tmp_path / "out" / "verify.png").read_bytes().startswith(b"\x89PNG")
+    assert "parameters." in in_process("budget", "model").out
+    changed = in_process("verify", "model", "model.d_model=3")
+    assert changed.code == 2
+    assert "leave the overrides out" in changed.err
 
 
 def test_budget_prints_both_counts_and_json() -> None:
-    assert "8,520,244 parameters." in trc2("budget").stdout
-    lesioned = trc2(
+    assert "8,520,244 parameters." in in_process("budget").out
+    lesioned = in_process(
         "budget", "paper_compact", "model.thalamus=false", "model.memory=false", "model.replay=false"
-    ).stdout
+    ).out
     assert "of the complete model's 8,520,244" in " ".join(lesioned.split())
-    numbers = json.loads(trc2("budget", "paper_compact", "--json").stdout)
+    numbers = json.loads(in_process("budget", "paper_compact", "--json").out)
     assert numbers["parameters"] == 8_520_244
     assert set(numbers["flops_per_token"]) == {"embedding and head", "columns", "thalamus", "hippocampus", "replay"}
 
 
 def test_budget_beside_the_paper_agrees() -> None:
-    done = trc2("budget", "--paper")
-    assert done.returncode == 0
-    assert "All of the paper's printed numbers come out." in done.stdout
+    done = in_process("budget", "--paper")
+    assert done.code == 0
+    assert "All of the paper's printed numbers come out." in done.out
 
 
 @pytest.mark.parametrize(
@@ -102,12 +99,22 @@ def test_budget_beside_the_paper_agrees() -> None:
         (["verify", "."], "There is no config.json"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
-    done = trc2(*arguments, cwd=tmp_path)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = in_process(*arguments)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_the_exit_code_and_the_sentence_leave_the_process(tmp_path: Path) -> None:
+    done = trc2("budget", "paper_compct", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr == "error: There is no recipe or file 'paper_compct': did you mean 'paper_compact'?\n"
     assert done.stdout == ""
 
 
@@ -209,34 +216,37 @@ def tiny_recipe(tiny_run: Callable[..., RunConfig], folder: Path) -> str:
     return str(path)
 
 
-def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_train_eval_report_and_data_work_together(
+    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     recipe = tiny_recipe(tiny_run, tmp_path)
-    prepared = trc2("data", "prepare", recipe)
-    assert prepared.returncode == 0, prepared.stderr
-    assert "fruit" in prepared.stdout
+    prepared = in_process("data", "prepare", recipe)
+    assert prepared.code == 0, prepared.err
+    assert "fruit" in prepared.out
 
     for name, seed in (("a", 0), ("b", 1)):
-        done = trc2("train", recipe, f"output.folder={name}", f"train.seed={seed}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "step 12  perplexity" in done.stdout
-        assert "summary.png" in done.stdout
-    again = trc2("train", recipe, "output.folder=a", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "already holds a run" in again.stderr
+        done = in_process("train", recipe, f"output.folder={name}", f"train.seed={seed}")
+        assert done.code == 0, done.err
+        assert "step 12  perplexity" in done.out
+        assert "summary.png" in done.out
+    again = in_process("train", recipe, "output.folder=a")
+    assert again.code == 2
+    assert "already holds a run" in again.err
 
-    scores = json.loads(trc2("eval", "a", "--task", "fruit", "--json", cwd=tmp_path).stdout)
+    scores = json.loads(in_process("eval", "a", "--task", "fruit", "--json").out)
     last = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     logged = [record["metrics"] for record in last if record["kind"] == "eval"][-1]
     assert scores["fruit"]["perplexity"] == pytest.approx(logged["eval/fruit/perplexity"])
 
     (tmp_path / "new.jsonl").write_text('{"text": "apple pear plum fig apple pear plum fig"}\n')
-    other = json.loads(trc2("eval", "a", "--file", "new.jsonl", "--json", cwd=tmp_path).stdout)
+    other = json.loads(in_process("eval", "a", "--file", "new.jsonl", "--json").out)
     assert other["new.jsonl"]["perplexity"] > 1
 
-    compared = trc2("report", "a", "b", "--out", "out", cwd=tmp_path)
-    assert compared.returncode == 0, compared.stderr
-    assert "forgot" in compared.stdout
-    assert "learnt the last task (tools) best" in compared.stdout
+    compared = in_process("report", "a", "b", "--out", "out")
+    assert compared.code == 0, compared.err
+    assert "forgot" in compared.out
+    assert "learnt the last task (tools) best" in compared.out
     assert (tmp_path / "out" / "comparison.png").is_file()
 
     for arguments, sentence in (
@@ -249,10 +259,10 @@ def test_train_eval_report_and_data_work_together(tiny_run: Callable[..., RunCon
         (["train", "paper_compact"], "has no stream of tasks"),
         (["data", "prepare", "paper_compact"], "has no stream of tasks"),
     ):
-        wrong = trc2(*arguments, cwd=tmp_path)
-        assert wrong.returncode == 2, arguments
-        assert sentence in wrong.stderr, arguments
-    assert trc2("eval", "a", "--split", "test", "--again", cwd=tmp_path).returncode == 0
+        wrong = in_process(*arguments)
+        assert wrong.code == 2, arguments
+        assert sentence in wrong.err, arguments
+    assert in_process("eval", "a", "--split", "test", "--again").code == 0
 
 
 def test_every_command_that_prints_numbers_prints_them_as_json_too(
@@ -296,12 +306,9 @@ def test_no_command_with_numbers_lacks_json() -> None:
     assert without <= {"generate", "export", "data"}  # text, files; `data` is a group
 
 
-def test_continue_is_gated_by_what_it_forgot(
-    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = start_run(tiny_run(), Console(quiet=True))
+def test_continue_is_gated_by_what_it_forgot(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_task(tmp_path, "colours", ["red", "blue"])
-    arguments = ["continue", str(parent), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
+    arguments = ["continue", str(trained), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
     for number, (risen, expected) in enumerate([(0.5, 3), (0.1, 0)]):
         monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=risen: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"child {number}"), "--max-forgetting", "0.2"]

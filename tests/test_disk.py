@@ -19,6 +19,7 @@ import yaml
 from rich.console import Console
 
 from tests.command import trc2
+from tests.conftest import tiny_run_config
 from trc2.config import RunConfig
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.train.start import start_run
@@ -88,6 +89,13 @@ def recipe(tiny_run: MakeRun, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of that recipe on a disk with room."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return start_run(tiny_run_config(tiny_data, folder, eval={"fence": False}), QUIET)
+
+
 def is_one_sentence(text: str) -> bool:
     lines = [line for line in text.splitlines() if line.startswith("error: ")]
     return len(lines) == 1 and "Traceback" not in text
@@ -95,7 +103,7 @@ def is_one_sentence(text: str) -> bool:
 
 @pytest.mark.parametrize("kilobytes", [4, 40, 300, 900])
 def test_a_run_on_a_full_disk_says_so_and_goes_on_to_the_bit_once_there_is_room(
-    disk: SmallDisk, recipe: Path, tiny_run: MakeRun, tmp_path: Path, kilobytes: int
+    disk: SmallDisk, recipe: Path, whole: Path, kilobytes: int
 ) -> None:
     folder = disk.folder / "run"
     with disk.full(kilobytes):
@@ -112,14 +120,13 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_to_the_bit_once_there_is_room(
     )
     again = trc2(*command)
     assert again.code == 0, again.err
-    whole = start_run(tiny_run(eval={"fence": False}, output={"folder": tmp_path / "whole"}), QUIET)
     assert compare_runs(whole, folder)[0] == []
 
 
 def test_every_command_that_writes_says_in_one_sentence_that_the_disk_is_full_or_read_only(
-    disk: SmallDisk, recipe: Path, tiny_run: MakeRun, tmp_path: Path
+    disk: SmallDisk, recipe: Path, tiny_run: MakeRun, trained: Path, tmp_path: Path
 ) -> None:
-    run = start_run(tiny_run(eval={"fence": False}), QUIET)
+    run = trained
     there = disk.folder
     data = ["--folder", str(tmp_path / "nothing"), "--steps", "2"]
     shutil.copytree(tiny_run().stream.data_root / "fruit", tmp_path / "nothing")

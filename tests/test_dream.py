@@ -42,15 +42,14 @@ def test_the_same_seed_dreams_the_same_and_no_dream_comes_twice() -> None:
 
 
 def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
-    tiny_run: Callable[..., RunConfig], tmp_path: Path
+    tiny_run: Callable[..., RunConfig], trained: Path, tmp_path: Path
 ) -> None:
-    start_run(tiny_run(), QUIET)
     path = tmp_path / "dreams.jsonl"
-    done = trc2("dream", str(tmp_path / "run"), "--tokens", "200", "--seed", "3", "--length", "30", "--out", str(path))
+    done = trc2("dream", str(trained), "--tokens", "200", "--seed", "3", "--length", "30", "--out", str(path))
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(row["dream"]["seed"] == 3 and row["dream"]["model"] == str(tmp_path / "run") for row in rows)
-    assert trc2("dream", str(tmp_path / "run"), "--out", str(path)).code == 2  # it exists
+    assert all(row["dream"]["seed"] == 3 and row["dream"]["model"] == str(trained) for row in rows)
+    assert trc2("dream", str(trained), "--out", str(path)).code == 2  # it exists
 
     stream = {**tiny_run().stream.model_dump(), "replay_seed_files": [str(path)]}  # type: ignore[union-attr]
     seen = []
@@ -75,7 +74,7 @@ def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
     assert first.metrics["train/loss_replay"] > 0
     described = RunFolder(tmp_path / "whole").data()
     assert described["seeds"][0]["documents"] == len(rows)
-    assert described["fingerprint"] != RunFolder(tmp_path / "run").data()["fingerprint"]
+    assert described["fingerprint"] != RunFolder(trained).data()["fingerprint"]
     path.write_text(json.dumps({"text": "other words"}) + "\n")
     with pytest.raises(UserError, match="has changed since the run began"):
         resume_run(tmp_path / "whole", [], QUIET)

@@ -39,9 +39,8 @@ def findings(fuzzer: subprocess.Popen[str], out: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("shard", range(2))
-def test_hostile_input_gets_a_sentence_or_a_right_result(shard: int, tmp_path: Path) -> None:
-    report = findings(start_fuzzer(2_000, 0, shard, 2, tmp_path / "fuzz.json"), tmp_path / "fuzz.json")
+def test_hostile_input_gets_a_sentence_or_a_right_result(tmp_path: Path) -> None:
+    report = findings(start_fuzzer(1_000, 0, 0, 1, tmp_path / "fuzz.json"), tmp_path / "fuzz.json")
     assert report["cases"] == 1_000
     assert all(report["kinds"][command]["cases"] >= 4 for command in COMMANDS)
 

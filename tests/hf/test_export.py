@@ -6,28 +6,25 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from trc2 import RunConfig, UserError
+from trc2 import UserError
 from trc2.artifact import load_config, load_model
 from trc2.cli import app
 from trc2.generate import stream_text
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
 from trc2.stream.tokenizer import read_tokenizer
-from trc2.train.start import start_run
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RunConfig]) -> Path:
-    return start_run(tiny_run(), Console(quiet=True))
+def run(trained: Path) -> Path:
+    return trained
 
 
 def test_the_round_trip_gives_the_same_logits_and_text(run: Path, tmp_path: Path) -> None:

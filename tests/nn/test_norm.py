@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from trc2.nn.norm import RMSNorm, cosine
+from trc2.ops import normalise
 from trc2.reference.column import rms_norm
 
 
@@ -52,3 +54,8 @@ def test_a_single_vector_has_a_gradient_too() -> None:
     x = torch.randn(6, dtype=torch.float64, requires_grad=True)
     norm = RMSNorm(6, 1e-6).double()
     assert torch.autograd.gradcheck(norm, (x,))
+
+
+def test_shapes_in_signatures_are_checked_while_these_tests_run() -> None:
+    with pytest.raises(TypeCheckError, match="rms_norm"):
+        normalise.rms_norm(torch.ones(3, 4), torch.ones(5), 1e-5)

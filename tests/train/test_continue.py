@@ -35,9 +35,12 @@ def colours(tmp_path: Path) -> TaskConfig:
     return TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=5)
 
 
-@pytest.mark.parametrize("schedule", ["per_task", "stream"])
+POINTS = ["inherit:1", "evaluation:1", "checkpoint:1", "checkpoint rename:1", "inherited:1", "step:1", "step:4"]
+
+
+@pytest.mark.parametrize(("schedule", "points"), [("per_task", POINTS), ("stream", ["inherited:1", "step:4"])])
 def test_killed_at_any_point_it_ends_as_if_it_never_was(
-    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, schedule: str
+    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, schedule: str, points: list[str]
 ) -> None:
     parent = start_run(tiny_run(train={"schedule": schedule}), QUIET)
     whole = continue_run(parent, tmp_path / "whole", colours, QUIET)
@@ -48,7 +51,6 @@ def test_killed_at_any_point_it_ends_as_if_it_never_was(
         else:
             continue_run(parent, folder, colours, QUIET)
 
-    points = ["inherit:1", "evaluation:1", "checkpoint:1", "checkpoint rename:1", "inherited:1", "step:1", "step:4"]
     for point in points:
         child = tmp_path / "child"
         assert run_in_child(attempt, child, point) < 0, point
@@ -60,25 +62,24 @@ def test_killed_at_any_point_it_ends_as_if_it_never_was(
 
 
 def test_a_child_that_lost_its_checkpoints_is_never_trained_from_nothing(
-    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig
+    trained: Path, tmp_path: Path, colours: TaskConfig
 ) -> None:
-    child = continue_run(start_run(tiny_run(), QUIET), tmp_path / "child", colours, QUIET)
+    child = continue_run(trained, tmp_path / "child", colours, QUIET)
     shutil.rmtree(child / "checkpoints")
     with pytest.raises(UserError, match="has no checkpoint to go on from"):
         resume_run(child, [], QUIET)
 
 
-def test_a_refused_one_leaves_nothing_behind(tiny_run: MakeRun, tmp_path: Path) -> None:
-    parent = start_run(tiny_run(), QUIET)
+def test_a_refused_one_leaves_nothing_behind(trained: Path, tmp_path: Path) -> None:
     missing = TaskConfig(name="colours", folder=str(tmp_path / "nowhere"), steps=5)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(UserError, match="nowhere"):
-        continue_run(parent, tmp_path / "child", missing, QUIET)
+        continue_run(trained, tmp_path / "child", missing, QUIET)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty: choose another --out"):
-        continue_run(parent, tmp_path / "full", missing, QUIET)
+        continue_run(trained, tmp_path / "full", missing, QUIET)
 
 
 def test_a_parent_that_trained_only_some_tasks_learns_the_new_one(
@@ -105,10 +106,9 @@ def test_a_joint_parent_is_refused_because_none_of_its_tasks_has_an_end(
 
 
 def test_a_model_whose_perplexity_is_no_number_never_passes_the_gate(
-    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent = start_run(tiny_run(), QUIET)
-    child = continue_run(parent, tmp_path / "child", colours, QUIET)
+    child = continue_run(trained, tmp_path / "child", colours, QUIET)
     assert math.isfinite(relative_forgetting(child))
     path = child / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -118,7 +118,7 @@ def test_a_model_whose_perplexity_is_no_number_never_passes_the_gate(
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert not relative_forgetting(child) <= 1e300
 
-    arguments = ["continue", str(parent), "--task", "colours", "--folder", colours.folder or "", "--steps", "2"]
+    arguments = ["continue", str(trained), "--task", "colours", "--folder", colours.folder or "", "--steps", "2"]
     for number, value in enumerate([math.nan, math.inf]):
         monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=value: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"gated {number}"), "--max-forgetting", "1e9"]

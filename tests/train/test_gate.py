@@ -104,7 +104,6 @@ def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
     assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
 
 
-def test_a_parent_without_a_share_is_refused(tiny_run: MakeRun, colours: TaskConfig, tmp_path: Path) -> None:
-    parent = start_run(tiny_run(), QUIET)
+def test_a_parent_without_a_share_is_refused(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not replay by a share of the tokens"):
-        continue_run(parent, tmp_path / "child", colours, QUIET, 0.1)
+        continue_run(trained, tmp_path / "child", colours, QUIET, 0.1)

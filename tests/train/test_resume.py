@@ -19,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.conftest import write_task
+from tests.conftest import tiny_run_config, write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.report.finished import read_run
@@ -29,6 +29,7 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import read_records
 from trc2.runs.target import find_target
+from trc2.train.loop import Trainer
 from trc2.train.resume import continue_run, relative_forgetting, resume_run
 from trc2.train.scoring import score_target
 from trc2.train.start import Interrupted, start_run
@@ -38,15 +39,31 @@ QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
 
 
+OUTPUT: dict[str, object] = {"checkpoint_every": 3, "keep_checkpoints": 3, "threads": 1}
+
+
 def at(tiny_run: MakeRun, folder: Path, **changes: dict[str, object]) -> RunConfig:
-    output = {"folder": folder, "checkpoint_every": 3, "keep_checkpoints": 3, "threads": 1}
-    return tiny_run(output={**output, **changes.pop("output", {})}, **changes)
+    return tiny_run(output={"folder": folder, **OUTPUT, **changes.pop("output", {})}, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What nothing disturbed, to compare with."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return start_run(tiny_run_config(tiny_data, folder, output={**OUTPUT, "folder": folder}), QUIET)
+
+
+@pytest.fixture(scope="module")
+def stopped_at_7(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was terminated in step 7."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stop_after(tiny_run_config(tiny_data, folder, output={**OUTPUT, "folder": folder}), 7, monkeypatch)
+    return folder
 
 
 def stop_after(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until the given step as if SIGTERM had arrived in it."""
-    from trc2.train.loop import Trainer
-
     plain = Trainer.train_step
 
     def interrupted(self: Trainer) -> object:
@@ -63,20 +80,19 @@ def stop_after(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("step", [2, 6, 8])
 def test_a_terminated_run_saves_and_goes_on_to_the_bit(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    tiny_run: MakeRun, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    start_run(at(tiny_run, tmp_path / "whole"), QUIET)
     stop_after(at(tiny_run, tmp_path / "parted"), step, monkeypatch)
     assert step_of(list_checkpoints(tmp_path / "parted" / "checkpoints")[-1]) == step
     resume_run(tmp_path / "parted", ["output.log_every=7"], QUIET)
-    differences, tensors, records = compare_runs(tmp_path / "whole", tmp_path / "parted")
+    differences, tensors, records = compare_runs(whole, tmp_path / "parted")
     assert differences == []
     assert tensors > 100
     assert records > 20
 
 
 def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: MakeRun, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trc2.train.measure import Measure
 
@@ -91,14 +107,13 @@ def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
         with pytest.raises(Interrupted, match="Stopped at step 0, before anything was saved: go on with `trc2 resume"):
             start_run(at(tiny_run, tmp_path / "parted"), QUIET)
     resume_run(tmp_path / "parted", [], QUIET)
-    start_run(at(tiny_run, tmp_path / "whole"), QUIET)
-    assert compare_runs(tmp_path / "whole", tmp_path / "parted")[0] == []
+    assert compare_runs(whole, tmp_path / "parted")[0] == []
 
 
 def test_training_refuses_a_folder_with_checkpoints_and_leaves_nothing_when_refused(
-    tiny_run: MakeRun, tmp_path: Path
+    tiny_run: MakeRun, whole: Path, tmp_path: Path
 ) -> None:
-    start_run(at(tiny_run, tmp_path / "run"), QUIET)
+    shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
     (tmp_path / "run" / "lock").write_text("another process")
     with pytest.raises(UserError, match="already holds a run"):
@@ -180,21 +195,30 @@ def test_crowded_cores_are_told_before_training(
 ) -> None:
     monkeypatch.setattr("trc2.train.start.busy_cores", lambda: 7.0)
     monkeypatch.setattr("trc2.train.start.available_cores", lambda: 8)
+
+    class Told(Exception):
+        pass
+
+    def stop(self: Trainer) -> None:  # two threads on a busy machine only wait for each other
+        raise Told
+
+    monkeypatch.setattr(Trainer, "run", stop)
     for threads, advice in ((2, "output.threads=1"), (1, None)):
         said = io.StringIO()
         config = at(tiny_run, tmp_path / f"{threads}", output={"threads": threads})
-        start_run(config, Console(file=said, width=300))
+        with pytest.raises(Told):
+            start_run(config, Console(file=said, width=300))
         assert ("several times faster" in said.getvalue()) is (advice is not None)
     torch.set_num_threads(1)
 
 
-def test_comparing_sees_a_single_different_bit(tiny_run: MakeRun, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        start_run(at(tiny_run, tmp_path / name), QUIET)
+def test_comparing_sees_a_single_different_bit(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "b")
+    assert compare_runs(whole, tmp_path / "b")[0] == []
     saved = load_checkpoint(list_checkpoints(tmp_path / "b" / "checkpoints")[-1])
     saved.tensors["model.cortex.hippocampus.threshold"].add_(1e-7)
     checkpoint_module.save_checkpoint(tmp_path / "b" / "checkpoints", saved)
-    assert compare_runs(tmp_path / "a", tmp_path / "b")[0] == ["model.cortex.hippocampus.threshold"]
+    assert compare_runs(whole, tmp_path / "b")[0] == ["model.cortex.hippocampus.threshold"]
 
 
 def damage(path: Path, kind: str) -> None:
@@ -215,9 +239,9 @@ def damage(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "empty", "missing", "schema"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, capsys: pytest.CaptureFixture[str]
+    stopped_at_7: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop_after(at(tiny_run, tmp_path / "run"), 7, monkeypatch)
+    shutil.copytree(stopped_at_7, tmp_path / "run")
     newest, before = list_checkpoints(tmp_path / "run" / "checkpoints")[-1:-3:-1]
     damage(newest, kind)
     found = RunFolder(tmp_path / "run").newest_checkpoint(print)
@@ -273,7 +297,7 @@ def test_a_run_in_use_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> 
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: MakeRun, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, calls = checkpoint_module.write_durably, []
 
@@ -292,8 +316,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
     assert found is not None
     assert found.step == 3
     resume_run(tmp_path / "run", [], QUIET)
-    start_run(at(tiny_run, tmp_path / "whole"), QUIET)
-    assert compare_runs(tmp_path / "whole", tmp_path / "run")[0] == []
+    assert compare_runs(whole, tmp_path / "run")[0] == []
 
 
 def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +339,9 @@ def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, mo
     assert load_checkpoint(list_checkpoints(tmp_path)[-1]).tensors["a"].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_finished_run_learns_one_more_task_and_keeps_its_references(tiny_run: MakeRun, tmp_path: Path) -> None:
+def test_a_finished_run_learns_one_more_task_and_keeps_its_references(whole: Path, tmp_path: Path) -> None:
     write_task(tmp_path, "colours", ["red", "blue", "green"])
-    parent = start_run(at(tiny_run, tmp_path / "parent"), QUIET)
+    parent = Path(shutil.copytree(whole, tmp_path / "parent"))
     before = sorted((path.name, path.stat().st_mtime_ns) for path in parent.rglob("*") if path.is_file())
     task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=5)
     child = continue_run(parent, tmp_path / "child", task, QUIET)
@@ -342,14 +365,12 @@ def test_a_finished_run_learns_one_more_task_and_keeps_its_references(tiny_run: 
 
 
 def test_a_continued_run_can_itself_be_stopped_and_resumed(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_task(tmp_path, "colours", ["red", "blue", "green"])
-    parent = start_run(at(tiny_run, tmp_path / "parent"), QUIET)
+    parent = Path(shutil.copytree(whole, tmp_path / "parent"))
     task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=5)
-    whole = continue_run(parent, tmp_path / "whole", task, QUIET)
-    from trc2.train.loop import Trainer
-
+    undisturbed = continue_run(parent, tmp_path / "whole", task, QUIET)
     plain = Trainer.train_step
 
     def interrupted(self: Trainer) -> object:
@@ -361,7 +382,7 @@ def test_a_continued_run_can_itself_be_stopped_and_resumed(
         with pytest.raises(Interrupted):
             continue_run(parent, tmp_path / "parted", task, QUIET)
     resume_run(tmp_path / "parted", [], QUIET)
-    assert compare_runs(whole, tmp_path / "parted")[0] == []
+    assert compare_runs(undisturbed, tmp_path / "parted")[0] == []
 
 
 def test_an_unfinished_run_cannot_be_continued_and_a_finished_one_not_resumed(

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.conftest import write_task
-from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.folder import Warn
 from trc2.runs.target import find_target
 from trc2.train.scoring import score_target
-from trc2.train.start import start_run
 
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture
-def run(tiny_run: Callable[..., RunConfig]) -> Path:
-    return start_run(tiny_run(), QUIET)
+def run(trained: Path) -> Path:
+    return trained
 
 
 def score(folder: Path, file: Path, warn: Warn = lambda message: None) -> dict[str, float]:

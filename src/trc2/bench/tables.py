@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from rich.table import Table
 
 from trc2.backbones.registry import step_cost
@@ -150,22 +152,24 @@ def paper_rows() -> list[dict[str, object]]:
     """Our numbers and the paper's, by recipe."""
     rows: list[dict[str, object]] = []
     for row in PAPER_ROWS:
-        config = load_recipe(row.recipe).model
-        assert isinstance(config, TRC2Config)
-        parts = paper_accounting(config)
+        total, parts = _counted(row.recipe)
         trainable, memory = (percentages([parts[name][which] for name in PAPER_COLUMNS]) for which in (0, 1))
-        total = sum(part.total for part in static_budget(config).values())
         ours = {"parameters": total, "parameters_percent": trainable, "memory_percent": memory}
         paper = {"millions": row.millions, "parameters_percent": row.parameters, "memory_percent": row.memory}
         rows.append({"recipe": row.recipe, "parts": PAPER_COLUMNS, "ours": ours, "paper": paper})
     return rows
 
 
-def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
-    config = load_recipe(row.recipe).model
+@cache  # laying out all five takes seconds, and their table is printed beside their rows
+def _counted(recipe: str) -> tuple[int, dict[str, tuple[int, int]]]:
+    """All parameters of one of the paper's networks, and the paper's accounting of it."""
+    config = load_recipe(recipe).model
     assert isinstance(config, TRC2Config)
-    total = sum(part.total for part in static_budget(config).values())
-    parts = paper_accounting(config)
+    return sum(part.total for part in static_budget(config).values()), paper_accounting(config)
+
+
+def _paper_cells(row: PaperRow) -> tuple[list[str], int]:
+    total, parts = _counted(row.recipe)
     trainable = percentages([parts[name][0] for name in PAPER_COLUMNS])
     memory = percentages([parts[name][1] for name in PAPER_COLUMNS])
     wrong = int(round(total / 1e6) != row.millions)

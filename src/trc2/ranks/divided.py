@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def is_divided(tensor: object) -> bool:
-    return isinstance(tensor, DTensor)
+    return _divided(tensor) is not None
+
+
+def _divided(tensor: object) -> DTensor | None:
+    # Importing DTensor takes half as long as torch; where nobody has imported it, nothing can be one.
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 def own_rows(tensor: Tensor) -> Tensor:
     """The rows that this rank holds: of a tensor that is not divided, all."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    divided = _divided(tensor)
+    return tensor if divided is None else divided.to_local()
 
 
 def put_together(tensor: Tensor) -> Tensor:
     """The tensor put together from all ranks; one that is not divided is whole."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    divided = _divided(tensor)
+    return tensor if divided is None else divided.full_tensor()
 
 
 def number(tensor: Tensor) -> float:
@@ -29,12 +40,15 @@ def number(tensor: Tensor) -> float:
 
 def divide_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which every rank has, divided as another of the same shape; nothing travels."""
-    if not isinstance(like, DTensor) or tensor.shape != like.shape:
+    pattern = _divided(like)
+    if pattern is None or tensor.shape != like.shape:
         return tensor
-    mesh: Any = like.device_mesh
+    from torch.distributed.tensor import DTensor
+
+    mesh: Any = pattern.device_mesh
     parts = tensor.to(like.device).chunk(mesh.size())
     place = mesh.get_local_rank()
     own = parts[place] if place < len(parts) else tensor[:0].to(like.device)
     return DTensor.from_local(
-        own.contiguous(), mesh, like.placements, run_check=False, shape=tensor.shape, stride=like.stride()
+        own.contiguous(), mesh, pattern.placements, run_check=False, shape=tensor.shape, stride=like.stride()
     )

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from trc2.backbones.shell import Backbone
@@ -128,6 +127,8 @@ class Divided(Parallel):
     is_divided = True
 
     def __init__(self, model: Backbone, ranks: Ranks) -> None:
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
         super().__init__(model)
         self.ranks = ranks
         mesh = init_device_mesh(model.get_input_embeddings().weight.device.type, (ranks.world,))
@@ -214,6 +215,8 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype)
         raise UserError(
             f"output.parallel=fsdp does not suit model={model.config.name}, which cannot be divided: use ddp."
         )
+    from torch.distributed.fsdp import FSDPModule  # half as slow to import as torch: only for who divides
+
     if not hasattr(FSDPModule, "set_gradient_divide_factor"):
         raise UserError(f"output.parallel=fsdp needs a newer torch than {torch.__version__}: use ddp, or update torch.")
     if dtype == torch.float16:
