@@ -28,6 +28,7 @@ LADDER = [
     {"bench", "sweep"},
     {"report"},
     {"hf.export", "hf.plain", "harness"},
+    {"api"},
     {"verify"},
     {"cli"},
     {"__main__"},
