@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trc2.errors import UserError, brief
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["backbone", "strategy", "metric"]
 GROUPS: dict[Kind, str] = {"backbone": "trc2.backbones", "strategy": "trc2.strategies", "metric": "trc2.metrics"}
@@ -60,6 +62,8 @@ class Plugin:
 
 def installed(kind: Kind) -> list[Plugin]:
     """What installed packages offer, by name; nothing of it is imported."""
+    from importlib.metadata import entry_points  # `trc2 --help` need not wait for it
+
     found = entry_points(group=GROUPS[kind])
     return sorted((Plugin(kind, entry.name, entry) for entry in found), key=lambda plugin: plugin.name)
 
@@ -72,7 +76,7 @@ def find(kind: Kind, name: str) -> Plugin | None:
     """The plug-in of this name; None if no package brings one."""
     found = [plugin for plugin in installed(kind) if plugin.name == name]
     if len(found) > 1:
-        packages = " and ".join(plugin.package for plugin in found)
+        packages = " and ".join(sorted(plugin.package for plugin in found))
         raise UserError(f"Several packages bring a {kind} '{name}' ({packages}): remove all but one.")
     return found[0] if found else None
 
