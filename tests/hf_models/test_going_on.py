@@ -18,7 +18,8 @@ def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(
         write_task(tmp_path, name, words)
     done = trc2(
         "continue", str(model_folder("llama")), "train.batch_size=2", "train.sequence_length=32",
-        "eval.text_sequences=0", "eval.max_batches=1", "model.replay_chunk_length=16", f"stream.cache={tmp_path / 'cache'}",
+        "eval.text_sequences=0", "eval.max_batches=1", "model.replay_chunk_length=16",
+        f"stream.cache={tmp_path / 'cache'}",
         "--task", f"law={tmp_path / 'law'}", "--task", f"tax={tmp_path / 'tax'}", "--steps", "2",
         "--keep", f"news={tmp_path / 'news'}", "--max-forgetting", "1e9", "--out", str(tmp_path / "child"), "--json",
     )  # fmt: skip
