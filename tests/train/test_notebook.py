@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -36,29 +36,17 @@ def test_one_output_is_drawn_again_with_own_steps_loss_and_scores() -> None:
     assert "skipped" in shown[-1]
 
 
-DISPLAY = """
-shown = []
-class HTML(str):
-    pass
-class Handle:
-    def update(self, content):
-        shown.append(str(content))
-def display(*contents, display_id=False):
-    return Handle()
-"""
-
-
 def test_a_run_in_a_notebook_draws_into_its_cell(
-    tiny_run: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IPython is the notebook's, not ours: a package with its name, and the three things we use of it."""
-    (tmp_path / "site" / "IPython").mkdir(parents=True)
-    (tmp_path / "site" / "IPython" / "__init__.py").touch()
-    (tmp_path / "site" / "IPython" / "display.py").write_text(DISPLAY)
-    for name in ("IPython", "IPython.display"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    start_run(tiny_run(), PlainConsole(force_jupyter=True, width=80))
-    shown = sys.modules["IPython.display"].shown
+    """IPython is the notebook's, not ours: modules with its names, and the two things we use of them."""
+    shown: list[str] = []
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    handle = SimpleNamespace(update=shown.append)
+    vars(display).update(HTML=str, display=lambda *contents, display_id=False: handle)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    console = PlainConsole(force_jupyter=True, width=80)
+    start_run(tiny_run(eval={"text_sequences": 0}), console)
     assert 'value="12" max="12"' in shown[-1]
     assert "perplexity: fruit" in shown[-1]
