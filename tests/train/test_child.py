@@ -160,6 +160,28 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     assert [(s.task, s.end) for s in own.stretches] == [("fruit", 0), ("colours", 2)]
 
 
+def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
+    parent: Path, model: Path, data: Path, tmp_path: Path
+) -> None:
+    """Else the average that is evaluated would begin with random numbers."""
+    changes = ["strategy=slow_cortex", "model.replay=true", "eval.batch_size=4", "eval.max_batches=2"]
+    changes += [
+        f"stream.cache={data / 'cache'}",
+        "eval.text_sequences=0",
+        "train.batch_size=2",
+        "train.learning_rate=1e-6",
+    ]
+    of_run = continue_run(parent, tmp_path / "a", task(data, "colours", 1), QUIET, overrides=changes)
+    of_model = continue_run(
+        model, tmp_path / "b", task(data, "colours", 1), QUIET, overrides=changes, keep=[task(data, "fruit")]
+    )
+    for child, step in ((of_run, 7), (of_model, 1)):
+        then, now = read_run(parent).score("perplexity", "fruit", 6), read_run(child).score("perplexity", "fruit", step)
+        assert now == pytest.approx(then, rel=1e-3)
+    with pytest.raises(UserError, match="is used with the weights of its strategy slow_cortex"):
+        child_config(of_run, Wish((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "never")
+
+
 def test_a_saved_model_begins_with_its_own_weights(parent: Path, model: Path, data: Path, tmp_path: Path) -> None:
     changes = ["train.batch_size=2", "eval.batch_size=4", "eval.max_batches=2", "eval.text_sequences=0"]
     child = continue_run(

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from trc2.files import sync_folder
 from trc2.nn.keyed import keyed_generator
 from trc2.ranks import Ranks
 from trc2.runs.ancestry import Ancestry
-from trc2.runs.checkpoint import Checkpoint, name_of
+from trc2.runs.checkpoint import Checkpoint, load_state, name_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.strategies import build_strategy
 from trc2.train.chance import chance_unmoved
 from trc2.train.evaluate import score_task
 from trc2.train.loop import Trainer
@@ -146,6 +147,11 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
         )
     if [task.name for task in changed.stream.tasks] != [task.name for task in longer.stream.tasks]:
         raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
+    if longer.strategy.serves_other_weights and changed.strategy != longer.strategy:
+        raise UserError(
+            f"{parent} is used with the weights of its strategy {longer.strategy.name}, which cannot be changed on the "
+            "way: leave strategy out, or go on from its export."
+        )
 
 
 def _is_function(path: str) -> bool:
@@ -198,10 +204,10 @@ def _inherit(
     ancestry = Ancestry(str(ended.folder), ended.checkpoint.step, tuple(new), is_run=True)
     ranks.on_first(lambda: ancestry.write(folder.parent_file))
     ranks.on_first(lambda: folder.describe(config, prepared))
-    trainer.state.restore(_adapted(ended, trainer))
-    if config.strategy.name != ended.config.strategy.name:  # it was not there when the last task ended
-        last = ended.checkpoint.step - 1
-        task = trainer.plan.at(last).task
+    checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
+    trainer.state.restore(checkpoint)
+    if is_new:  # it was not there when the last task ended
+        task = trainer.plan.at(ended.checkpoint.step - 1).task
         trainer.state.strategy.end_task(trainer.feed.sequences(task, trainer.feed.steps_of(task), trainer.state.device))
     ranks.on_first(lambda: _keep_branch_point(ended, trainer))
     trainer.story.go_on([], trainer.state.progress.total_seconds)
@@ -217,20 +223,43 @@ def _inherit(
     trainer.story.close()
 
 
-def _adapted(ended: Ended, trainer: Trainer) -> Checkpoint:
+def _with_replay(ended: Ended, trainer: Trainer) -> Checkpoint:
     """The parent's state as the child's settings have it: replay may be new, gone, or of another strength."""
     before, now = ended.config, trainer.config
-    tensors = {
-        name: tensor
-        for name, tensor in ended.checkpoint.tensors.items()
-        if not (name.startswith("strategy.") and before.strategy.name != now.strategy.name)
-    }
+    strengths = [f"replay_{name}" for name in STRENGTHS]
+    if before.control.mode == now.control.mode and all(
+        getattr(before.model, name) == getattr(now.model, name) for name in ("replay", *strengths)
+    ):
+        return ended.checkpoint
     fresh = {f"model.{name}": t for name, t in trainer.state.model.state_dict().items() if name.startswith("replay.")}
-    if before.model != now.model or before.control != now.control:
-        strengths = {f"model.replay.{name}" for name in STRENGTHS}
-        tensors = {n: t for n, t in tensors.items() if not n.startswith("model.replay.") or n in fresh}
-        tensors |= {n: t.clone() for n, t in fresh.items() if n in strengths or n not in tensors}
-    return replace(ended.checkpoint, tensors=tensors)
+    changed = {f"model.replay.{name}" for name in STRENGTHS}
+    tensors = {n: t for n, t in ended.checkpoint.tensors.items() if not n.startswith("model.replay.") or n in fresh}
+    tensors |= {n: t.clone() for n, t in fresh.items() if n in changed or n not in tensors}
+    state = {**ended.checkpoint.state, "asked": asdict(trainer.state.asked)}
+    return replace(ended.checkpoint, tensors=tensors, state=state)
+
+
+def _with_strategy(ended: Ended, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+    """The same, with a strategy that is not the parent's; whether its state is new.
+
+    One of the same name goes on with what it knows, unless its settings give that another shape.
+    """
+    before, now = ended.config.strategy, config.strategy
+    if before == now:
+        return checkpoint, False
+    fresh, known = strategy_tensors(config, checkpoint), checkpoint.part("strategy")
+    if before.name == now.name and all(name in known and known[name].shape == fresh[name].shape for name in fresh):
+        return checkpoint, False
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("strategy.")}
+    return replace(checkpoint, tensors=tensors | {f"strategy.{name}": tensor for name, tensor in fresh.items()}), True
+
+
+def strategy_tensors(config: RunConfig, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """What a strategy begins with on the weights of a checkpoint: some copy them."""
+    with chance_unmoved():
+        net = build_model(config.model)
+        load_state(net, checkpoint)
+        return build_strategy(config.strategy, net).tensors
 
 
 def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
@@ -321,7 +350,11 @@ def _with_weights(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Pa
         )
     kept = {name: tensor for name, tensor in own.items() if expected.get(name) == tensor.shape}
     others = {name: tensor for name, tensor in beginning.tensors.items() if name not in kept}
-    return replace(beginning, tensors={**others, **kept}, rows={})
+    checkpoint = replace(beginning, tensors={**others, **kept}, rows={})
+    if not trainer.state.strategy.tensors:
+        return checkpoint
+    strategy = strategy_tensors(trainer.config, checkpoint)
+    return replace(checkpoint, tensors=checkpoint.tensors | {f"strategy.{name}": t for name, t in strategy.items()})
 
 
 def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
