@@ -164,7 +164,13 @@ def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
     parent: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
     """Else the average that is evaluated would begin with random numbers."""
-    changes = ["strategy=slow_cortex", "model.replay=true", "eval.batch_size=4", "eval.max_batches=2"]
+    changes = [
+        "strategy=slow_cortex",
+        "strategy.serve=true",
+        "model.replay=true",
+        "eval.batch_size=4",
+        "eval.max_batches=2",
+    ]
     changes += [
         f"stream.cache={data / 'cache'}",
         "eval.text_sequences=0",
