@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors", "failpoint"},
-    {"files", "console", "machine", "ranks"},
+    {"files", "console", "machine", "plugins", "ranks"},
     {"config"},
     {"ops"},
     {"nn"},
@@ -28,6 +28,7 @@ LADDER = [
     {"bench", "sweep"},
     {"report"},
     {"hf.export", "hf.plain", "harness"},
+    {"api"},
     {"verify"},
     {"cli"},
     {"__main__"},

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from trc2.hf.registration import register_when_imported
 
 if TYPE_CHECKING:
+    from trc2.api import Run, load_run, train
     from trc2.backbones.trc2 import CortexNet
-    from trc2.config import RunConfig, TRC2Config, load_recipe
+    from trc2.config import RunConfig, TaskConfig, TRC2Config, load_recipe
     from trc2.errors import UserError
     from trc2.hf.callback import MemoryCallback
     from trc2.hf.modeling import TRC2ForCausalLM
@@ -18,12 +19,16 @@ __all__ = [
     "CortexNet",
     "MemoryCallback",
     "Origin",
+    "Run",
     "RunConfig",
     "TRC2Config",
     "TRC2ForCausalLM",
+    "TaskConfig",
     "UserError",
     "__version__",
     "load_recipe",
+    "load_run",
+    "train",
 ]
 
 # Where the public names live. They are imported at first use: torch takes seconds, transformers is optional too.
@@ -31,17 +36,22 @@ _HOMES = {
     "CortexNet": "backbones.trc2",
     "MemoryCallback": "hf.callback",
     "Origin": "nn.provenance",
+    "Run": "api",
     "RunConfig": "config",
     "TRC2Config": "config",
     "TRC2ForCausalLM": "hf.modeling",
+    "TaskConfig": "config",
     "UserError": "errors",
     "load_recipe": "config",
+    "load_run": "api",
 }
 
 register_when_imported()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":
+        return import_module("trc2.train")  # a package that can be called, see there
     if name not in _HOMES:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")
     try:

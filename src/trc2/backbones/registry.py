@@ -1,4 +1,7 @@
-"""Every backbone by name. `trc2.backbones.NAME` serves the config whose `name` is NAME: nothing else to register."""
+"""Every backbone by name. `trc2.backbones.NAME` serves the config whose `name` is NAME: nothing else to register.
+
+Those of other packages are found by their entry point, see `trc2.plugins`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Protocol, cast
 import torch
 
 from trc2.backbones.shell import Backbone
-from trc2.config import BackboneConfig
+from trc2.config import MODELS, BackboneConfig
+from trc2.errors import UserError
 from trc2.nn.cost import Cost
+from trc2.plugins import find, load
 
 
 class BackboneModule(Protocol):
@@ -27,7 +32,12 @@ class BackboneModule(Protocol):
 
 
 def module_of(config: BackboneConfig) -> BackboneModule:
-    return cast(BackboneModule, import_module(f"trc2.backbones.{config.name}"))
+    if config.name in MODELS:
+        return cast(BackboneModule, import_module(f"trc2.backbones.{config.name}"))
+    plugin = find("backbone", config.name)
+    if plugin is None:
+        raise UserError(f"There is no backbone '{config.name}' any more: install the package that brought it.")
+    return cast(BackboneModule, load(plugin))
 
 
 def build_model(config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:

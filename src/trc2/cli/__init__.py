@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trc2.cli.app import app, err, out
 from trc2.errors import UserError, plain, sentence_of
+from trc2.plugins import blamed
 
 __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
@@ -33,7 +34,7 @@ def main() -> None:
         err.print("interrupted")
         sys.exit(130)
     except Exception as error:
-        sentence = sentence_of(error)
+        sentence = sentence_of(error) or blamed(error)
         if sentence is None:
             raise
         code = error.exit_code if isinstance(error, UserError) else UserError.exit_code

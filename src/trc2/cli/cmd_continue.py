@@ -1,32 +1,45 @@
-"""`trc2 continue`: one more task for a finished run, and the gate after it."""
+"""`trc2 continue`: more tasks for a finished run or a saved model, and the gate after it."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, app, err, out, show_summary, warn
+from trc2.cli.app import MAX_COUNT, Overrides, app, err, out, show_summary, warn
 from trc2.cli.several import Processes, Restarts, launched
 from trc2.console import shown
 from trc2.errors import UserError
 from trc2.ranks.torchrun import is_first_process
 
+if TYPE_CHECKING:
+    from trc2.config import TaskConfig
+    from trc2.train.gate import Verdict
+
 
 @app.command("continue")
 def continue_(
-    parent: Annotated[Path, typer.Argument(help="The finished run.")],
-    task: Annotated[str, typer.Option(help="Name of the new task.")],
+    parent: Annotated[Path, typer.Argument(help="The finished run, or a folder with a saved model.")],
+    overrides: Overrides = None,
+    task: Annotated[
+        list[str],
+        typer.Option(
+            help="A new task as NAME=FOLDER, again for another; or NAME alone, with one of the options below."
+        ),
+    ] = [],  # noqa: B006 - typer reads the default, nobody changes it
     folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps for the new task.", min=1, max=MAX_COUNT)] = 100,
+    steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
     builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
     source: Annotated[str | None, typer.Option("--folder", help="A folder with train.jsonl and so on.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
     subset: Annotated[str | None, typer.Option(help="The dataset's configuration.")] = None,
     format_: Annotated[str, typer.Option("--format", help="text, gsm8k, wikitext or a template.")] = "text",
+    keep: Annotated[
+        list[str],
+        typer.Option(help="NAME=FOLDER: text that a saved model should go on knowing; measured, not trained."),
+    ] = [],  # noqa: B006
     max_forgetting: Annotated[
         float | None,
         typer.Option(help="Exit with 3 unless every past task's perplexity surely rose by no more than this.", min=0),
@@ -41,55 +54,49 @@ def continue_(
     nproc: Processes = 1,
     max_restarts: Restarts = 0,
 ) -> None:
-    """Teach a finished run one more task, in a new folder that points to its parent.
+    """Teach a finished run, or a saved model, more tasks, in a new folder that points to its parent.
 
     Parent and child are compared task by task on held-out text, with 95 % intervals from a bootstrap over documents.
+    A saved model does not say what it learnt: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
-    from trc2.config import TaskConfig
-    from trc2.runs.folder import RunFolder
-    from trc2.train.gate import judge
+    from trc2.train.child import Wish, child_config, default_folder
+    from trc2.train.gate import check_gate, judge
     from trc2.train.rehearsal import rehearse_shares
-    from trc2.train.resume import continue_run, relative_forgetting
+    from trc2.train.resume import continue_run
 
-    if max_forgetting is not None and not math.isfinite(max_forgetting):
-        raise UserError(f"--max-forgetting {max_forgetting} is no limit: give a number such as 0.05.")
-    known = {"name": task, "steps": steps, "builtin": builtin, "dataset": dataset, "subset": subset, "format": format_}
-    config = TaskConfig(**known, folder=None if source is None else str(Path(source).resolve()))
-    home = parent.resolve()
-    if not home.name:
-        raise UserError(f"{parent} is not a run folder: name one.")
-    target = folder or (parent if parent.name else home).with_name(f"{home.name}+{task}")
+    known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
+    tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
+    kept = [_task_of(word, "--keep", steps, format_).replace(holdout=0.5) for word in keep]  # none of it is trained
+    check_gate(parent, kept, max_forgetting)
+    target = folder or default_folder(parent, tasks)
+    changes = tuple(overrides or ())
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
         with out.status("rehearsing") as status:
             rehearsal = rehearse_shares(
-                parent, config, max_forgetting, watch=lambda text: status.update(shown(text)), warn=warn
-            )
+                parent, tasks, max_forgetting, overrides=changes, keep=kept,
+                watch=lambda text: status.update(shown(text)), warn=warn,
+            )  # fmt: skip
         if as_json:
             print(json.dumps(rehearsal.describe(), indent=2))
             return
         for line in rehearsal.lines():
             out.print(line)
         return
-    if nproc > 1 and launched(nproc, max_restarts, RunFolder(parent).config()):
+    wish = Wish(tuple(tasks), replay_share, changes, tuple(kept))
+    if nproc > 1 and launched(nproc, max_restarts, child_config(parent, wish, target)):
         return
-    continue_run(parent, target, config, err if as_json else out, replay_share)
+    continue_run(parent, target, tasks, err if as_json else out, replay_share, overrides=changes, keep=kept)
     if not is_first_process():
         return
-    if not as_json:
-        show_summary(target)
     verdict = judge(parent, target, max_forgetting, warn)
     if as_json:
         print(json.dumps(verdict.describe(), indent=2))
     else:
-        risen = relative_forgetting(target)
-        out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
-        for found in verdict.tasks:
-            bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
-            text = f"{found.documents} documents of {found.task}/{found.split}"
-            out.print(f"Against the parent, {text}: {found.rise.value:+.1%} ({bounds}).")
+        show_summary(target)
+        _tell(parent, target, verdict)
     if not verdict.passed:  # NaN is not within any limit
         failing = ", ".join(f"{found.task} is {found.word}" for found in verdict.tasks if not found.passed)
         err.print(
@@ -97,3 +104,54 @@ def continue_(
             style="bold red", soft_wrap=True,
         )  # fmt: skip
         raise typer.Exit(3)
+
+
+def _tasks(words: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
+    """The new tasks; at most one of them by its name alone, with its source in options of its own."""
+    from trc2.config import TaskConfig
+
+    bare = [word for word in words if "=" not in word]
+    if not words:
+        raise UserError("There is no task to go on with: name one by --task NAME=FOLDER.")
+    if len(bare) > 1:
+        raise UserError(f"--task {bare[1]} has no folder of its own: write it as --task {bare[1]}=FOLDER.")
+    if source and not bare:
+        raise UserError(f"--{next(iter(source))} belongs to no task: name it by --task NAME, without a folder.")
+    if "folder" in source:
+        source = {**source, "folder": str(Path(source["folder"]).resolve())}
+    return [
+        TaskConfig(name=word, steps=steps, format=format_, **source)
+        if "=" not in word
+        else _task_of(word, "--task", steps, format_)
+        for word in words
+    ]
+
+
+def _task_of(word: str, option: str, steps: int, format_: str) -> TaskConfig:
+    from trc2.config import TaskConfig
+
+    name, _, folder = word.partition("=")
+    if not folder:
+        raise UserError(f"{option} {word} names no folder: write it as {option} NAME=FOLDER.")
+    return TaskConfig(name=name, steps=steps, format=format_, folder=str(Path(folder).resolve()))
+
+
+def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
+    """What became of what the parent knew."""
+    from trc2.runs.folder import RunFolder
+    from trc2.train.resume import relative_forgetting
+
+    ancestry = RunFolder(target).ancestry()
+    if ancestry is not None and ancestry.is_run:
+        risen = relative_forgetting(target)
+        out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
+    elif not verdict.tasks:
+        out.print(
+            f"{parent} is a saved model, which does not say what it learnt, so what was forgotten is unknown: name "
+            "text it should go on knowing by --keep NAME=FOLDER.",
+            style="yellow",
+        )
+    for found in verdict.tasks:
+        bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
+        text = f"{found.documents} documents of {found.task}/{found.split}"
+        out.print(f"Against the parent, {text}: {found.rise.value:+.1%} ({bounds}).")

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trc2.config.model import TRC2Config
-from trc2.config.models import MODELS
+from trc2.config.models import backbone_class
 from trc2.config.section import Section, SettingError
-from trc2.errors import brief
+from trc2.errors import UserError, brief
 
 # λ_0, B_0 and ρ_0 used to stand in two sections, `model` and `control`; the trainer used those of `control`.
 CONTROL_WORDS = {
@@ -83,7 +83,10 @@ def _mode_meant_by(strategy: Any, model: Mapping[str, Any]) -> str | None:
 def _has_replay(model: Mapping[str, Any]) -> bool:
     """Whether settings of a model that nobody has checked yet ask for replay."""
     name = model.get("name", "trc2")
-    config = MODELS.get(name, TRC2Config) if isinstance(name, str) else TRC2Config
+    try:
+        config = backbone_class(name) or TRC2Config
+    except UserError:
+        config = TRC2Config  # the check of the model's settings will raise it again
     try:
         return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
     except ValidationError:

@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
 from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
-from trc2.config.models import MODELS, model_config, switch_backbone
+from trc2.config.models import backbone_class, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
 from trc2.config.recipes import laid_over_each_other, recipe_layers
@@ -86,6 +86,16 @@ class RunConfig(Section):
             raise ValueError(
                 "stream.replay_seed_files fills replay stores, but model.replay is false: set it to true, or leave "
                 "the files out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_have_something_to_read(self) -> RunConfig:
+        if self.eval.metrics and not self.eval.text_sequences:
+            names = ", ".join(metric.name for metric in self.eval.metrics)
+            raise ValueError(
+                f"eval.metrics ({names}) are scored on as many sequences as eval.text_sequences=0 says: set it to 16 "
+                "or so, or leave them out."
             )
         return self
 
@@ -198,7 +208,7 @@ def _default_list(values: Mapping[str, Any], path: list[str]) -> Any:
         named = values.get(name)
         if section is RunConfig and name == "model":
             kind = named.get("name", "trc2") if isinstance(named, dict) else "trc2"
-            section = MODELS.get(kind) if isinstance(kind, str) else None
+            section = backbone_class(kind)
         else:
             section = getattr(section, "model_fields", {}).get(name)
             section = None if section is None else section.annotation

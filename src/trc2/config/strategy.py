@@ -14,6 +14,7 @@ from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
 from trc2.errors import did_you_mean
+from trc2.plugins import Plugin, find, installed_names, load
 
 SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
 
@@ -38,17 +39,34 @@ class StrategyConfig(Section):
 
 @cache
 def strategy_names() -> tuple[str, ...]:
-    """Every strategy: the files of `trc2.strategies`, but for what they share."""
+    """Every strategy of ours: the files of `trc2.strategies`, but for what they share."""
     files = iter_modules(import_module("trc2.strategies").__path__)
     return tuple(sorted(file.name for file in files if file.name != "base" and not file.name.startswith("_")))
 
 
 def strategy_class(name: object) -> type[StrategyConfig]:
     """The settings class of the strategy of this name."""
-    if not isinstance(name, str) or name not in strategy_names():
-        known = (*strategy_names(), *SHORTHANDS)
+    settings: type[StrategyConfig]
+    if isinstance(name, str) and name in strategy_names():
+        settings = import_module(f"trc2.strategies.{name}").Settings
+        return settings
+    plugin = find("strategy", name) if isinstance(name, str) else None
+    if plugin is None:
+        known = (*strategy_names(), *installed_names("strategy"), *SHORTHANDS)
         raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), known)}", "name")
-    settings: type[StrategyConfig] = import_module(f"trc2.strategies.{name}").Settings
+    return _plugged(plugin)
+
+
+def _plugged(plugin: Plugin) -> type[StrategyConfig]:
+    """What a strategy of another package must offer."""
+    offered = load(plugin)
+    settings = getattr(offered, "Settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, StrategyConfig)):
+        raise plugin.broken("it has no Settings that are a subclass of StrategyConfig")
+    if settings.model_fields["name"].default != plugin.name:
+        raise plugin.broken(f"the default of its Settings' name is not '{plugin.name}'")
+    if not callable(getattr(offered, "build", None)):
+        raise plugin.broken("it has no function build")
     return settings
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trc2.config.metric import MetricConfig
 from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, Section, Seed, Share, Size
 
 
@@ -105,7 +106,26 @@ class EvalConfig(Section):
         description="score text before training and at task boundaries only, or always",
     )
     test: bool = Field(True, description="score the test splits once, at the end")
+    metrics: tuple[MetricConfig, ...] = Field(
+        (), description="scores of installed plug-ins, by name, on the sequences that are scored as text"
+    )
     fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _by_name(cls, metrics: Any) -> Any:
+        """One name, names with commas between them, or a list."""
+        listed = metrics.split(",") if isinstance(metrics, str) else metrics
+        if not isinstance(listed, list | tuple):
+            return listed
+        return [{"name": metric.strip()} if isinstance(metric, str) else metric for metric in listed]
+
+    @model_validator(mode="after")
+    def _metrics_differ(self) -> EvalConfig:
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) < len(names):
+            raise ValueError(f"metrics=[{', '.join(names)}] names one twice: leave it out.")
+        return self
 
 
 class OutputConfig(Section):

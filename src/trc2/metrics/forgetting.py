@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+
+from trc2.config.metric import MetricConfig
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ PERPLEXITY = Metric("perplexity", "min", is_log=True)
 BLEU = Metric("bleu", "max", min_gain=0.1)
 TOKEN_ACCURACY = Metric("token_accuracy", "max", min_gain=0.001)
 METRICS = {metric.name: metric for metric in (PERPLEXITY, BLEU, TOKEN_ACCURACY)}
+
+
+def metrics_of(plugged: Iterable[MetricConfig]) -> dict[str, Metric]:
+    """Those whose forgetting a run measures: ours, and those of its plug-ins."""
+    others = [
+        Metric(m.name, "max" if m.higher_is_better else "min", is_log=m.is_log, min_gain=m.min_gain) for m in plugged
+    ]
+    return {**METRICS, **{metric.name: metric for metric in others}}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +35,14 @@ def look(index: int) -> dict[str, Any]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
+    from trc2.report.plots.inline import InlineFigure  # matplotlib takes a while to import
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return InlineFigure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Any, path: Path) -> None:
     """As PNG, whole or not at all."""
-    content = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks is no reason to stop
-        fits = min(150, MAX_PIXELS / max(figure.get_size_inches()))
-        figure.savefig(content, format="png", dpi=fits, metadata={"Software": None})
-    write_atomically(path, content.getvalue())
+    write_atomically(path, figure.png())
 
 
 def label(text: str, limit: int = 40) -> str:
@@ -86,7 +79,8 @@ def tidy(axes: Any, stretches: tuple[Stretch, ...], called: dict[str, str], end:
     """Task stretches as shaded bands with their names, or numbers, on top; whole steps up to `end`; no frame."""
     bands: dict[tuple[int, int], list[str]] = {}
     for stretch in stretches:
-        bands.setdefault((stretch.start, stretch.end), []).append(called[stretch.task])
+        if stretch.end > 0:  # what a parent had learnt has no steps here
+            bands.setdefault((stretch.start, stretch.end), []).append(called[stretch.task])
     every = math.ceil(len(bands) / MANY)
     for index, ((start, stop), here) in enumerate(bands.items()):
         axes.axvspan(start, stop, color=SHADES[index % 2], zorder=0, linewidth=0)
@@ -112,6 +106,10 @@ def draw_perplexity(axes: Any, run: FinishedRun, task: str, **line: Any) -> None
 
 
 def draw_summary(run: FinishedRun, path: Path) -> None:
+    save(summary_figure(run), path)
+
+
+def summary_figure(run: FinishedRun) -> Any:
     """Perplexity of every task over the stream; where something is past, how it changed since, and the area of that."""
     called, end = names(run.tasks), run.stretches[-1].end
     has_past = any(run.tables["perplexity"].past(step) for step in run.tables["perplexity"].steps)
@@ -130,7 +128,7 @@ def draw_summary(run: FinishedRun, path: Path) -> None:
         for axes in others:
             at_least(axes, 0.1)
     add_legend(figure, left)
-    save(figure, path)
+    return figure
 
 
 def changes(run: FinishedRun, stretch: Stretch) -> list[tuple[int, float]]:
@@ -179,6 +177,10 @@ def at_least(axes: Any, height: float) -> None:
 
 
 def draw_hippocampus(run: FinishedRun, path: Path) -> None:
+    save(hippocampus_figure(run), path)
+
+
+def hippocampus_figure(run: FinishedRun) -> Any:
     """The paper's panels of write dynamics, without those that would only repeat another or stay at one number."""
     shown, said = worth_showing([run], WRITES)
     rows, columns = math.ceil(len(shown) / 3), min(3, len(shown))
@@ -196,7 +198,7 @@ def draw_hippocampus(run: FinishedRun, path: Path) -> None:
         lines = textwrap.wrap(said, int(width / 0.075))
         figure.set_size_inches(width, height + 0.2 * len(lines))
         figure.supxlabel("\n".join(lines), fontsize=8, color="#555", x=0.01, ha="left")
-    save(figure, path)
+    return figure
 
 
 def draw_comparison(runs: list[FinishedRun], path: Path) -> None:

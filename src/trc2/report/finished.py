@@ -10,7 +10,7 @@ from typing import Any
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.files import reading
-from trc2.metrics.forgetting import ScoreTable, Stretch, summarise
+from trc2.metrics.forgetting import ScoreTable, Stretch, metrics_of, summarise
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_tables
@@ -76,7 +76,8 @@ def read_run(folder: Path) -> FinishedRun:
     records, data = files.records(), files.data()
     stretches = Plan.of_run(config).stretches
     name = folder.resolve().name or "run"
-    run = FinishedRun(name, folder, config, data, records, stretches, score_tables(records, stretches))
+    tables = score_tables(records, stretches, metrics_of(config.eval.metrics))
+    run = FinishedRun(name, folder, config, data, records, stretches, tables)
     _check_data(run)
     if "perplexity" not in run.tables:
         raise UserError(

@@ -7,13 +7,22 @@ from typing import Any
 
 from trc2.report.finished import FinishedRun, read_run
 from trc2.report.summary import Comparison
+from trc2.runs.folder import RunFolder
 
 SCHEMA = 1
 
 
 def run_numbers(folder: Path) -> dict[str, Any]:
-    """What `trc2 report RUN` says. `kept` and `forgetting` are of the newest evaluation; None was not measured."""
-    return {"schema": SCHEMA, **_of(read_run(folder))}
+    """What `trc2 report RUN` says. `kept` and `forgetting` are of the newest evaluation; None was not measured.
+
+    `parent` is from where the run goes on, and how that scored then.
+    """
+    run, ancestry = read_run(folder), RunFolder(folder).ancestry()
+    numbers = {"schema": SCHEMA, **_of(run), "parent": None}
+    if ancestry is not None:
+        scores = run.tables["perplexity"].scores.get(ancestry.step, {})
+        numbers["parent"] = {"folder": ancestry.parent, "step": ancestry.step, "perplexity": dict(scores)}
+    return numbers
 
 
 def comparison_numbers(comparison: Comparison) -> dict[str, Any]:

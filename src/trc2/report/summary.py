@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trc2.files import write_atomically
+from trc2.files import reading, write_atomically
 from trc2.metrics.forgetting import METRICS
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.report.finished import FinishedRun, check_comparable, read_run
+from trc2.report.lineage import own_part
 from trc2.report.markdown import markdown
+from trc2.runs.ancestry import Ancestry
+from trc2.runs.folder import RunFolder
 
 
 def write_summary(folder: Path) -> list[Path]:
     """summary.md, summary.png and, with a memory, hippocampus.png; returns what was written."""
-    run = read_run(folder)
+    run, ancestry = read_run(folder), RunFolder(folder).ancestry()
+    drawn = run if ancestry is None else own_part(run, ancestry)
     written = [folder / "summary.md", folder / "summary.png"]
-    draw_summary(run, written[1])
-    if run.series("train", "hippocampus/threshold")[0]:
+    draw_summary(drawn, written[1])
+    if drawn.series("train", "hippocampus/threshold")[0]:
         written.append(folder / "hippocampus.png")
-        draw_hippocampus(run, written[2])
-    write_atomically(written[0], summary_text(run, [path.name for path in written[1:]]).encode())
+        draw_hippocampus(drawn, written[2])
+    pictures = [path.name for path in written[1:]]
+    text = summary_text(run, pictures) if ancestry is None else child_text(run, ancestry, pictures)
+    write_atomically(written[0], text.encode())
     return written
 
 
@@ -42,6 +49,57 @@ def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     return "\n".join(lines)
 
 
+def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str:
+    """A run that goes on from another one, or from a model: its own steps, with the parent beside it."""
+    own = own_part(run, ancestry)
+    kind = "the run" if ancestry.is_run else "the saved model"
+    at = f" at its step {ancestry.step}" if ancestry.is_run else ""
+    lines = [
+        f"# {markdown(run.name)}",
+        "",
+        f"Goes on from {kind} {markdown(ancestry.parent)}{at}. {_state_line(own)}",
+        "",
+    ]
+    lines += [
+        "Validation perplexity per token, of the parent and after each new task (bold: just after its own training):",
+        "", boundary_table(own, first="parent"), "",
+    ]  # fmt: skip
+    if any(stretch.end == 0 for stretch in own.stretches):
+        caption = f"Forgetting against the parent, {_when(own)} (perplexity in nats):"
+        lines += [caption, "", forgetting_table(own), ""]
+    else:
+        lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
+    if ancestry.is_run:
+        lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
+    lines += [*_gate_lines(run), *_test_lines(run), *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
+    return "\n".join(lines)
+
+
+def _gate_lines(run: FinishedRun) -> list[str]:
+    """What the gate said of every task the parent knew, if it was asked."""
+    path = run.folder / "gate.json"
+    if not path.is_file():
+        return []
+    with reading(path):
+        gate = json.loads(path.read_text(encoding="utf-8"))
+        limit = "no limit" if gate["limit"] is None else f"limit {gate['limit']:.1%}"
+        rows = [
+            f"| {markdown(task)} | {markdown(found['split'])}, {int(found['documents'])} documents "
+            f"| {_percent(found['rise'])} | {_percent(found['low'])} … {_percent(found['high'])} "
+            f"| {markdown(found['verdict'])} |"
+            for task, found in gate["tasks"].items()
+        ]
+    if not rows:
+        return []
+    header = ["| task | held-out text | perplexity | 95 % | verdict |", "|---|---|---:|---:|---|"]
+    return [f"Against the parent on held-out text ({limit}):", "", *header, *rows, ""]
+
+
+def _percent(value: object) -> str:
+    """JSON has no NaN or infinity: they are words there."""
+    return f"{float(str(value)):+.1%}"
+
+
 def _when(run: FinishedRun) -> str:
     """Which step the newest numbers are of."""
     return "at the end" if run.is_finished else f"at step {run.tables['perplexity'].steps[-1]}"
@@ -53,17 +111,17 @@ def forgetting_caption(run: FinishedRun) -> str:
     return f"Forgetting {_when(run)} ({in_logs}; for {by_gain} divided by the task's gain):"
 
 
-def boundary_table(run: FinishedRun) -> str:
-    """The score matrix: every task's perplexity at every boundary, as Markdown."""
+def boundary_table(run: FinishedRun, first: str = "step 0") -> str:
+    """The score matrix: every task's perplexity at every boundary, as Markdown; `first` is what step 0 is called."""
     table = run.tables["perplexity"]
-    ends = [0, *[stretch.end for stretch in run.stretches]]
-    lines = ["| task | " + " | ".join(f"step {end}" for end in ends) + f" | bits/byte {_when(run)} |"]
+    ends = [0, *[stretch.end for stretch in run.stretches if stretch.end > 0]]
+    lines = [f"| task | {first}" + "".join(f" | step {end}" for end in ends[1:]) + f" | bits/byte {_when(run)} |"]
     lines += ["|---|" + "---:|" * (len(ends) + 1)]
     for stretch in run.stretches:
         cells = []
         for end in ends:
             text = f"{table.scores[end][stretch.task]:.4g}" if table.has(end, stretch.task) else "–"
-            cells.append(f"**{text}**" if end == stretch.end and text != "–" else text)
+            cells.append(f"**{text}**" if end == stretch.end > 0 and text != "–" else text)
         bits = run.final("eval").get(f"eval/{stretch.task}/bits_per_byte")
         cells.append("–" if bits is None else f"{bits:.3f}")
         lines.append(f"| {markdown(stretch.task)} | " + " | ".join(cells) + " |")
@@ -82,7 +140,9 @@ def forgetting_table(run: FinishedRun) -> str:
 
 
 def _state_line(run: FinishedRun) -> str:
-    order = " → ".join(f"{markdown(stretch.task)} ({stretch.end - stretch.start} steps)" for stretch in run.stretches)
+    order = " → ".join(
+        f"{markdown(stretch.task)} ({stretch.end - stretch.start} steps)" for stretch in run.stretches if stretch.end
+    )
     state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.stretches[-1].end}"
     return f"{order}; seed {run.config.train.seed}; {run.config.train.tokens_per_step} tokens a step; {state}."
 

@@ -13,6 +13,7 @@ from trc2.config import RunConfig, read_settings, settings_text
 from trc2.config.pretrained import HFConfig, keep_papers
 from trc2.errors import UserError
 from trc2.files import reading, write_atomically
+from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.binding import Binding, check_binding, learning_hash
 from trc2.runs.budget import budget_of
 from trc2.runs.checkpoint import (
@@ -68,9 +69,14 @@ class RunFolder:
     def has_diary(self) -> bool:
         return self.diary_file.exists() or self.packed_diary_file.exists()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a run has begun here."""
+        return self.has_diary or bool(list_checkpoints(self.checkpoints))
+
     def check_is_free(self, advice: str) -> None:
         """Refuse a folder in which a run has begun."""
-        if self.has_diary or list_checkpoints(self.checkpoints):
+        if self.is_taken:
             raise UserError(f"{self} already holds a run: {advice}, or `trc2 resume {self}`.")
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -91,6 +97,16 @@ class RunFolder:
             if not isinstance(content["fingerprint"], str) or not isinstance(content["tasks"], dict):
                 raise TypeError("it does not describe data")
         return content
+
+    def ancestry(self) -> Ancestry | None:
+        """From where it goes on; None if it began by itself."""
+        return read_ancestry(self.parent_file) if self.parent_file.exists() else None
+
+    @property
+    def first_step(self) -> int:
+        """The step at which it took over from its parent; its own are counted from there."""
+        ancestry = self.ancestry()
+        return 0 if ancestry is None else ancestry.step
 
     def records(self) -> list[Record]:
         """The records that count: without those that a resume superseded."""
@@ -154,11 +170,6 @@ class RunFolder:
         if isinstance(config.model, HFConfig):
             keep_papers(config.model.pretrained, self.papers)
         write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
-
-    def name_parent(self, parent: RunFolder, step: int, task: str) -> None:
-        """Say from which run, and from which step of it, this one goes on."""
-        origin = {"schema": 1, "parent": str(parent), "step": step, "task": task}
-        write_atomically(self.parent_file, json.dumps(origin, indent=2).encode())
 
     def open_diary(self) -> Diary:
         return Diary(self.diary_file)

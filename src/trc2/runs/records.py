@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -153,7 +153,9 @@ def score_table(records: Iterable[Record], metric: Metric, stretches: tuple[Stre
     return ScoreTable(metric, stretches, scores)
 
 
-def score_tables(records: Iterable[Record], stretches: tuple[Stretch, ...]) -> dict[str, ScoreTable]:
+def score_tables(
+    records: Iterable[Record], stretches: tuple[Stretch, ...], metrics: Mapping[str, Metric] = METRICS
+) -> dict[str, ScoreTable]:
     records = list(records)
-    tables = {name: score_table(records, metric, stretches) for name, metric in METRICS.items()}
+    tables = {name: score_table(records, metric, stretches) for name, metric in metrics.items()}
     return {name: table for name, table in tables.items() if any(table.scores.values())}

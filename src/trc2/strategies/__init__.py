@@ -1,6 +1,7 @@
 """What can be added to any backbone: each strategy is a few tensors and a correction of the gradient.
 
-`trc2.strategies.NAME` serves the strategy called NAME: nothing else to register. Replay is no strategy: its stores are
+`trc2.strategies.NAME` serves the strategy called NAME: nothing else to register. Those of other packages are found by
+their entry point, see `trc2.plugins`. Replay is no strategy: its stores are
 part of every backbone's shell (`model.replay`), its strength is the trainer's (`control.mode`).
 """
 
@@ -10,7 +11,9 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from trc2.backbones.shell import Backbone
-from trc2.config import StrategyConfig
+from trc2.config import StrategyConfig, strategy_names
+from trc2.errors import UserError
+from trc2.plugins import find, load
 from trc2.strategies.base import Strategy
 
 
@@ -25,8 +28,16 @@ class StrategyModule(Protocol):
 
 
 def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
-    """The strategy a config names."""
-    return cast(StrategyModule, import_module(f"trc2.strategies.{settings.name}")).build(model, settings)
+    """The strategy a config names, ours or an installed plug-in's."""
+    if settings.name in strategy_names():
+        return cast(StrategyModule, import_module(f"trc2.strategies.{settings.name}")).build(model, settings)
+    plugin = find("strategy", settings.name)
+    if plugin is None:
+        raise UserError(f"There is no strategy '{settings.name}' any more: install the package that brought it.")
+    strategy = cast(StrategyModule, load(plugin)).build(model, settings)
+    if not isinstance(strategy, Strategy):
+        raise plugin.broken(f"its build returns {type(strategy).__name__}, which is no Strategy")
+    return strategy
 
 
 __all__ = ["Strategy", "build_strategy"]

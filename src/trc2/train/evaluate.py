@@ -14,6 +14,7 @@ from torch import nn
 from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig
 from trc2.metrics.language import Tally
+from trc2.metrics.plugged import plugged_scores
 from trc2.metrics.text import text_scores
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.ranks import Ranks
@@ -121,7 +122,8 @@ def _score_text(
         labelled = truth != IGNORE_INDEX
         predictions.append(tokenizer.decode(guess[labelled].tolist()))
         references.append(tokenizer.decode(truth[labelled].tolist()))
-    return text_scores(predictions, references)
+    scores = text_scores(predictions, references)
+    return scores | plugged_scores(config.metrics, (predictions, references), (guesses, sample.y))
 
 
 def control_perplexity(model: Backbone, data: TaskData, batch_size: int, device: torch.device) -> float:

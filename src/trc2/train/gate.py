@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trc2.artifact import CONFIG_FILE
 from trc2.backbones.shell import Backbone
-from trc2.config import EvalConfig, RunConfig
+from trc2.config import EvalConfig, RunConfig, TaskConfig
+from trc2.errors import UserError
 from trc2.files import write_atomically
 from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.plan import Plan
+from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import PreparedTask, prepare_stream
 from trc2.train.evaluate import evaluation_mode
@@ -68,12 +72,13 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return all(task.passed for task in self.tasks)
+        """Where there is a limit, nothing that could be looked at is no proof that it was kept."""
+        return all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
 
     @property
     def worst(self) -> float:
-        """The largest rise of all; NaN if there is one."""
-        return float(np.max([task.rise.value for task in self.tasks]))
+        """The largest rise of all; NaN if there is one, or if nothing was looked at."""
+        return float(np.max([task.rise.value for task in self.tasks])) if self.tasks else float("nan")
 
     def describe(self) -> dict[str, Any]:
         tasks = {task.task: task.describe() for task in self.tasks}
@@ -81,20 +86,30 @@ class Verdict:
         return {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
 
 
+def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
+    """Refuse a limit on the forgetting of nobody knows what, before anything is trained."""
+    if limit is not None and not np.isfinite(limit):
+        raise UserError(f"--max-forgetting {limit} is no limit: give a number such as 0.05.")
+    if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{parent} is a saved model, which does not say what it learnt, so --max-forgetting {limit} has nothing to "
+            "look at: name text it should go on knowing by --keep NAME=FOLDER."
+        )
+
+
 def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict:
     """Score parent and child document by document, and write what was found into the child's folder."""
-    old, new = RunFolder(parent), RunFolder(child)
+    new = RunFolder(child)
     config = new.config()
     assert config.stream is not None
-    prepared = prepare_stream(config.stream, tokenizer=new.tokenizer())
+    prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
     check_data(new, prepared)
-    plan = Plan.of_run(config)
-    tasks = {name: prepared.tasks[name] for name in plan.past(plan.total_steps)}
+    tasks = {name: prepared.tasks[name] for name in known_before(new)}
     device = choose_device("auto")
-    before, after = (
-        {name: document_losses(model, task, config, device) for name, task in tasks.items()}
-        for model in (folder.model(warn)[0].to(device) for folder in (old, new))
-    )
+    before, after = {}, {}
+    if tasks:  # one model after the other: two may not fit
+        before = _losses(find_target(str(parent)).model(warn), tasks, config, device)
+        after = _losses(new.model(warn)[0], tasks, config, device)
     verdicts = []
     for name, task in tasks.items():
         (old_losses, tokens), (new_losses, _) = before[name], after[name]
@@ -106,14 +121,37 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
     return verdict
 
 
+Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+def _losses(
+    model: Backbone, tasks: dict[str, PreparedTask], config: RunConfig, device: torch.device
+) -> dict[str, Losses]:
+    model.to(device)
+    return {name: document_losses(model, task, config, device) for name, task in tasks.items()}
+
+
+def known_before(child: RunFolder) -> list[str]:
+    """The tasks a child's parent knew: those a run had trained, or those named beside a saved model.
+
+    Without a parent, all but the last.
+    """
+    config, ancestry = child.config(), child.ancestry()
+    assert config.stream is not None
+    plan = Plan.of_run(config)
+    if ancestry is None:
+        return plan.past(plan.total_steps)
+    if ancestry.is_run:
+        return [stretch.task for stretch in plan.stretches if stretch.end <= ancestry.step]
+    return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
+
+
 def held_out_split(task: PreparedTask) -> str:
     """The test split; validation, which neither training nor the controller reads either, where there is none."""
     return "test" if task.splits["test"].tokens > 1 else "validation"
 
 
-def document_losses(
-    model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def document_losses(model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device) -> Losses:
     """Σ −log p and the number of predicted tokens of every document of the held-out split."""
     split = held_out_split(task)
     count = task.splits[split].documents

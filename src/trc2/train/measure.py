@@ -9,7 +9,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
-from trc2.metrics.forgetting import METRICS, summarise
+from trc2.metrics.forgetting import metrics_of, summarise
 from trc2.nn.trunk import WriteReport
 from trc2.ranks import Ranks
 from trc2.replay.controller import ControllerState, base_settings, steer
@@ -78,7 +78,7 @@ class Measure:
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
-        for metric in METRICS.values():
+        for metric in metrics_of(config.metrics).values():
             table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
             if step > 0 and table.has(step, names[0]):
                 record.metrics.update(summarise(table, step))

@@ -26,12 +26,17 @@ class Observer(Protocol):
 
 
 class Screen:
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """A progress bar on a terminal, plain lines elsewhere.
+
+    `first` is the step at which the run took over from its parent: what is shown is counted from there.
+    """
 
     def __init__(
-        self, plan: Plan, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None
-    ) -> None:
-        self.plan, self.console, self.log_every, self.forecast = plan, console, log_every, forecast
+        self, plan: Plan, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None,
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.first, self.total = first, plan.total_steps - first
+        self.console, self.log_every, self.forecast = console, log_every, forecast
         self.bar: Progress | None = None
         self.bar_task: TaskID | None = None
         if console.is_terminal:
@@ -43,31 +48,27 @@ class Screen:
                 console=console,
             )
             self.bar.start()
-            self.bar_task = self.bar.add_task("starting", total=plan.total_steps, completed=start, line="")
+            self.bar_task = self.bar.add_task("starting", total=self.total, completed=max(0, start - first), line="")
 
     def see(self, record: Record) -> None:
         if self.forecast is not None:
             self.forecast.see(record, time.monotonic())
+        step = record.step - self.first
         if record.kind == "train":
             line = self._train_line(record)
             if self.bar is not None and self.bar_task is not None:
-                self.bar.update(self.bar_task, completed=record.step, description=record.task, line=line)
-            elif record.step % self.log_every == 0 or record.step == self.plan.total_steps:
+                self.bar.update(self.bar_task, completed=step, description=record.task, line=line)
+            elif step % self.log_every == 0 or step == self.total:
                 self.console.print(
-                    f"step {record.step}/{self.plan.total_steps}  {record.task}  {line}",
+                    f"step {step}/{self.total}  {record.task}  {line}",
                     highlight=False,
                     soft_wrap=True,
                 )
         elif record.kind == "eval":
-            scores = {
-                n.split("/")[1]: v
-                for n, v in record.metrics.items()
-                if n.endswith("/perplexity") and n.startswith("eval/")
-            }
-            line = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self._line(f"step {record.step}  perplexity  {line}")
+            line = "  ".join(f"{name} {value:.4g}" for name, value in perplexities(record).items())
+            self._line(f"step {step}  perplexity  {line}")
         elif record.kind == "nonfinite":
-            self._line(f"step {record.step}  gradients are not finite: the step was skipped")
+            self._line(f"step {step}  gradients are not finite: the step was skipped")
 
     def _train_line(self, record: Record) -> str:
         values = record.metrics
@@ -86,6 +87,12 @@ class Screen:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def perplexities(record: Record) -> dict[str, float]:
+    """By task, of an evaluation."""
+    names = [name for name in record.metrics if name.startswith("eval/") and name.endswith("/perplexity")]
+    return {name.split("/")[1]: record.metrics[name] for name in names}
 
 
 class TensorBoard:

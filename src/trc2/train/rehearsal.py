@@ -66,10 +66,12 @@ class Rehearsal:
 
 def rehearse_shares(
     parent: Path,
-    task: TaskConfig,
+    task: TaskConfig | Sequence[TaskConfig],
     limit: float,
     shares: Sequence[float] = SHARES,
     *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
     watch: Callable[[str], None] = lambda _: None,
     warn: Warn = lambda _: None,
 ) -> Rehearsal:
@@ -78,17 +80,19 @@ def rehearse_shares(
     Prediction: forgetting grows no faster than in proportion to the steps. It grows slower, so this is cautious; the
     gate after the real run is what decides. The branches are thrown away.
     """
-    steps = min(task.steps, max(MIN_STEPS, task.steps // PART))
+    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
+    short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
+    whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
     branches: list[Branch] = []
     with tempfile.TemporaryDirectory() as scratch:
         for share in shares:
             watch(f"a branch of {steps} steps with {share:.0%} replay")
             child = Path(scratch) / f"share-{share}"
-            continue_run(parent, child, task.replace(steps=steps), Console(quiet=True), share)
+            continue_run(parent, child, short, Console(quiet=True), share, overrides=overrides, keep=keep)
             verdict = judge(parent, child, limit, warn)
             risen = verdict.worst
-            predicted = math.expm1(math.log1p(risen) * task.steps / steps) if risen > 0 else risen
+            predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
             branches.append(Branch(share, verdict, predicted))
             if predicted <= limit:
                 break
-    return Rehearsal(limit, task.steps, steps, tuple(branches))
+    return Rehearsal(limit, whole, steps, tuple(branches))

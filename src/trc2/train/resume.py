@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from trc2.backbones.registry import build_model
 from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
-from trc2.failpoint import failpoint
-from trc2.files import sync_folder
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
-from trc2.nn.keyed import keyed_generator
 from trc2.ranks import Ranks
 from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
-from trc2.runs.checkpoint import Checkpoint, name_of
+from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import LOCK, OWNER, lock_folder
+from trc2.runs.lock import lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_table
 from trc2.stream.prepare import PreparedStream
-from trc2.train.chance import chance_unmoved
-from trc2.train.evaluate import score_task
+from trc2.train.child import Wish, child_config, make_child
 from trc2.train.loop import Trainer
 from trc2.train.start import (
-    keep_diary,
     prepare_with_progress,
     run,
     set_up_process,
@@ -157,18 +147,27 @@ def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
 # -------------------------------------------------------------------------------------------------------- a new task
 
 
-def continue_run(parent: Path, path: Path, task: TaskConfig, console: Console, share: float | None = None) -> Path:
-    """Append a task to a finished run, in a new folder; scores and references of all earlier tasks carry over.
+def continue_run(
+    parent: Path,
+    path: Path,
+    task: TaskConfig | Sequence[TaskConfig],
+    console: Console,
+    share: float | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
+) -> Path:
+    """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.train.child`.
 
-    The new folder gets its name when it holds everything that resuming it takes. Before that a kill leaves nothing but
-    a hidden folder, and the same command begins anew; after it this is a run like any other, resumed here.
-
-    `share` is replayed from now on, whatever the parent replayed and whatever its controller would say.
+    Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
+    text it should go on knowing, which is measured and not trained.
     """
-    with taking_part(RunFolder(parent).config(), console) as (ranks, quiet):
+    wish = Wish((task,) if isinstance(task, TaskConfig) else tuple(task), share, tuple(overrides), tuple(keep))
+    config = child_config(parent, wish, path)
+    with taking_part(config, console) as (ranks, quiet):
         if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
             ranks.on_first(lambda: _check_is_free(path))
-            _make_child(parent, path, task, quiet, ranks, share)
+            make_child(parent, path, wish, config, quiet, ranks)
         return resume_run(path, [], console)
 
 
@@ -176,143 +175,6 @@ def _check_is_free(path: Path) -> None:
     RunFolder(path).check_is_free("choose another --out")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty: choose another --out.")
-
-
-def _make_child(
-    parent: Path, path: Path, task: TaskConfig, console: Console, ranks: Ranks, share: float | None
-) -> None:
-    ended = _finished(RunFolder(parent), console)
-    if share is not None:
-        ended = _replaying(ended, share)
-    assert ended.config.stream is not None
-    if task.name in [known.name for known in ended.config.stream.tasks]:
-        raise UserError(f"{parent} has learnt a task '{task.name}' already: give the new one another name.")
-    partial = path.with_name(f".{path.name}.partial")
-    with ExitStack() as held:
-        ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
-        ranks.on_first(lambda: _empty(partial))
-        try:
-            _inherit(ended, task, RunFolder(partial), path, console, ranks)
-        except UserError:
-            if ranks.is_first:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
-        failpoint("inherited")
-        ranks.on_first(lambda: os.replace(partial, path))
-        ranks.on_first(lambda: sync_folder(path.parent))
-
-
-def _replaying(ended: Ended, share: float) -> Ended:
-    """The same end, from which a fixed share is replayed."""
-    model = ended.config.model
-    if not model.replay or model.replay_share is None:
-        raise UserError(
-            f"{ended.folder} does not replay by a share of the tokens, so none can be set: train with "
-            "model.replay_share, which model=hf has by itself."
-        )
-    control = {**ended.config.control.model_dump(), "mode": "fixed"}
-    changed = ended.config.replace(model=model.replace(replay_share=share), control=control)
-    tensors = {**ended.checkpoint.tensors, "model.replay.share": torch.tensor(share, dtype=torch.float64)}
-    return replace(ended, config=changed, checkpoint=replace(ended.checkpoint, tensors=tensors))
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A finished run that can be gone on from."""
-
-    folder: RunFolder
-    config: RunConfig
-    records: list[Record]
-    checkpoint: Checkpoint
-
-
-def _finished(folder: RunFolder, console: Console) -> Ended:
-    config = folder.config()
-    if config.stream is None:
-        raise UserError(f"{folder} has no stream of tasks: there is nothing to go on with.")
-    if config.stream.mode == "joint":
-        raise UserError(
-            f"{folder} learnt all its tasks at once (stream.mode=joint), so none of them has an end from which "
-            "forgetting could be measured: continue a sequential run."
-        )
-    records = folder.records()
-    if not any(record.kind == "end" for record in records):
-        raise UserError(f"{folder} is not finished: `trc2 resume {folder}` first.")
-    checkpoint = folder.newest_checkpoint(warn_on(console))
-    if checkpoint is None or checkpoint.step != Plan.of_run(config).total_steps:
-        raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
-    return Ended(folder, config, records, checkpoint)
-
-
-def _inherit(ended: Ended, task: TaskConfig, folder: RunFolder, final: Path, console: Console, ranks: Ranks) -> None:
-    """Write all that resuming takes: description, the parent's records and state, the newcomer's first scores."""
-    config = _longer_config(ended.config, task, final)
-    set_up_process(config)
-    prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
-    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
-    ranks.on_first(lambda: folder.name_parent(ended.folder, ended.checkpoint.step, task.name))
-    ranks.on_first(lambda: folder.describe(config, prepared))
-    trainer.state.restore(ended.checkpoint)
-    ranks.on_first(lambda: _keep_branch_point(ended, trainer))
-    trainer.story.go_on([], trainer.state.progress.total_seconds)
-    if ranks.is_first:
-        trainer.story.observers.append(keep_diary(trainer))
-    for record in ended.records:
-        if record.kind not in ("test", "end", "resume"):
-            trainer.story.tell(record)
-    failpoint("inherit")
-    _score_newcomer(trainer, task.name)
-    trainer.saver.save(trainer.state, trainer.story)
-    trainer.saver.writer.wait()
-    trainer.story.close()
-
-
-def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
-    """What the new task goes on from, if the parent's end was annealed on a branch."""
-    before = trainer.plan.goes_back_to(ended.checkpoint.step)
-    if before is None:
-        return
-    name = name_of(before)
-    if not (ended.folder.checkpoints / name).is_dir():
-        raise UserError(f"{ended.folder} has no checkpoint from before its anneal, {name}: run it again.")
-    shutil.copytree(ended.folder.checkpoints / name, trainer.folder.checkpoints / name)
-
-
-def _empty(partial: Path) -> None:
-    """Remove what an earlier attempt left in a folder; its lock stays, we hold it."""
-    for path in partial.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name not in (LOCK, OWNER):
-            path.unlink()
-
-
-def _longer_config(config: RunConfig, task: TaskConfig, folder: Path) -> RunConfig:
-    """The parent's settings with one more task; a schedule with a horizon starts anew per task."""
-    assert config.stream is not None
-    stream = config.stream.model_dump(mode="json")
-    stream["tasks"] = [*stream["tasks"], task.model_dump(mode="json")]
-    if stream["order"] is not None:  # the new task comes last
-        stream["order"] = [*stream["order"], task.name]
-    if stream["only"] is not None:  # the tasks that are trained: the new one is
-        stream["only"] = [*stream["only"], task.name]
-    values: dict[str, Any] = config.model_dump(mode="json")
-    values["stream"] = stream
-    if not config.train.branches:
-        values["train"]["schedule"] = "per_task"
-    values["output"]["folder"] = str(folder)
-    return RunConfig(**values)
-
-
-def _score_newcomer(trainer: Trainer, name: str) -> None:
-    """The new task's scores before any training, on untrained weights, and just before its own training."""
-    config, feed, device = trainer.config, trainer.feed, trainer.state.device
-    with chance_unmoved():  # modules draw weights of their own before ours replace them
-        untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
-    untrained.ranks = trainer.ranks
-    scores = score_task(untrained, feed.tasks[name], "validation", config.eval, feed.tokenizer, device)
-    trainer.story.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
-    trainer.measure.evaluate([name])
 
 
 def relative_forgetting(path: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +32,7 @@ from trc2.train.allocator import keep_freed_memory
 from trc2.train.chance import chance_unmoved, seed_everything
 from trc2.train.forecast import Agenda, Forecast
 from trc2.train.loop import Trainer
+from trc2.train.notebook import NotebookBar
 from trc2.train.observers import Screen, build_observers
 from trc2.train.precision import choose_device
 
@@ -98,7 +100,9 @@ def run(trainer: Trainer) -> None:
     def stop(signum: int, _frame: object) -> None:
         trainer.stop_requested = True
 
-    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Only the main thread hears signals; a run in another one, of a web server say, goes on to its end.
+    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    earlier = {number: signal.signal(number, stop) for number in heard}
     try:
         trainer.run()
         if trainer.stopped and trainer.state.progress.step < trainer.plan.total_steps:
@@ -111,7 +115,10 @@ def run(trainer: Trainer) -> None:
 
 
 def _where_it_stopped(trainer: Trainer) -> str:
-    step, saved = trainer.state.progress.step, trainer.saver.saved_step
+    first, saved = trainer.folder.first_step, trainer.saver.saved_step
+    step = trainer.state.progress.step - first
+    if saved is not None:
+        saved -= first
     if saved == step:
         done = f"Stopped at step {step} and saved"
     elif saved is None:
@@ -186,7 +193,11 @@ def watch(trainer: Trainer, console: Console) -> None:
         with chance_unmoved():
             text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
     forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.feed), start, time.monotonic())
-    observers.append(Screen(trainer.plan, console, output.log_every, start, forecast))
+    first = trainer.folder.first_step
+    if console.is_jupyter and not console.quiet:
+        observers.append(NotebookBar(trainer.plan.total_steps, first, forecast))
+    else:
+        observers.append(Screen(trainer.plan, console, output.log_every, start, forecast, first))
     observers += trackers
 
 

@@ -1,0 +1,63 @@
+"""Which scores of other packages a run has, and how they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trc2.config.section import Section, SettingError, shown
+from trc2.errors import did_you_mean
+from trc2.plugins import MetricPlugin, find, installed_names, load
+
+OURS = frozenset({
+    "loss", "perplexity", "bits_per_byte", "token_accuracy", "exact_match", "bleu", "chrf", "rouge_l", "tokens",
+})  # fmt: skip
+
+
+class MetricConfig(Section):
+    """A metric of an installed plug-in. How it is read is asked of the plug-in once, and kept with the run.
+
+    So whoever reads a run folder later needs the numbers in it, and no plug-in.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=100)] = Field(description="of the plug-in")
+    higher_is_better: bool = Field(description="which direction is better")
+    reads: Literal["text", "tokens"] = Field("text", description="decoded text, or token ids")
+    is_log: bool = Field(False, description="whether differences are taken of logarithms")
+    min_gain: Annotated[float, Field(gt=0.0)] | None = Field(
+        None, description="divide what was lost by what training gained where that is at least this"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ask_the_plugin(cls, values: Any) -> Any:
+        """A name alone is a question; with everything else beside it, it is the answer."""
+        name = values.get("name") if isinstance(values, dict) else values
+        if isinstance(name, str) and name in OURS:
+            raise SettingError(f"'{name}' is a score of every run already: leave it out.", "name")
+        if not isinstance(name, str) or (isinstance(values, dict) and "higher_is_better" in values):
+            return values
+        return {**describe_metric(name), **(values if isinstance(values, dict) else {})}
+
+
+def describe_metric(name: str) -> dict[str, Any]:
+    """How a plug-in's metric is read."""
+    metric = plugged_metric(name)
+    return {
+        "name": name, "higher_is_better": metric.higher_is_better, "reads": metric.reads, "is_log": metric.is_log,
+        "min_gain": metric.min_gain,
+    }  # fmt: skip
+
+
+def plugged_metric(name: str) -> MetricPlugin:
+    """The metric of this name that an installed package brings."""
+    plugin = find("metric", name)
+    if plugin is None:
+        known = installed_names("metric")
+        hint = did_you_mean(name, known) if known else "no installed package brings one."
+        raise SettingError(f"There is no metric {shown(name)}: {hint}", "name")
+    offered = load(plugin)
+    if not isinstance(offered, MetricPlugin):
+        raise plugin.broken("it is no trc2.plugins.MetricPlugin")
+    return offered

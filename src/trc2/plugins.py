@@ -1,0 +1,112 @@
+"""What other packages add by entry points: backbones, strategies and metrics, by name; docs/plugins.md.
+
+Finding them reads the installed packages' lists and imports nothing. One is imported when it is used by name, and only
+through its entry point: a recipe, a run or a model folder can name an installed plug-in, never a module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from trc2.errors import UserError, brief
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Kind = Literal["backbone", "strategy", "metric"]
+GROUPS: dict[Kind, str] = {"backbone": "trc2.backbones", "strategy": "trc2.strategies", "metric": "trc2.metrics"}
+NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class MetricPlugin:
+    """A score that another package brings, as the object of an entry point in `trc2.metrics`.
+
+    `score(predictions, references)` gets two lists of strings: the likeliest next tokens of every position, decoded,
+    and the text they predict. With `reads="tokens"` it gets two tensors (rows, tokens) of ids instead, in which −100
+    marks references that do not count. Forgetting is the loss in the better direction: of logarithms with `is_log`,
+    divided by what the task's training gained where that is at least `min_gain`.
+    """
+
+    score: Callable[..., float]
+    higher_is_better: bool
+    reads: Literal["text", "tokens"] = "text"
+    is_log: bool = False
+    min_gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point, and whose it is."""
+
+    kind: Kind
+    name: str
+    entry: EntryPoint
+
+    @property
+    def package(self) -> str:
+        dist = self.entry.dist
+        return "an unknown package" if dist is None else f"{dist.name} {dist.version}"
+
+    def __str__(self) -> str:
+        return f"The {self.kind} '{self.name}' of package {self.package}"
+
+    def broken(self, reason: str) -> UserError:
+        return UserError(f"{self} cannot be used ({brief(reason)}): repair the package, or use another {self.kind}.")
+
+
+def installed(kind: Kind) -> list[Plugin]:
+    """What installed packages offer, by name; nothing of it is imported."""
+    from importlib.metadata import entry_points  # `trc2 --help` need not wait for it
+
+    found = entry_points(group=GROUPS[kind])
+    return sorted((Plugin(kind, entry.name, entry) for entry in found), key=lambda plugin: plugin.name)
+
+
+def installed_names(kind: Kind) -> list[str]:
+    return [plugin.name for plugin in installed(kind)]
+
+
+def find(kind: Kind, name: str) -> Plugin | None:
+    """The plug-in of this name; None if no package brings one."""
+    found = [plugin for plugin in installed(kind) if plugin.name == name]
+    if len(found) > 1:
+        packages = " and ".join(sorted(plugin.package for plugin in found))
+        raise UserError(f"Several packages bring a {kind} '{name}' ({packages}): remove all but one.")
+    return found[0] if found else None
+
+
+_loaded: dict[str, Plugin] = {}  # by the top module each came from
+
+
+def load(plugin: Plugin) -> Any:
+    """Import what an entry point names; whatever goes wrong there is one sentence here."""
+    if not NAME.fullmatch(plugin.name):
+        raise plugin.broken("its name must be small letters, digits and underscores")
+    _loaded[plugin.entry.module.partition(".")[0]] = plugin
+    try:
+        return plugin.entry.load()
+    except (Exception, SystemExit) as error:
+        raise plugin.broken(f"{type(error).__name__}: {error}") from error
+
+
+def blamed(error: BaseException) -> str | None:
+    """The sentence for an error that was raised in a plug-in's own code; None if it was not."""
+    for frame in reversed(list(_frames(error.__traceback__))):
+        plugin = _loaded.get(str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
+        if plugin is not None:
+            where = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
+            reason = brief(f"{type(error).__name__}: {error}")
+            return f"{plugin} failed at {where} ({reason}): tell its authors, or use another {plugin.kind}."
+    return None
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next

@@ -1,0 +1,80 @@
+"""Texts handed over in Python: written once into the cache, from then on files like any others.
+
+The folder's name is a hash of what it holds, so the same texts are the same files to every later run, and a run that
+is resumed from the command line finds them where its config says.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trc2.config.section import shown
+from trc2.errors import UserError, did_you_mean
+from trc2.files import about, replace_folder, sync_folder
+from trc2.stream.cache import expanded, sole_maker
+from trc2.stream.sources import SPLITS
+
+
+def keep_texts(name: str, texts: Iterable[str] | Mapping[str, Iterable[str]], cache: Path) -> Path:
+    """Write a task's documents, of `train` or by split, and return their folder; `name` is for messages and its name.
+
+    Every document is a row of SPLIT.jsonl, as it is: what is empty or no text is counted as such when it is packed.
+    """
+    splits = dict(texts) if isinstance(texts, Mapping) else {"train": texts}
+    for split in splits:
+        if split not in SPLITS:
+            raise UserError(f"Task '{name}' has texts of '{split}', which is no split: {did_you_mean(split, SPLITS)}")
+    home = expanded(cache).resolve() / "texts"
+    home.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=home))
+    try:
+        digest = hashlib.sha256()
+        for split in sorted(splits):
+            digest.update(f"{split}\n".encode())
+            _write_rows(name, splits[split], partial / f"{split}.jsonl", digest)
+        if not (partial / "train.jsonl").is_file():
+            raise UserError(f"Task '{name}' has no texts of 'train': give some to learn from.")
+        sync_folder(partial)
+        folder = home / f"{name}-{digest.hexdigest()[:16]}"
+        with sole_maker(folder, waiting=lambda: None):
+            if not _is_same(partial, folder):
+                replace_folder(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _write_rows(name: str, texts: Iterable[str], path: Path, digest: hashlib._Hash) -> None:
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise UserError(f"Task '{name}' has {shown(texts)} for texts: give a list of strings, one per document.")
+    count = 0
+    with about(path), path.open("wb") as file:
+        for count, text in enumerate(texts, start=1):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"Text {count} of task '{name}' is {shown(text)}, which is no string: give a list of strings."
+                )
+            # Lone surrogates pass, and are counted as no text by whoever reads the rows.
+            row = json.dumps({"text": str(text)}, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+            file.write(row)
+            digest.update(row)
+        file.flush()
+        os.fsync(file.fileno())
+    os.utime(path, (0, 0))  # the folder's name says what it holds; a time would only make equal texts look different
+    if not count:
+        raise UserError(f"Task '{name}' has an empty list of texts: give it at least one.")
+
+
+def _is_same(partial: Path, folder: Path) -> bool:
+    """Whether a folder holds just these files, whole."""
+    wanted = sorted(path.name for path in partial.iterdir())
+    if not folder.is_dir() or sorted(path.name for path in folder.iterdir()) != wanted:
+        return False
+    return all(filecmp.cmp(partial / name, folder / name, shallow=False) for name in wanted)

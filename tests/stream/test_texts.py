@@ -1,0 +1,39 @@
+"""Texts handed over in Python are files like any others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from trc2.config import StreamConfig, TaskConfig
+from trc2.stream.sources import source_of
+from trc2.stream.texts import keep_texts
+
+
+def test_the_same_texts_are_the_same_files_and_come_back_when_they_are_lost(tmp_path: Path) -> None:
+    def identity(folder: Path) -> object:
+        task = TaskConfig(name="news", folder=str(folder))
+        return source_of(task, StreamConfig(tasks=[task])).identity()
+
+    first = keep_texts("news", ["one", "two\n\u2028"], tmp_path)
+    known, inode = identity(first), (first / "train.jsonl").stat().st_ino
+    assert keep_texts("news", (text for text in ["one", "two\n\u2028"]), tmp_path) == first
+    assert (first / "train.jsonl").stat().st_ino == inode  # nothing was written again
+    (first / "train.jsonl").write_text("damaged")
+    assert keep_texts("news", ["one", "two\n\u2028"], tmp_path) == first
+    assert identity(first) == known
+    shutil.rmtree(first)
+    assert keep_texts("news", ["one", "two\n\u2028"], tmp_path) == first
+    assert identity(first) == known
+    assert keep_texts("news", ["one", "two"], tmp_path) != first
+    rows = [json.loads(line) for line in (first / "train.jsonl").read_bytes().split(b"\n")[:-1]]
+    assert rows == [{"text": "one"}, {"text": "two\n\u2028"}]
+    assert not [path for path in (tmp_path / "texts").iterdir() if path.name.startswith(".")]
+
+
+def test_which_split_a_text_is_in_is_part_of_what_it_is(tmp_path: Path) -> None:
+    one = keep_texts("news", {"train": ["a", "b"], "test": ["c"]}, tmp_path)
+    other = keep_texts("news", {"train": ["a", "b"], "validation": ["c"]}, tmp_path)
+    assert one != other
+    assert sorted(path.name for path in one.iterdir()) == ["test.jsonl", "train.jsonl"]
