@@ -4,7 +4,6 @@
 """
 
 import sys
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,6 @@ from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment, rejoin
 from trc2.verify.battery import run_battery
-
-
-class MinimalGRUConfig(BaselineConfig):
-    """Its name, and settings of its own, if it had any."""
-
-    name: Literal["minimal_gru"] = "minimal_gru"
 
 
 class MinimalGRU(nn.Module):
@@ -38,10 +31,7 @@ class MinimalGRU(nn.Module):
     def scan(self, z: Tensor, new: Tensor, valid: Tensor | None, state: State | None) -> Tensor:
         z = z if valid is None else z * valid.unsqueeze(-1)
         hidden = new.new_zeros(new[:, 0].shape) if state is None or not state.tensors else state.tensors["hidden"]
-        steps = []
-        for t in range(new.shape[1]):
-            hidden = torch.lerp(hidden, new[:, t], z[:, t])
-            steps.append(hidden)
+        steps = [hidden := torch.lerp(hidden, new[:, t], z[:, t]) for t in range(new.shape[1])]
         if state is not None:  # decoding goes on from here
             state.tensors["hidden"] = hidden
         return torch.stack(steps, dim=1)
@@ -50,28 +40,23 @@ class MinimalGRU(nn.Module):
         return State()
 
 
-def build(config: MinimalGRUConfig, generator: torch.Generator) -> Backbone:
-    def block() -> Block:
-        return Block(config, MinimalGRU(config.d_model), DenseFeedForward(config.d_model, config.ff_dim))
-
-    trunk = BlockTrunk(config, block)
-    init_weights(trunk, config.num_layers, generator)
+def build(config: BaselineConfig, chance: torch.Generator) -> Backbone:
+    width, inner = config.d_model, config.ff_dim
+    trunk = BlockTrunk(config, lambda: Block(config, MinimalGRU(width), DenseFeedForward(width, inner)))
+    init_weights(trunk, config.num_layers, chance)
     return Backbone(config, trunk)
 
 
 def sample(task: int, rows: int, chance: torch.Generator) -> Tensor:
     """Two little languages over 16 tokens: one counts up, one counts down."""
-    first = torch.randint(16, (rows, 1), generator=chance)
-    return (first + (1 - 2 * task) * torch.arange(25)) % 16
+    return (torch.randint(16, (rows, 1), generator=chance) + (1 - 2 * task) * torch.arange(25)) % 16
 
 
 def train(replay: bool, steps: int) -> None:
-    config = MinimalGRUConfig(
-        vocab_size=16, d_model=32, num_layers=2, num_heads=2, d_ff=32, max_positions=32, replay=replay,
-        replay_chunk_length=12, replay_recent_chunks=64, replay_long_chunks=256, replay_coefficient=0.5,
-    )  # fmt: skip
     chance = torch.Generator().manual_seed(0)
-    net = build(config, chance)
+    sizes = {"vocab_size": 16, "d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 32, "max_positions": 32}
+    stores = {"replay_chunk_length": 12, "replay_long_chunks": 256, "replay_coefficient": 0.5}
+    net = build(BaselineConfig(name="minimal_gru", replay=replay, **sizes, **stores), chance)
     if replay:
         report = run_battery(net)
         print(f"{sum(check.passed is True for check in report.checks)} checks hold, {len(report.failed)} fail")
