@@ -1,6 +1,6 @@
 """Your own backbone: a recurrent mixer in our shell, proved causal, then trained with and without replay.
 
-    python examples/own_backbone.py [STEPS]
+python examples/own_backbone.py [STEPS]
 """
 
 import sys

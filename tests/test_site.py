@@ -21,6 +21,7 @@ from trc2.cli.handbook import commands_page, names_page, settings_page
 from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.origins import explain
 from trc2.config.strategy import strategy_class
+from trc2.report.finished import read_run
 from trc2.report.summary import Comparison
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +75,18 @@ def test_the_numbers_of_which_recipe_are_those_of_the_committed_runs() -> None:
     for (_, cells), (_, *ours) in zip(rows, comparison.rows(), strict=True):
         *learnt, _, area, _ = ours
         assert [cell.strip() for cell in cells.split("|")] == [*learnt, area]
+
+
+def test_the_learning_rates_of_which_recipe_are_those_of_the_committed_runs() -> None:
+    page = (ROOT / "docs" / "which-recipe.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(lab_\w+)` \| ([\d–]+) \| ([\d–]+) \| ([\d–]+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) >= 7
+    for name, *shown in rows:
+        for rate, cell in zip(("0.001", "0.002", "0.004"), shown, strict=True):
+            folder = ROOT / "results" / "lab_rates" / f"{name}+lr{rate}+s0"
+            if cell != "–":
+                run = read_run(folder)
+                assert cell == f"{run.score('perplexity', 'c4', run.last_step):.0f}", folder.name
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def groups() -> Iterator[Group]:
                 found = strategy_class(strategy)
                 yield from _below(found, "strategy.", f"`strategy={strategy}`", _own(found, StrategyConfig))
         else:
-            (section,) = _sections(RunConfig.model_fields[name].annotation)
-            yield from _below(section, f"{name}.", f"`{name}`", tuple(section.model_fields))
+            (plain,) = _sections(RunConfig.model_fields[name].annotation)
+            yield from _below(plain, f"{name}.", f"`{name}`", tuple(plain.model_fields))
 
 
 def _own(section: type[Section], common: type[Section]) -> tuple[str, ...]:
@@ -106,8 +106,8 @@ def _row(group: Group, name: str) -> str:
     field = group.section.model_fields[name]
     default = default_of(group.section, name)
     written = REQUIRED if default == REQUIRED else f"`{json.dumps(default, ensure_ascii=False)}`"
-    limited = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    kinds = NAMES[group.section] if name == "name" and group.section in NAMES else takes(limited)
+    is_named = name == "name" and group.section in NAMES
+    kinds = NAMES[group.section] if is_named else takes(field.annotation) + _limits(tuple(field.metadata))
     meaning = meaning_of(group.section, name).replace("None", "`null`").replace("*", r"\*")
     cells = (f"`{group.path}{name}`", kinds, written, meaning)
     return "| " + " | ".join(cell.replace("|", r"\|").replace("<", "&lt;") for cell in cells) + " |"
