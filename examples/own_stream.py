@@ -40,7 +40,7 @@ write_samples(out / "data")
 tasks = [
     {"name": "diary", "folder": "diary", "steps": steps},
     {"name": "questions", "folder": "questions.jsonl", "format": "{question} {answer}", "steps": steps},
-    {"name": "code", "builtin": "code", "max_train_bytes": 300_000, "max_eval_bytes": 50_000, "steps": steps},
+    {"name": "sums", "builtin": "arithmetic", "max_train_bytes": 200_000, "max_eval_bytes": 50_000, "steps": steps},
 ]
 
 # 2. A run: a small TRC², and everything that is not said at its default.

@@ -23,12 +23,12 @@ def run(name: str, *arguments: object) -> str:
 def test_your_own_stream_is_trained_and_what_it_forgot_is_told(tmp_path: Path) -> None:
     said = run("own_stream.py", tmp_path, 2)
     told = re.findall(r"^(\w+): perplexity [\d.]+ after its .* [\d.]+ at the end, forgotten [\d.]+ nats$", said, re.M)
-    assert told == ["diary", "questions", "code"]
+    assert told == ["diary", "questions", "sums"]
     assert (tmp_path / "run" / "summary.md").is_file()
 
 
 def test_your_own_backbone_is_causal_and_forgets_less_with_replay() -> None:
-    said = run("own_backbone.py", 60)
+    said = run("own_backbone.py", 30)
     checks, failed = map(int, re.findall(r"^(\d+) checks hold, (\d+) fail$", said, re.M)[0])
     assert checks > 10
     assert failed == 0
