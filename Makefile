@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-all lint format clean
+.PHONY: help setup demo docs test test-all lint format clean
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
@@ -23,6 +23,14 @@ demo: $(STAMP)  ## Three models through three tasks, about five minutes: TRC², 
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(LESIONED) model.replay=false
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(LESIONED)
 	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay --out runs/demo
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs  ## The documentation as a site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or read along while you write: $(BIN)/mkdocs serve"
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

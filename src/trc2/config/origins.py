@@ -112,7 +112,7 @@ def _and_above(path: str) -> Iterator[str]:
 
 
 def _leaves(section: Section, values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
-    for name, field in type(section).model_fields.items():
+    for name in type(section).model_fields:
         path, inner, value = f"{prefix}{name}", getattr(section, name), values[name]
         if isinstance(inner, Section):
             yield from _leaves(inner, value, f"{path}.")
@@ -120,8 +120,13 @@ def _leaves(section: Section, values: Mapping[str, Any], prefix: str) -> Iterato
             for item, written in zip(inner, value, strict=True):
                 yield from _leaves(item, written, f"{path}.{written['name']}.")
         else:
-            default = REQUIRED if field.is_required() else _plain(field.get_default(call_default_factory=True))
-            yield path, value, default, meaning_of(type(section), name)
+            yield path, value, default_of(type(section), name), meaning_of(type(section), name)
+
+
+def default_of(section: type[Section], name: str) -> Any:
+    """The default of a field as YAML would write it, or a dash where there is none."""
+    field = section.model_fields[name]
+    return REQUIRED if field.is_required() else _plain(field.get_default(call_default_factory=True))
 
 
 def _plain(value: Any) -> Any:

@@ -23,10 +23,10 @@ DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_laye
 class LoraSettings(Section):
     """Low-rank adapters, trained through `peft`; everything else is frozen."""
 
-    rank: Size = 8
-    alpha: Positive = 16.0
+    rank: Size = Field(8, description="rank of the maps that learn")
+    alpha: Positive = Field(16.0, description="what they add is multiplied by alpha / rank")
     targets: tuple[str, ...] | str = Field("all-linear", description="names of modules, or all-linear")
-    dropout: Decay = 0.0
+    dropout: Decay = Field(0.0, description="share of their inputs dropped in training")
 
 
 class HFConfig(BackboneConfig):

@@ -183,7 +183,8 @@ def draw_hippocampus(run: FinishedRun, path: Path) -> None:
 def hippocampus_figure(run: FinishedRun) -> Any:
     """The paper's panels of write dynamics, without those that would only repeat another or stay at one number."""
     shown, said = worth_showing([run], WRITES)
-    rows, columns = math.ceil(len(shown) / 3), min(3, len(shown))
+    columns = 2 if len(shown) == 4 else min(3, len(shown))  # no panel stands alone in its row beside two empty places
+    rows = math.ceil(len(shown) / columns)
     figure = new_figure(max(6.0, 4.2 * columns), 3 * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (name, title) in zip(panels, shown, strict=False):
@@ -195,7 +196,7 @@ def hippocampus_figure(run: FinishedRun) -> Any:
         axes.set_visible(False)
     if said:
         width, height = figure.get_size_inches()
-        lines = textwrap.wrap(said, int(width / 0.075))
+        lines = textwrap.wrap(said.strip(), int(width / 0.07))
         figure.set_size_inches(width, height + 0.2 * len(lines))
         figure.supxlabel("\n".join(lines), fontsize=8, color="#555", x=0.01, ha="left")
     return figure

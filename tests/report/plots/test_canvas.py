@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from tests.report.invented import invent_run
 from trc2.report.evidence import Evidence
-from trc2.report.plots.canvas import looks, spread, style
+from trc2.report.plots.canvas import _place, looks, settle, spread, style
 from trc2.report.plots.curves import perplexity_curves
 from trc2.report.plots.frontier import speed_and_retention, unbeaten
 from trc2.report.plots.rankings import forest_of_scores
@@ -47,6 +50,22 @@ def test_labels_are_moved_apart_and_stay_inside() -> None:
     crowded = spread([5.0] * 30, 1.0, 0.0, 10.0)
     assert (crowded[0], crowded[-1]) == (0.0, 10.0)
     assert spread([], 1.0, 0.0, 1.0) == []
+
+
+def test_the_name_beside_a_point_at_the_edge_stays_on_the_picture() -> None:
+    figure = Figure(figsize=(4, 2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    ends = [("rightmost of all arms", "#000000", 1.0, 0.0), ("top", "#000000", 0.0, 1.0), ("a", "#000000", 0.9, 1.0)]
+    axes.plot([x for *_, x, _ in ends], [y for *_, y in ends], "o")
+    axes.margins(0.01)
+    settle(figure)
+    _place(axes, ends)
+    renderer = figure.canvas.get_renderer()
+    for text in (text for text in axes.texts if text.get_text()):
+        box = text.get_window_extent(renderer)
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, text
 
 
 def test_the_frontier_holds_what_nothing_beats() -> None:

@@ -249,7 +249,8 @@ def _place(axes: Any, texts: list[tuple[str, str, float, float]]) -> None:
     scale = axes.figure.dpi / 72
     points = [axes.transData.transform((x, y)) for _, _, x, y in texts]
     taken = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in points]
-    frame = axes.get_window_extent(renderer)
+    frame, sheet = axes.get_window_extent(renderer), axes.figure.bbox
+    rightmost = min(frame.x1 + 6 * scale, sheet.x1 - 4 * scale)  # a little beyond the panel, never beyond the picture
     for (text, colour, x, y), (px, py) in zip(texts, points, strict=True):
         if not (math.isfinite(px) and math.isfinite(py)):
             continue
@@ -265,7 +266,7 @@ def _place(axes: Any, texts: list[tuple[str, str, float, float]]) -> None:
                 left = px + dx * distance * scale - (0 if dx > 0 else width if dx < 0 else width / 2)
                 low = py + dy * distance * scale - height / 2
                 box = (left, low, left + width, low + height)
-                outside = max(0, frame.x0 - left) + max(0, left + width - frame.x1 - 6 * scale)
+                outside = max(0, frame.x0 - left) + max(0, left + width - rightmost) + max(0, low + height - sheet.y1)
                 cost = sum(_overlap(box, other) for other in taken) + 20 * outside + 0.01 * distance
                 if best is None or cost < best[0]:
                     best = (cost, left, low, box)

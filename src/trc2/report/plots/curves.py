@@ -52,10 +52,12 @@ def text_curves(scope: Scope) -> Picture:
         axes.set_title(label(scope.task_titles[task]).strip(), pad=12)
         axes.set_ylabel(score_label(metric))
         linear_ticks(axes.yaxis)
-    words = (
-        f" BLEU: Gaussian smoothed over neighbouring evaluations (σ = {SIGMA:g}), measured means pale behind; without "
-        "step 0, where it means nothing."
-    )
+    words = ""
+    if any(metric == "bleu" for metric, _ in chosen.values()):
+        words = (
+            f" BLEU: Gaussian smoothed over neighbouring evaluations (σ = {SIGMA:g}), measured means pale behind; "
+            "without step 0, where it means nothing."
+        )
     caption = f"Teacher-forced text scores over the stream, means over seeds.{words}{headline_words(scope)}"
     return _finish(sheet, "curves_text", caption, words, len(chosen))
 

@@ -1,0 +1,65 @@
+"""Your own stream: three sources of text, one after the other, and what the model forgets on the way.
+
+    python examples/own_stream.py OUT [STEPS]
+
+Everything is written below OUT. Put your own text in the place of `write_samples`.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from trc2 import RunConfig
+from trc2.metrics.forgetting import forgetting
+from trc2.report.finished import read_run
+from trc2.report.summary import write_summary
+from trc2.train.start import start_run
+
+out, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60
+
+
+def write_samples(folder: Path) -> None:
+    """A folder of plain text and a file of questions with answers, both made up."""
+    chance = random.Random(0)
+    who, what = ["the gardener", "a neighbour", "my sister"], ["waters the roses", "paints the gate", "mends the roof"]
+    (folder / "diary").mkdir(parents=True, exist_ok=True)
+    for month in range(12):
+        lines = [f"On day {day} {chance.choice(who)} {chance.choice(what)}." for day in range(1, 29)]
+        (folder / "diary" / f"month{month:02}.txt").write_text("\n\n".join(lines))
+    rows = [
+        {"question": f"Which number comes after {n}?", "answer": str(n + 1), "source": "made up"} for n in range(400)
+    ]
+    (folder / "questions.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+
+# 1. The stream: a folder, a file with fields of its own, a corpus that comes with the package; in this order.
+write_samples(out / "data")
+tasks = [
+    {"name": "diary", "folder": "diary", "steps": steps},
+    {"name": "questions", "folder": "questions.jsonl", "format": "{question} {answer}", "steps": steps},
+    {"name": "sums", "builtin": "arithmetic", "max_train_bytes": 200_000, "max_eval_bytes": 50_000, "steps": steps},
+]
+
+# 2. A run: a small TRC², and everything that is not said at its default.
+config = RunConfig(
+    model={"d_model": 32, "num_columns": 3, "num_heads": 4, "num_kv_heads": 2, "num_experts": 2, "d_ff": 64,
+           "vocab_size": 512, "max_positions": 64, "memory_slots": 256, "memory_key_dim": 16,
+           "replay_chunk_length": 32},
+    stream={"data_root": out / "data", "cache": out / "cache", "tokenizer": {"vocab_size": 512}, "tasks": tasks},
+    train={"sequence_length": 64, "batch_size": 8, "learning_rate": 3e-3, "warmup_steps": 5},
+    control={"every_steps": max(1, steps // 4)},
+    eval={"every_steps": max(1, steps // 3), "max_batches": 2, "text_sequences": 0},
+    output={"folder": out / "run"},
+)  # fmt: skip
+folder = start_run(config, Console())
+
+# 3. What was kept? Scores after each task's own training and at the end, from the run's diary.
+table = read_run(folder).tables["perplexity"]
+for stretch in table.stretches:
+    then, now = table.scores[stretch.end][stretch.task], table.scores[table.steps[-1]][stretch.task]
+    lost = forgetting(table, stretch, table.steps[-1])
+    print(f"{stretch.task}: perplexity {then:.1f} after its training, {now:.1f} at the end, forgotten {lost:.2f} nats")
+print(*write_summary(folder), sep="\n")

@@ -1,0 +1,53 @@
+"""The scripts of the tutorials do what their pages say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_your_own_stream_is_trained_and_what_it_forgot_is_told(tmp_path: Path) -> None:
+    said = run("own_stream.py", tmp_path, 2)
+    told = re.findall(r"^(\w+): perplexity [\d.]+ after its .* [\d.]+ at the end, forgotten [\d.]+ nats$", said, re.M)
+    assert told == ["diary", "questions", "sums"]
+    assert (tmp_path / "run" / "summary.md").is_file()
+
+
+def test_your_own_backbone_is_causal_and_forgets_less_with_replay() -> None:
+    said = run("own_backbone.py", 30)
+    checks, failed = map(int, re.findall(r"^(\d+) checks hold, (\d+) fail$", said, re.M)[0])
+    assert checks > 10
+    assert failed == 0
+    with_replay, without = map(float, re.findall(r"first task ([\d.]+)", said))
+    assert with_replay < 0.5 * without
+
+
+def test_replay_and_its_controller_work_in_your_own_loop() -> None:
+    said = run("replay_in_your_loop.py", 15)
+    weights = [float(weight) for weight in re.findall(r"replay weight ([\d.]+)", said)]
+    assert len(weights) >= 2
+    assert max(weights) > 0.1  # where it starts: forgetting was met with more replay
+    assert len(re.findall(r"^task \d: perplexity", said, re.M)) == 3
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_short_shown_and_run(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 80
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert f"examples/{path.name}" in pages
+    tests = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "tests").rglob("test_*.py"))
+    assert f'"{path.name}"' in tests

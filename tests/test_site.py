@@ -1,0 +1,127 @@
+"""The documentation as a site: every page has its place, and what is made from the code is whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import trc2
+from tests.test_commands_in_docs import commands
+from trc2.cli import COMMANDS, app
+from trc2.cli.handbook import commands_page, names_page, settings_page
+from trc2.config import MODELS, recipe_names, strategy_names
+from trc2.config.origins import explain
+from trc2.config.strategy import strategy_class
+from trc2.report.finished import read_run
+from trc2.report.summary import Comparison
+
+ROOT = Path(__file__).parents[1]
+MADE = {"reference/settings.md", "reference/commands.md", "contributing.md", "changelog.md"}  # docs/hooks.py
+SET_UP = re.compile(r"git |make |\. ")
+
+
+def places(nav: Any) -> Iterator[str]:
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        yield from [entry] if isinstance(entry, str) else places(entry)
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    named = list(places(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert len(named) == len(set(named))
+    assert set(named) == written | MADE
+
+
+def test_every_setting_is_on_the_page_of_settings() -> None:
+    page = settings_page()
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| (.*) \| (.*) \|$", page, flags=re.MULTILINE)
+    shown = {path for path, *_ in rows}
+    tasks = re.compile(r"^stream\.tasks\.\w+\.")
+    for recipe in recipe_names():
+        found = {tasks.sub("stream.tasks.NAME.", setting.path) for setting in explain(recipe)}
+        assert found - {"stream"} <= shown  # null in recipes of a model alone
+    for name, section in MODELS.items():
+        assert {f"model.{field}" for field in section.model_fields} - {"model.lora"} <= shown, name
+    for name in strategy_names():
+        assert {f"strategy.{field}" for field in strategy_class(name).model_fields} <= shown, name
+    assert [row for row in rows if not all(cell.strip() for cell in row)] == []
+
+
+def test_every_command_and_option_is_on_the_page_of_commands() -> None:
+    page = commands_page()
+    assert all(f"## trc2 {name}" in page for name in COMMANDS)
+    train = typer.main.get_group(app).commands["train"]
+    assert all(option in page for parameter in train.params for option in parameter.opts if option.startswith("--"))
+
+
+def test_every_public_name_is_on_the_page_of_names() -> None:
+    shown = re.findall(r"^::: trc2\.(\w+)$", names_page("# Python\n"), flags=re.MULTILINE)
+    assert shown == [name for name in trc2.__all__ if not name.startswith("__")]
+
+
+def test_the_numbers_of_which_recipe_are_those_of_the_committed_runs() -> None:
+    page = (ROOT / "docs" / "which-recipe.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(lab_\w+)` \| (?:yes|no) \| (?:yes|no) \| (.*) \|$", page, flags=re.MULTILINE)
+    comparison = Comparison.of([ROOT / "results" / "lab" / name for name, _ in rows])
+    assert len(rows) == 4
+    for (_, cells), (_, *ours) in zip(rows, comparison.rows(), strict=True):
+        *learnt, _, area, _ = ours
+        assert [cell.strip() for cell in cells.split("|")] == [*learnt, area]
+
+
+def test_the_learning_rates_of_which_recipe_are_those_of_the_committed_runs() -> None:
+    page = (ROOT / "docs" / "which-recipe.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(lab_\w+)` \| ([\d–]+) \| ([\d–]+) \| ([\d–]+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) >= 7
+    for name, *shown in rows:
+        for rate, cell in zip(("0.001", "0.002", "0.004"), shown, strict=True):
+            folder = ROOT / "results" / "lab_rates" / f"{name}+lr{rate}+s0"
+            if cell != "–":
+                run = read_run(folder)
+                assert cell == f"{run.score('perplexity', 'c4', run.last_step):.0f}", folder.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs trc2[docs]")
+def test_the_site_is_built_without_a_warning_and_asks_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 30
+    fetched = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="(https?:)?//[^"]*"')
+    assert [(page.name, fetched.findall(page.read_text())) for page in pages if fetched.search(page.read_text())] == []
+    names = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
+    assert all(f'id="trc2.{name}"' in names for name in trc2.__all__ if not name.startswith("__"))
+
+
+@pytest.mark.slow
+def test_the_transcript_from_three_folders_to_a_report_runs_as_it_stands(tmp_path: Path) -> None:
+    """Every command of the page behind the set-up, in order; half a minute instead of three."""
+    for name in ("docs", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "MAIL").mkdir()
+    (tmp_path / "MAIL" / "inbox.txt").write_text("Dear reader, thank you for your letter.\n\n" * 400)
+    licences = Path("/usr/share/common-licenses")
+    typed = [line for line in commands(ROOT / "docs" / "tutorials" / "three-folders.md") if not SET_UP.match(line)]
+    assert len(typed) >= 11
+    for command in typed:
+        if command.startswith("for ") and not licences.is_dir():
+            command = "cp docs/fidelity.md LAWS/text.txt"
+        command = command.replace("--minutes 3", "--minutes 0.5")
+        done = subprocess.run(f'trc2() {{ "{sys.executable}" -m trc2 "$@"; }}; {command}', shell=True, cwd=tmp_path,
+                              executable="/bin/bash", capture_output=True, text=True)  # fmt: skip
+        assert done.returncode in ((0, 3) if "--max-forgetting" in command else (0,)), f"{command}\n{done.stderr}"
+    assert (tmp_path / "runs" / "my" / "summary.md").is_file()
+    assert (tmp_path / "runs" / "my+mail" / "gate.json").is_file()
