@@ -80,7 +80,8 @@ def _own(section: type[Section], common: type[Section]) -> tuple[str, ...]:
 def _below(section: type[Section], path: str, title: str, names: tuple[str, ...]) -> Iterator[Group]:
     """A section, then those inside it."""
     inner = {name: _sections(section.model_fields[name].annotation) for name in names}
-    if plain := tuple(name for name in names if not inner[name]):
+    # A list that is empty by default, such as eval.metrics, is also a setting of its own: its items go by their names.
+    if plain := tuple(name for name in names if not inner[name] or default_of(section, name) == []):
         yield Group(path, title, section, plain)
     for name in names:
         for child in inner[name]:
@@ -127,6 +128,8 @@ def takes(annotation: Any) -> str:
         return several + ", ".join(dict.fromkeys(takes(part) for part in inner if part is not Ellipsis))
     if kind is dict:
         return "a mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "names"
     return WORDS[annotation]
 
 
