@@ -113,6 +113,10 @@ class Backbone(nn.Module, Generic[C, T]):
             self._queue(out, x, targets, valid, origin)
         return logits if return_logits else None, aux
 
+    def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
+        """The trunk's own head, without a memory's say; most share its weights with the embedding."""
+        return self.trunk.head.logits(hidden)
+
     def head_of(self, out: TrunkOutput, select: Callable[[Tensor], Tensor] = lambda rows: rows) -> Head:
         """The head of selected positions: the trunk's, or that with a memory's tokens mixed in."""
         head = self.trunk.head
