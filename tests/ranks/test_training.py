@@ -24,7 +24,7 @@ from trc2.runs.folder import RunFolder
 from trc2.train.loop import Trainer
 from trc2.train.resume import continue_run, resume_run
 from trc2.train.start import Interrupted, start_run
-from trc2.verify.kills import TIMED, compare_runs
+from trc2.verify.kills import BEYOND_THE_PAPER, TIMED, compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -140,13 +140,17 @@ def train_each(configs: list[RunConfig]) -> None:
 
 
 def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run: MakeRun, tmp_path: Path) -> None:
-    """LoraDRS changes at a boundary what learns; dropout draws masks; blocks are divided, recomputed, run in halves."""
+    """LoraDRS changes at a boundary what learns; dropout draws masks; blocks are divided, recomputed, run in halves.
+
+    And a memory with all that the paper's lacks.
+    """
     small = {"vocab_size": 300, "d_model": 16, "num_heads": 4, "max_positions": 32, "replay": True}
     small |= {"replay_chunk_length": 8, "num_layers": 2}
     cases: dict[str, dict[str, Any]] = {
         "lora": {"model": {**small, "name": "lora_drs", "num_adapters": 1, "rank": 2}},
         "agem": {"model": {**small, "name": "deepseek_moe", "dropout": 0.1}, "strategy": {"name": "agem", "chunks": 2}},
         "l2": {"model": {**small, "name": "blk_attn_res", "num_residual_blocks": 2}, "strategy": {"name": "l2"}},
+        "memory": {"model": {**tiny_run().model.model_dump(), **BEYOND_THE_PAPER, "memory_slots": 8}},
     }
     divided: dict[str, Any] = {"agem": {"parallel": "fsdp"}, "l2": {"parallel": "fsdp", "recompute": True}}
 

@@ -18,6 +18,8 @@ from trc2.backbones.clock import Clock
 from trc2.config import BackboneConfig
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
+from trc2.nn.head import Head
+from trc2.nn.mixture import MixedHead
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
@@ -101,7 +103,7 @@ class Backbone(nn.Module, Generic[C, T]):
 
         main = packed.segments[0]
         hidden = out.hidden[: main.stop]
-        logits = self.logits(main.of(hidden)) if return_logits or targets is None else None
+        logits = self.head_of(out, main.of).logits(main.of(hidden)) if return_logits or targets is None else None
         aux: dict[str, Tensor] = {}
         if targets is not None:
             labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
@@ -112,8 +114,13 @@ class Backbone(nn.Module, Generic[C, T]):
         return logits if return_logits else None, aux
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """The trunk's own head; most share its weights with the embedding."""
+        """The trunk's own head, without a memory's say; most share its weights with the embedding."""
         return self.trunk.head.logits(hidden)
+
+    def head_of(self, out: TrunkOutput, select: Callable[[Tensor], Tensor] = lambda rows: rows) -> Head:
+        """The head of selected positions: the trunk's, or that with a memory's tokens mixed in."""
+        head = self.trunk.head
+        return head if out.mixture is None else MixedHead(head.weight, out.mixture.of(select))
 
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
@@ -122,8 +129,8 @@ class Backbone(nn.Module, Generic[C, T]):
             raise UserError("predict() was called in training mode: call eval() first.")
         check_input(self.config, x, targets)
         self.pending.clear()
-        hidden = self.trunk(pack([x]), with_losses=False).hidden
-        nll, best = self.trunk.head.predict(hidden, targets.reshape(-1))
+        out = self.trunk(pack([x]), with_losses=False)
+        nll, best = self.head_of(out).predict(out.hidden, targets.reshape(-1))
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
@@ -150,13 +157,18 @@ class Backbone(nn.Module, Generic[C, T]):
         With a share instead of λ_rep every token weighs 1/|Ω|, be it new or replayed.
         """
         num_labels = (labels != IGNORE_INDEX).sum()
-        head = self.trunk.head
-        lm_sum = head.loss_sum(hidden, labels) if logits is None else cross_entropy_sum(logits.flatten(0, 1), labels)
+        num_new = hidden.shape[0]
+        lm_sum = (
+            self.head_of(out, lambda rows: rows[:num_new]).loss_sum(hidden, labels)
+            if logits is None
+            else cross_entropy_sum(logits.flatten(0, 1), labels)
+        )
         aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
         replay_loss, weight, replayed_hidden = lm_sum.new_zeros(()), self._replay_weight(replayed, num_labels), None
         if replayed is not None:
-            replayed_hidden = out.hidden[hidden.shape[0] :]
+            replayed_hidden = out.hidden[num_new:]
             next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
+            head = self.head_of(out, lambda rows: rows[num_new:])
             replay_loss = head.loss_sum(replayed_hidden, next_tokens) / next_tokens.numel()
         losses = list(out.losses)
         if self.more_losses is not None and self.training:
@@ -200,10 +212,14 @@ class Backbone(nn.Module, Generic[C, T]):
         """
         check_input(self.config, x, None, valid, earlier=decoding.length)
         packed = decoding.pack(x, None if valid is None else valid.bool())
-        hidden = self.trunk(packed, with_losses=False, read_memory=read_memory, decoding=decoding).hidden
-        decoding.advance(packed.segments[0])
-        rows = packed.segments[0].of(hidden)
-        return self.logits(rows if last is None else rows[:, -last:])
+        out = self.trunk(packed, with_losses=False, read_memory=read_memory, decoding=decoding)
+        main = packed.segments[0]
+        decoding.advance(main)
+
+        def wanted(rows: Tensor) -> Tensor:
+            return main.of(rows) if last is None else main.of(rows)[:, -last:]
+
+        return self.head_of(out, wanted).logits(wanted(out.hidden))
 
     # ------------------------------------------------------------------------------------------- the moments of a step
 
@@ -239,7 +255,9 @@ class Backbone(nn.Module, Generic[C, T]):
         if self.replay.keep == "surprise":
             assert out.proposal is not None, "the config allows this only where there is a memory"
             return out.proposal.surprise
-        nll, _ = self.trunk.head.predict(out.hidden[: targets.numel()], targets.reshape(-1))
+        num_new = targets.numel()
+        head = self.head_of(out, lambda rows: rows[:num_new])
+        nll, _ = head.predict(out.hidden[:num_new], targets.reshape(-1))
         return nll.view(targets.shape)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +18,10 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",
     again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
+    memory: Annotated[
+        Literal["read", "off", "shuffled", "cache"],
+        typer.Option(help="The episodic memory, or a control: none, misplaced slots, an n-gram cache of equal bytes."),
+    ] = "read",
     as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint on any task of its stream, or on any file."""
@@ -33,6 +37,7 @@ def evaluate(
         split=split,
         text_format=format_,
         again=again,
+        memory=memory,
         warn=warn,
     )
     if as_json:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trc2.config import TRC2Config
 from trc2.model.column import CorticalColumn
 from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
-from trc2.model.hippocampus import Hippocampus
+from trc2.model.hippocampus import Hippocampus, Retrieval
 from trc2.model.thalamus import ThalamicRouter
 from trc2.nn.decoding import Decoding, KeyValues, RunningSum
 from trc2.nn.experts import load_balance
 from trc2.nn.init import init_weights, normal_
+from trc2.nn.mixture import Mixture
 from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
-from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
+from trc2.nn.trunk import Loss, Pending, Proposal, Trunk, TrunkOutput, WriteReport
 from trc2.ops.zero_gradient import anchor
 from trc2.ranks.group import ALONE, Ranks
 
@@ -59,14 +62,14 @@ class Cortex(Trunk):
 
         `decoding` holds what the columns and the routers between them remember of the rows' earlier tokens.
         """
-        segments, main = packed.segments, packed.segments[0]
+        segments = packed.segments
         # Under `replay_path: cortex` replayed tokens run without feedback: only the batch has modulated rows.
         modulated = segments if self.config.replay_path == "full" else segments[:1]
         rotation = self.rotary(packed.positions)
         hidden = self.embedding(packed.tokens)
         counted = packed.counted
         balance = hidden.new_zeros((), dtype=torch.float32 if hidden.dtype != torch.float64 else torch.float64)
-        appraisal, proposal = None, None
+        appraisal, proposal, found = None, None, None
         thalamic: Tensor | None = None
         hippocampal: Tensor | None = None
 
@@ -78,13 +81,14 @@ class Cortex(Trunk):
                 balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if with_losses:
-                    appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid)
+                    appraisal, proposal = self._propose(self.hippocampus, hidden.detach(), packed)
                 if read_memory:
-                    hidden, hippocampal = self._remember(hidden, modulated)
+                    hidden, hippocampal, found = self._remember(hidden, modulated)
             if self.thalamus is not None and index + 1 < len(self.columns):
                 thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated, sums)
         losses = self._losses(balance, appraisal) if with_losses else ()
-        return TrunkOutput(self.final_norm(hidden), losses, proposal)
+        states = self.final_norm(hidden)
+        return TrunkOutput(states, losses, proposal, self._mixture(states, found))
 
     def _losses(self, balance: Float[Tensor, ""], appraisal: Appraisal | None) -> tuple[Loss, ...]:
         """λ_router (λ_lb Σ A), λ_td L_td and λ_pred L_pred; the last two are 0 without a memory."""
@@ -95,17 +99,37 @@ class Cortex(Trunk):
             Loss("predictor", zero if appraisal is None else appraisal.loss_predictor, config.lambda_predictor),
         )
 
+    def _propose(
+        self, hippocampus: Hippocampus, hidden: Float[Tensor, "P D"], packed: Packed
+    ) -> tuple[Appraisal, Proposal | None]:
+        """Candidates of the batch, and today's states of remembered events that are replayed beside it."""
+        main, *replayed = packed.segments
+        appraisal, proposal = hippocampus.propose(main.of(hidden), main.valid, main.of(packed.tokens))
+        if proposal is not None and replayed:
+            refresh = hippocampus.refresh(replayed[0].of(hidden), replayed[0].of(packed.tokens))
+            proposal = replace(proposal, refresh=refresh)
+        return appraisal, proposal
+
     def _remember(
         self, hidden: Float[Tensor, "P D"], modulated: tuple[Segment, ...]
-    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, "Q D"] | None]:
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, "Q D"] | None, Retrieval | None]:
         """F_hip from the early state. An empty memory gives exactly 0, and a zero gradient to all of its path."""
         if self.hippocampus is None or self.feedback is None:
-            return hidden, None
-        if not self.hippocampus.read_ranges():
-            idle = [*self.feedback.parameters(), self.hippocampus.query.weight, self.hippocampus.output.weight]
-            return anchor(hidden, *idle, self.hippocampus.output_gate), None
+            return hidden, None, None
         early = _rows(hidden, modulated)
-        return hidden, self.feedback(early, self.hippocampus.recall(early))
+        found = self.hippocampus.retrieve(early)
+        if found is None:
+            idle = [*self.feedback.parameters(), *self.hippocampus.reading()]
+            return anchor(hidden, *idle), None, None
+        return hidden, self.feedback(early, self.hippocampus.recall(early, found)), found
+
+    def _mixture(self, states: Float[Tensor, "P D"], found: Retrieval | None) -> Mixture | None:
+        """What slots that know their next token add to the prediction; nothing where the memory was not read."""
+        if self.hippocampus is None or found is None or not self.hippocampus.predicts:
+            return None
+        num_read = found.slots.shape[0]
+        mixture = self.hippocampus.mixture(states[:num_read], found)
+        return mixture.of(lambda tensor: F.pad(tensor, (0, 0, 0, states.shape[0] - num_read)))
 
     def units(self) -> list[nn.Module]:
         """The columns, and the L5 maps within them, which run on their own: a column reports after its output."""
@@ -135,7 +159,7 @@ class Cortex(Trunk):
 
     @property
     def num_events(self) -> int:
-        return 0 if self.hippocampus is None else self.hippocampus.count
+        return 0 if self.hippocampus is None else self.hippocampus.num_events
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
         thalamus = [] if self.thalamus is None else [self.thalamus]

@@ -43,7 +43,7 @@ def pass_cost(
 
     hippocampus = Cost()
     if reads:
-        window = min(slots, config.memory_slots, config.memory_read_window)
+        window = min(slots, config.read_slots)
         hippocampus += learned(2.0 * tokens * d * config.memory_key_dim)
         hippocampus += frozen(2.0 * tokens * window * config.memory_key_dim)
         hippocampus += learned(square)  # output map

@@ -20,6 +20,12 @@ def uniform_slots(first: int, size: int, draws: Float[Tensor, " n"]) -> Int[Tens
     return torch.where(numbers < size, numbers, (draws * (numbers + 1)).long())
 
 
+def last_for_each(slots: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Every slot once, and which of the things meant for it is the last, which plain indexing leaves open."""
+    winner: dict[int, int] = dict(zip(slots.tolist(), range(len(slots)), strict=True))
+    return torch.tensor(list(winner), dtype=torch.int64), torch.tensor(list(winner.values()), dtype=torch.int64)
+
+
 def weighted_slots(
     keys: Float[Tensor, " M"], weights: Float[Tensor, " n"], draws: Float[Tensor, " n"]
 ) -> Int[Tensor, " n"]:

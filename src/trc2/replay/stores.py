@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trc2.nn.host import HostState
 from trc2.nn.keyed import keyed_generator
-from trc2.replay.reservoirs import Stretches, uniform_slots, weighted_slots
+from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weighted_slots
 
 Keep = Literal["uniform", "loss", "surprise", "balanced"]
 Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and how hard each was
@@ -232,6 +232,5 @@ def cut_chunks(tokens: Shaped[Tensor, "B T"], chunk_length: int) -> Shaped[Tenso
 
 def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
     """store[slots] = chunks; of several chunks for one slot the last stays, which plain indexing leaves open."""
-    winner: dict[int, int] = dict(zip(slots.tolist(), range(len(slots)), strict=True))
-    if winner:
-        store[torch.tensor(list(winner))] = chunks[torch.tensor(list(winner.values()))]
+    where, which = last_for_each(slots)
+    store[where] = chunks[which]

@@ -8,14 +8,17 @@ from pathlib import Path
 from trc2.config import EvalConfig, StreamConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.plan import Plan
 from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.cache import expanded
-from trc2.stream.prepare import PreparedTask, prepare_file, prepare_stream
+from trc2.stream.prepare import PreparedStream, PreparedTask, prepare_file, prepare_stream
 from trc2.stream.sources import SPLITS, check_task_names
 from trc2.stream.tokenizer import Tokenizer
 from trc2.train.evaluate import score_task
+from trc2.train.feed import Feed
+from trc2.train.memory_control import MemoryControl, apply_control, score_with_cache
 from trc2.train.precision import choose_device
 from trc2.train.resume import check_data
 
@@ -29,18 +32,24 @@ def score_target(
     split: str = "validation",
     text_format: str = "text",
     again: bool = False,
+    memory: MemoryControl = "read",
 ) -> dict[str, dict[str, float]]:
     """Metrics by task or file name, of a run's newest checkpoint or of a saved model; `tokens` counts what was scored.
 
-    Tasks are scored as the run scores them, on as many batches; files whole.
+    Tasks are scored as the run scores them, on as many batches; files whole. `memory` replaces the episodic memory by
+    a control, see `trc2.train.memory_control`.
     """
     if split not in SPLITS:
         raise UserError(f"There is no split '{split}': choose one of {', '.join(SPLITS)}.")
+    if memory == "cache" and (files or not target.is_run):
+        raise UserError("--memory cache is filled by a run's own training text: name a run folder, without --file.")
     model, tokenizer = target.trained_model(warn)
     stream = target.config.stream
     of_tasks: dict[str, PreparedTask] = {}
+    prepared: PreparedStream | None = None
     if stream is not None and (tasks or not files):
-        of_tasks = _prepare_tasks(target, stream, tasks, tokenizer, check_test=split == "test" and not again)
+        prepared = _prepare_tasks(target, stream, tasks, tokenizer, check_test=split == "test" and not again)
+        of_tasks = {name: prepared.tasks[name] for name in tasks or prepared.tasks}
     elif tasks:
         raise UserError(f"{target.name} is a saved model without a stream, so it has no task '{tasks[0]}': use --file.")
     cache = StreamConfig.model_fields["cache"].default if stream is None else stream.cache
@@ -53,6 +62,12 @@ def score_target(
     model.to(device).eval()
     config = target.config.eval if target.is_run else EvalConfig()
     length = target.config.train.sequence_length
+    if memory == "cache":
+        assert prepared is not None, "a run has a stream"
+        feed = Feed(target.config, Plan.of_run(target.config), prepared)
+        windows = {name: SplitWindows(task, length) for name, task in of_tasks.items()}
+        return score_with_cache(model, feed, windows, split, config, device)
+    apply_control(model, memory)
     whole = config.replace(max_batches=None)
     parts = {name: (task, split, config) for name, task in of_tasks.items()}
     parts |= {name: (task, "train", whole) for name, task in of_files.items()}
@@ -76,7 +91,7 @@ def _folder_of(target: Target) -> RunFolder:
 
 def _prepare_tasks(
     target: Target, stream: StreamConfig, tasks: Sequence[str], tokenizer: Tokenizer, *, check_test: bool
-) -> dict[str, PreparedTask]:
+) -> PreparedStream:
     """The packed tasks of a run, as it learnt them."""
     folder = _folder_of(target)
     check_task_names(tasks, [task.name for task in stream.tasks])
@@ -84,7 +99,7 @@ def _prepare_tasks(
         _check_test_split(folder)
     prepared = prepare_stream(stream, tokenizer=tokenizer, known=folder.data()["tasks"])
     check_data(folder, prepared)
-    return {name: prepared.tasks[name] for name in tasks or prepared.tasks}
+    return prepared
 
 
 def _check_test_split(folder: RunFolder) -> None:
