@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from trc2.bench.probe import Speed, measure_speed
 from trc2.config import RunConfig, TaskConfig, parse_settings, settings_text
+from trc2.config.pretrained import DESCRIBED, HFConfig, describe
 from trc2.errors import UserError
 from trc2.machine import available_cores
 from trc2.runs.budget import budget_of
@@ -117,22 +119,34 @@ Probe = Callable[[RunConfig, float], Speed]
 
 
 def propose(
-    corpora: list[Corpus], seconds: float, folder: Path, prepare: Prepare, probe: Probe = measure_speed
+    corpora: list[Corpus],
+    seconds: float,
+    folder: Path,
+    prepare: Prepare,
+    probe: Probe = measure_speed,
+    pretrained: str | None = None,
 ) -> Proposal:
-    """Choose a model, measure it, prepare the data it needs, and lay steps and evaluations into the time."""
+    """Choose a model, measure it, prepare the data it needs, and lay steps and evaluations into the time.
+
+    With `pretrained` that model of transformers goes on learning, and only the steps are chosen.
+    """
     start_up = _start_up_seconds()
     budget = max(0.3 * seconds, seconds - start_up)
-    proposal = _sized(corpora, budget, folder, probe, start_up)
+    candidates = [partial(_config, corpora, size, folder) for size in SIZES]
+    if pretrained is not None:
+        candidates = [partial(_pretrained_config, corpora, pretrained, folder)]
+    proposal = _sized(candidates, MIN_STEPS * len(corpora), budget, probe, start_up)
     config = proposal.config
     feed = Feed(config, Plan.of_run(config), prepare(config))  # refuses here what training would refuse
     return _timed(proposal, corpora, feed, seconds)
 
 
-def _sized(corpora: list[Corpus], budget: float, folder: Path, probe: Probe, start_up: float) -> Proposal:
+def _sized(
+    candidates: Sequence[Callable[[int], RunConfig]], wanted: int, budget: float, probe: Probe, start_up: float
+) -> Proposal:
     """The largest model that still gets its steps; of those whose time was only guessed the first that keeps it."""
     flops = UTILISATION * peak_matmul_flops(choose_device("auto"))
-    wanted = MIN_STEPS * len(corpora)
-    guesses = [_config(corpora, size, wanted, folder) for size in SIZES]
+    guesses = [candidate(wanted) for candidate in candidates]
     fitting = [n for n, g in enumerate(guesses) if budget_of(g).training_flops_per_step / flops * wanted <= budget]
     number = max(fitting, default=0)
     while True:
@@ -140,7 +154,7 @@ def _sized(corpora: list[Corpus], budget: float, folder: Path, probe: Probe, sta
         speed = probe(config, min(PROBE_SECONDS, max(0.5, 0.1 * budget)))
         steps = int(budget * (1 - SHARE_OF_SCORING) / speed.step)
         if number == 0 or steps >= 0.6 * wanted:
-            return Proposal(_config(corpora, SIZES[number], max(1, steps), folder), speed, start_up)
+            return Proposal(candidates[number](max(1, steps)), speed, start_up)
         number -= 1
 
 
@@ -181,37 +195,61 @@ def _with_steps(proposal: Proposal, steps: dict[str, int]) -> Proposal:
     return replace(proposal, config=RunConfig(**values))
 
 
-def _config(corpora: list[Corpus], size: Size, steps: int, folder: Path) -> RunConfig:
-    """A run of one size over all corpora; no more of a large one is read than so many steps need."""
-    smallest = min(corpus.tokens for corpus in corpora)
+def _config(corpora: list[Corpus], size: Size, folder: Path, steps: int) -> RunConfig:
+    """A run of one size over all corpora."""
     vocabulary = _vocabulary(sum(corpus.size for corpus in corpora), size)
-    wide = torch.cuda.is_available()
-    length, rows = 256 if wide or size.d_model >= 256 else 128, 32 if wide else 16
-    while length * rows * 3 > smallest * 0.9 and length * rows > 32:  # a step, its control subset, and some to spare
-        length, rows = (length // 2, rows) if length > 64 or rows <= 2 else (length, rows // 2)
-    share = math.ceil(steps / len(corpora)) * rows * length
-    wanted = max(1_000_000, int(1.5 * share * BYTES_PER_TOKEN))
-    chunk = min(64, length)
+    length, rows = _batch(corpora, 256 if torch.cuda.is_available() or size.d_model >= 256 else 128)
     return RunConfig(
         model={
             "vocab_size": vocabulary, "d_model": size.d_model, "num_columns": size.num_columns,
             "num_heads": size.num_heads, "num_kv_heads": max(1, size.num_heads // 2), "num_experts": size.num_experts,
             "max_positions": length, "memory_slots": 1024 if size.d_model < 256 else 4096,
-            "memory_key_dim": 32 if size.d_model < 256 else 128, "replay_recent_chunks": 512,
-            "replay_long_chunks": 4096, "replay_chunk_length": chunk,
+            "memory_key_dim": 32 if size.d_model < 256 else 128, **_stores(length),
         },
         stream={
             "tokenizer": {"vocab_size": vocabulary, "max_train_bytes": 5_000_000}, "control_batches": 2,
-            "tasks": [
-                {"name": c.name, "folder": str(c.path), "steps": max(1, steps // len(corpora)),
-                 **({"max_train_bytes": wanted} if c.size > wanted else {}), "max_eval_bytes": 1_000_000}
-                for c in corpora
-            ],
+            "tasks": _tasks(corpora, steps, rows * length),
         },
         train={"sequence_length": length, "batch_size": rows, "learning_rate": size.learning_rate},
         eval={"batch_size": rows, "text_sequences": 0},
         output={"folder": folder},
     )  # fmt: skip
+
+
+def _pretrained_config(corpora: list[Corpus], pretrained: str, folder: Path, steps: int) -> RunConfig:
+    """A model of transformers, with its own tokenizer, that goes on learning on all corpora."""
+    length, rows = _batch(corpora, min(256, describe(pretrained)["max_positions"]))
+    return RunConfig(
+        model={"name": "hf", "pretrained": pretrained, "replay_share": 0.1, **_stores(length)},
+        stream={"control_batches": 2, "tasks": _tasks(corpora, steps, rows * length)},
+        train={"sequence_length": length, "batch_size": rows, "learning_rate": 1e-4, "schedule": "wsd"},
+        eval={"batch_size": rows, "text_sequences": 0},
+        output={"folder": folder},
+    )
+
+
+def _batch(corpora: list[Corpus], length: int) -> tuple[int, int]:
+    """Tokens of a row and rows of a step: smaller where there is little text."""
+    smallest = min(corpus.tokens for corpus in corpora)
+    rows = 32 if torch.cuda.is_available() else 16
+    while length * rows * 3 > smallest * 0.9 and length * rows > 32:  # a step, its control subset, and some to spare
+        length, rows = (length // 2, rows) if length > 64 or rows <= 2 else (length, rows // 2)
+    return length, rows
+
+
+def _stores(length: int) -> dict[str, int]:
+    return {"replay_recent_chunks": 512, "replay_long_chunks": 4096, "replay_chunk_length": min(64, length)}
+
+
+def _tasks(corpora: list[Corpus], steps: int, tokens_per_step: int) -> list[dict[str, Any]]:
+    """One task per corpus; no more of a large one is read than so many steps need."""
+    share = math.ceil(steps / len(corpora)) * tokens_per_step
+    wanted = max(1_000_000, int(1.5 * share * BYTES_PER_TOKEN))
+    return [
+        {"name": c.name, "folder": str(c.path), "steps": max(1, steps // len(corpora)),
+         **({"max_train_bytes": wanted} if c.size > wanted else {}), "max_eval_bytes": 1_000_000}
+        for c in corpora
+    ]  # fmt: skip
 
 
 def _vocabulary(size: int, model: Size) -> int:
@@ -234,6 +272,8 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
     assert config.stream is not None
     values = config.model_dump(mode="json", exclude_defaults=True)
     values["model"].pop("replay_seed", None)  # follows train.seed
+    if isinstance(config.model, HFConfig):
+        values["model"] = {k: v for k, v in values["model"].items() if k not in DESCRIBED}  # the folder says it
     for task in values["stream"]["tasks"]:
         task.pop("builtin", None)
     text = "\n".join(_lines(proposal, corpora, values, command)) + "\n"
@@ -250,7 +290,9 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
     yield f"# about {proposal.seconds / 60:.1f} minutes: {proposal.steps} steps of {speed.step:.3f} s,"
     yield f"# {rate:,.0f} tokens/s, and evaluations between them. `trc2 config THIS_FILE` explains every setting."
     comments = {
-        "model": "the largest model of the ladder that gets enough steps in the time",
+        "model": "the model you have, and a tenth of every step's tokens from earlier text"
+        if isinstance(config.model, HFConfig)
+        else "the largest model of the ladder that gets enough steps in the time",
         "stream": "tasks in the order they are learnt; of large folders no more is read than the steps need",
         "train": "a step reads batch_size × micro_batches rows of sequence_length tokens",
         "control": "how often replay is adjusted to what is being forgotten",

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 def init(
     folders: Annotated[list[Path], typer.Argument(help="Folders of text, or files: one task each, in this order.")],
     minutes: Annotated[float, typer.Option(help="How long training may take.", min=0.1, max=100_000)] = 10.0,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model you have: a Hugging Face folder, or a name on the hub. Otherwise a new TRC²."),
+    ] = None,
     recipe: Annotated[Path, typer.Option("--out", help="The recipe to write.")] = Path("my.yaml"),
     as_json: AsJson = False,
 ) -> None:
@@ -38,8 +42,9 @@ def init(
             status.stop()
             return prepare_with_progress(config, shown)
 
-        proposal = propose(corpora, 60 * minutes, folder, prepare)
-    command = f"trc2 init {' '.join(map(str, folders))} --minutes {minutes:g}"
+        own = None if model is None else str(Path(model).resolve()) if Path(model).is_dir() else model
+        proposal = propose(corpora, 60 * minutes, folder, prepare, pretrained=own)
+    command = f"trc2 init {' '.join(map(str, folders))} --minutes {minutes:g}{f' --model {model}' if model else ''}"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, recipe_text(proposal, corpora, " ".join(command.split())).encode())
     speed, config = proposal.speed, proposal.config
@@ -50,7 +55,7 @@ def init(
             "columns": config.model.depth, "tasks": {corpus.name: corpus.size for corpus in corpora},
         })  # fmt: skip
         return
-    size = f"{config.model.depth} columns of width {config.model.d_model}"
+    size = f"{config.model.depth} {'columns' if model is None else 'layers'} of width {config.model.d_model}"
     shown.print(f"{size}, {proposal.steps} steps at {speed.tokens_per_second(config):,.0f} tokens/s.")
     if proposal.seconds < 40 * minutes:
         shown.print("The text is known by heart before the time is up: more of it would be worth more than more steps.")
