@@ -169,7 +169,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        """All layers run again in the backward pass, never reentrantly, whatever `gradient_checkpointing_kwargs` say."""
+        """All layers run again in the backward pass, never reentrantly, whatever the keyword arguments say."""
         _reject({name: value for name, value in options.items() if value != 1})  # of every_n_layers 1 is the default
         super().gradient_checkpointing_enable(gradient_checkpointing_kwargs)
 

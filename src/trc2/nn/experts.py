@@ -84,7 +84,7 @@ class RoutedExperts(nn.Module):
         """All experts on all tokens, unselected ones with weight 0: no shape depends on data, E/k times the work."""
         weights = torch.zeros_like(routing.probabilities).scatter(1, routing.experts, routing.weights)
         outputs = [expert(u) for expert in self.experts]
-        return sum(out * weights[:, e : e + 1].to(out.dtype) for e, out in enumerate(outputs))  # type: ignore[return-value]
+        return sum(out * weights[:, e : e + 1].to(out.dtype) for e, out in enumerate(outputs))
 
     def _by_expert(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""

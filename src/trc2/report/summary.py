@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trc2.files import reading, write_atomically
+from trc2.metrics.exam import ROOT
 from trc2.metrics.forgetting import METRICS
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.report.finished import FinishedRun, check_comparable, read_run
@@ -41,6 +42,7 @@ def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     lines += [
         forgetting_table(run),
         "",
+        *_lm_lines(run),
         *_test_lines(run),
         *_cost_lines(run),
         *[f"![{name}]({name})" for name in pictures],
@@ -153,6 +155,19 @@ def _test_lines(run: FinishedRun) -> list[str]:
     scores = {task: found.get(f"test/{task}/perplexity") for task in run.tasks}
     cells = [f"{markdown(task)} {score:.4g}" for task, score in scores.items() if score is not None]
     return [f"Test perplexity, read once at the end: {', '.join(cells)}.", ""] if cells else []
+
+
+def _lm_lines(run: FinishedRun) -> list[str]:
+    """Tasks of the lm-evaluation-harness at the last boundary, and how far they are behind their best earlier one."""
+    found = run.final("eval")
+    rows = []
+    for path, value in found.items():
+        root, _, name = path.partition("/")
+        if root == ROOT:
+            lost = found.get(f"cl/{path}/forgetting")
+            rows.append(f"| {markdown(name)} | {value:.4g} | {'–' if lost is None else f'{lost:.4g}'} |")
+    head = ["| lm-evaluation-harness | value | forgetting |", "|---|---:|---:|"]
+    return [*head, *rows, ""] if rows else []
 
 
 COSTS = (
