@@ -99,8 +99,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def wrap(cls, net: Backbone) -> TRC2ForCausalLM:
-        """The face of a network that exists already; both share their weights."""
-        return cls(TRC2PretrainedConfig(backbone=net.config), net)
+        """The face of a network that exists already, in the mode it is in; both share their weights."""
+        return cls(TRC2PretrainedConfig(backbone=net.config), net).train(net.training)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -216,7 +216,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         x = input_ids if inputs_embeds is None else stand_ins(self.net, inputs_embeds)
         assert x is not None
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.net.training
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with embedded(self.net, inputs_embeds), recorded(self.net, bool(wants_states)) as states:
             if labels is not None:
@@ -234,7 +234,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         return output if is_dict else output.to_tuple()
 
     def _check_can_learn_from(self, embeddings: Tensor | None) -> None:
-        if embeddings is not None and self.training and self.net.replay is not None:
+        if embeddings is not None and self.net.training and self.net.replay is not None:
             raise UserError("inputs_embeds cannot be stored for replay: give input_ids, or a model with replay=False.")
 
     def _decode(
@@ -258,7 +258,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         logits, aux = self.net(x, targets, valid=mask, return_logits=return_logits, read_memory=reads_memory)
         losses = {name.removeprefix("loss_"): value for name, value in aux.items() if name.startswith("loss_")}
         losses["objective"] = aux["loss"]
-        loss = aux["loss"] if self.training else aux["loss_lm"]
+        loss = aux["loss"] if self.net.training else aux["loss_lm"]
         if num_items is not None:
             loss = loss * (aux["num_labels"] / num_items)
         return TRC2Output(loss=loss, logits=logits, losses=losses)

@@ -73,7 +73,8 @@ def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str
         lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
     if ancestry.is_run:
         lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
-    lines += [*_gate_lines(run), *_test_lines(run), *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
+    lines += [*_gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
+    lines += [*[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
 
 
@@ -86,15 +87,21 @@ def _gate_lines(run: FinishedRun) -> list[str]:
         gate = json.loads(path.read_text(encoding="utf-8"))
         limit = "no limit" if gate["limit"] is None else f"limit {gate['limit']:.1%}"
         rows = [
-            f"| {markdown(task)} | {markdown(found['split'])}, {int(found['documents'])} documents "
+            f"| {markdown(task)} | {markdown(', '.join(filter(None, (found['split'], _documents(found)))))} "
             f"| {_percent(found['rise'])} | {_percent(found['low'])} … {_percent(found['high'])} "
             f"| {markdown(found['verdict'])} |"
             for task, found in gate["tasks"].items()
         ]
     if not rows:
         return []
-    header = ["| task | held-out text | perplexity | 95 % | verdict |", "|---|---|---:|---:|---|"]
+    header = ["| task | held-out text | worse by | 95 % | verdict |", "|---|---|---:|---:|---|"]
     return [f"Against the parent on held-out text ({limit}):", "", *header, *rows, ""]
+
+
+def _documents(found: dict[str, object]) -> str:
+    """How many, and what was measured on them where it was not the perplexity."""
+    measure = found.get("measure", "perplexity")
+    return f"{int(str(found['documents']))} documents" + ("" if measure == "perplexity" else f": {measure}")
 
 
 def _percent(value: object) -> str:

@@ -17,7 +17,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.files import write_atomically
-from trc2.metrics.exam import ROOT, Score, falls
+from trc2.metrics.exam import Score, falls
 from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.folder import RunFolder, Warn
@@ -38,7 +38,8 @@ SCHEMA = 1
 class TaskVerdict:
     """How much the perplexity of a past task rose against the parent, on which text, and whether that is within.
 
-    For a task of the lm-evaluation-harness `measure` is another one, and the rise is its loss in its own unit.
+    For a task of the lm-evaluation-harness `measure` is another one, the rise is what it lost in its own unit, and the
+    split is the task's own business.
     """
 
     task: str
@@ -53,6 +54,10 @@ class TaskVerdict:
     def passed(self) -> bool:
         """Only if even the upper bound is within the limit; NaN is within none."""
         return self.limit is None or self.rise.high <= self.limit
+
+    @property
+    def text(self) -> str:
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}"
 
     @property
     def word(self) -> str:
@@ -127,7 +132,7 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
         split = held_out_split(task)
         verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
     for score, fall in falls(old_exam, new_exam, np.random.default_rng(config.train.seed)):
-        verdicts.append(TaskVerdict(score.task, ROOT, len(score.documents), 0, fall, limit, score.metric))
+        verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
     write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
     return verdict
