@@ -184,7 +184,7 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("lm-eval", paths_to_read, harness, on=("run", "model"))),
     )
     return [
-        Kind("eval", 36, eval_), Kind("lm-eval", 8, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
+        Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
         Kind("generate", 28, generate), Kind("dream", 20, dream),
     ]  # fmt: skip
 

@@ -234,8 +234,12 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         return output if is_dict else output.to_tuple()
 
     def _check_can_learn_from(self, embeddings: Tensor | None) -> None:
-        if embeddings is not None and self.net.training and self.net.replay is not None:
-            raise UserError("inputs_embeds cannot be stored for replay: give input_ids, or a model with replay=False.")
+        """Stores, and a memory that notes tokens beside its events, would keep stand-ins for what nobody knows."""
+        keeps_tokens = self.net.replay is not None or getattr(self.net.config, "predicts_from_memory", False)
+        if embeddings is not None and self.net.training and keeps_tokens:
+            raise UserError(
+                "inputs_embeds cannot be learnt from where tokens are stored, for replay or by the memory: give input_ids."
+            )
 
     def _decode(
         self, x: Tensor, mask: Tensor | None, cache: DecodingCache, reads_memory: bool, keep: int
