@@ -47,7 +47,7 @@ def test_every_command_has_one_file_and_help_keeps_their_order() -> None:
     group = typer.main.get_group(app)
     assert tuple(group.commands) == COMMANDS
     folder = Path(cli.__file__).parent
-    assert {path.stem for path in folder.glob("cmd_*.py")} == {f"cmd_{name}" for name in COMMANDS}
+    assert {path.stem for path in folder.glob("cmd_*.py")} == {f"cmd_{name.replace('-', '_')}" for name in COMMANDS}
 
 
 def test_verify_prints_a_table_writes_json_and_a_picture_and_takes_a_saved_model(

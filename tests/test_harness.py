@@ -63,7 +63,13 @@ def test_the_command_scores_a_local_task(kind: str, tiny_run: Callable[..., RunC
     done = subprocess.run(command, capture_output=True, text=True, env=offline)
     assert done.returncode == 0, done.stderr[-3000:]
     (results,) = (tmp_path / "out").rglob("results_*.json")
-    assert "acc,none" in json.loads(results.read_text())["results"]["fruits"]
+    accuracy = json.loads(results.read_text())["results"]["fruits"]["acc,none"]
+    ours = [sys.executable, "-W", "ignore", "-m", "trc2", "lm-eval", str(tmp_path / "model"), "--tasks", "fruits",
+            "--include", str(tmp_path / "tasks"), "--json"]  # fmt: skip
+    told = subprocess.run(ours, capture_output=True, text=True, env=offline)
+    assert told.returncode == 0, told.stderr[-3000:]
+    (score,) = json.loads(told.stdout)
+    assert (score["task"], score["metric"], score["value"]) == ("fruits", "acc", accuracy)
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     rows_of = [json.loads(line) for line in samples.read_text().splitlines()]
     net, tokenizer = find_target(str(tmp_path / "model")).trained_model(print)

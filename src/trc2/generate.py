@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.nn.keyed import keyed_generator
+from trc2.nn.linear import Matrix
 from trc2.stream.tokenizer import Tokenizer
 
 
@@ -57,7 +58,7 @@ def lay_out_for_decoding(net: nn.Module) -> None:
     weights, and only `save_model` writes the usual layout again.
     """
     for module in net.modules():
-        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.device.type == "cpu":
+        if isinstance(module, nn.Linear | Matrix | nn.Embedding) and module.weight.device.type == "cpu":
             module.weight.data = module.weight.data.T.contiguous().T
 
 

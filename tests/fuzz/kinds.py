@@ -178,8 +178,13 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("dream", either, little, on=("run", "model"), after=damage("run", "model"))),
         (1, typed("dream", paths_to_read, little, on=("run", "model"))),
     )
+    harness = line(option("--tasks", ("quiz", ","), words), option("--limit", ("2",), numbers, 2))
+    lm_eval = weighted(
+        (1, typed("lm-eval", either, harness, on=("run", "model"))),
+        (1, typed("lm-eval", paths_to_read, harness, on=("run", "model"))),
+    )
     return [
-        Kind("eval", 36, eval_), Kind("report", 20, report), Kind("export", 24, export),
+        Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
         Kind("generate", 28, generate), Kind("dream", 20, dream),
     ]  # fmt: skip
 

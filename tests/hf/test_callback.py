@@ -118,7 +118,7 @@ def test_the_trainer_evaluates(tmp_path: Path) -> None:
     found = trainer(tmp_path, net, eval_dataset=rows, arguments={"per_device_eval_batch_size": 6}).evaluate()
     net.eval()
     _, aux = net(rows.rows, torch.nn.functional.pad(rows.rows[:, 1:], (0, 1), value=-100))
-    assert found["eval_loss"] == pytest.approx(aux["loss"].item(), rel=1e-5)
+    assert found["eval_loss"] == pytest.approx(aux["loss_lm"].item(), rel=1e-5)
     assert net.num_events == 0
 
 

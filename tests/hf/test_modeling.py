@@ -256,7 +256,7 @@ def test_labels_are_shifted_and_padding_is_not_scored() -> None:
     targets = torch.nn.functional.pad(x.masked_fill(mask == 0, -100)[:, 1:], (0, 1), value=-100)
     _, aux = model.net(x, targets, valid=mask)
     torch.testing.assert_close(aux["loss_lm"], -scores[mask[:, 1:] == 1].mean(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(out.loss, aux["loss"])
+    torch.testing.assert_close(out.loss, aux["loss_lm"])
     assert model(x, labels=x, return_logits=False).logits is None
 
 
@@ -274,7 +274,7 @@ def test_num_items_in_batch_makes_micro_batches_add_up() -> None:
     torch.testing.assert_close(shares[0] + shares[1], expected)
 
 
-@pytest.mark.parametrize("name", ["inputs_embeds", "position_ids", "output_attentions", "cache_position"])
+@pytest.mark.parametrize("name", ["position_ids", "output_attentions", "cache_position"])
 def test_what_cannot_be_heeded_is_refused(name: str) -> None:
     model = TRC2ForCausalLM.wrap(remembering())
     with pytest.raises(UserError, match=name):

@@ -58,7 +58,7 @@ def test_loss_and_gradients_are_those_of_transformers(kind: str, model_folder: F
     assert ("loss_load_balance" in aux) == (kind == "mixtral")
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", [*KNOWN, "gemma2"])  # the last one's softmax is eager: padding must not become NaN
 def test_pieces_padding_and_predictions_agree_with_the_whole(kind: str, model_folder: Folder) -> None:
     net, x = net_of(model_folder(kind)).eval(), tokens()
     with torch.no_grad():

@@ -118,6 +118,10 @@ class BlockTrunk(Trunk):
     def units(self) -> list[nn.Module]:
         return list(self.blocks)
 
+    def layers(self) -> list[nn.Module]:
+        """The first norm of every block: a block does not run as a whole in every wiring."""
+        return [block.mixer_norm for block in self.blocks]
+
     def new_states(self) -> list[State]:
         return [block.mixer.new_state() for block in self.blocks]
 

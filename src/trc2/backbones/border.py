@@ -43,8 +43,8 @@ def check_chunk_fits(config: BackboneConfig, length: int) -> None:
 
 
 def _check_ids(name: str, ids: Tensor, vocab_size: int, ignored: int | None = None) -> None:
-    if ids.device.type != "cpu":
-        return  # looking would wait for the device in every step
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return  # looking would wait for the device in every step, or break the graph
     low, high = int(ids.min()), int(ids.max())
     if ignored is not None and low == ignored:
         low = int(ids.masked_fill(ids == ignored, 0).min())

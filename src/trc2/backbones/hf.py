@@ -150,7 +150,18 @@ class HFTrunk(Trunk):
         moved = super()._apply(fn, recurse)
         if self.embedding.weight.dtype == torch.float64:  # torch's grouped products know no float64
             self.lm.config._experts_implementation = "eager"
+            self._keep_masks_finite()
         return moved
+
+    def _keep_masks_finite(self) -> None:
+        """Transformers masks with the smallest float64, but its eager softmax is float32, where that is −∞.
+
+        A padded query sees nothing, so its softmax would be NaN, and as a value of weight 0 reach the real rows.
+        """
+        for module in self.lm.modules():
+            takes_mask = "attention_mask" in inspect.signature(module.forward).parameters
+            if takes_mask and _finite_mask not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(_finite_mask, with_kwargs=True)
 
     @property
     def recompute(self) -> bool:
@@ -167,6 +178,15 @@ class HFTrunk(Trunk):
     def units(self) -> list[nn.Module]:
         """None are divided over ranks yet: a head that is no embedding would have to be, too."""
         return []
+
+
+def _finite_mask(
+    _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dtype == torch.float64:
+        kwargs = {**kwargs, "attention_mask": mask.clamp_min(torch.finfo(torch.float32).min)}
+    return args, kwargs
 
 
 def _scale(config: Any) -> float:

@@ -14,13 +14,13 @@ from trc2.plugins import blamed
 
 __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
-# `trc2 NAME` is cmd_NAME.py, which registers itself as it is imported; `trc2 --help` keeps this order.
+# `trc2 NAME` is cmd_NAME.py, with _ for -, which registers itself as it is imported; `trc2 --help` keeps this order.
 COMMANDS = (
-    "init", "recipes", "config", "train", "resume", "continue", "sweep", "eval", "report", "generate", "dream",
-    "export", "verify", "budget", "plan", "bench", "doctor", "data",
+    "init", "recipes", "config", "train", "resume", "continue", "sweep", "eval", "lm-eval", "report", "generate",
+    "dream", "export", "verify", "budget", "plan", "bench", "doctor", "data",
 )  # fmt: skip
 for _name in COMMANDS:
-    import_module(f"{__name__}.cmd_{_name}")
+    import_module(f"{__name__}.cmd_{_name.replace('-', '_')}")
 
 
 def main() -> None:

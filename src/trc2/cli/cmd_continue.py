@@ -153,5 +153,5 @@ def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
         )
     for found in verdict.tasks:
         bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
-        text = f"{found.documents} documents of {found.task}/{found.split}"
-        out.print(f"Against the parent, {text}: {found.rise.value:+.1%} ({bounds}).")
+        worse = "" if found.measure == "perplexity" else f"{found.measure} lost "
+        out.print(f"Against the parent, {found.text}: {worse}{found.rise.value:+.1%} ({bounds}).")

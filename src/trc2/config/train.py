@@ -109,6 +109,11 @@ class EvalConfig(Section):
     metrics: tuple[MetricConfig, ...] = Field(
         (), description="scores of installed plug-ins, by name, on the sequences that are scored as text"
     )
+    lm_tasks: tuple[str, ...] = Field(
+        (), description="tasks of the lm-evaluation-harness, scored before training and at task boundaries, and gated"
+    )
+    lm_include: str | None = Field(None, description="a folder with tasks of your own for `lm_tasks`, as .yaml files")
+    lm_limit: Count | None = Field(None, description="documents per task of `lm_tasks`; None means all")
     fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
 
     @field_validator("metrics", mode="before")

@@ -37,8 +37,10 @@ class MemoryCallback(TrainerCallback):
 
 
 def _face(model: nn.Module) -> TRC2ForCausalLM:
-    """Our model, also out of a wrapper for several devices (DistributedDataParallel and its like)."""
+    """Our model, also out of a wrapper for several devices (DistributedDataParallel and its like) or of peft."""
     inner = unwrap_model(model)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
     if not isinstance(inner, TRC2ForCausalLM):
         raise UserError(f"MemoryCallback was given a {type(inner).__name__}: it serves TRC2ForCausalLM only.")
     return inner

@@ -16,20 +16,25 @@ class TRC2PretrainedConfig(PreTrainedConfig):
 
     model_type = MODEL_TYPE
     # Transformers' own conventions: its Trainer adds a list to the first.
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "losses"]  # noqa: RUF012
     attribute_map = {"num_attention_heads": "num_heads"}  # noqa: RUF012
 
     def __init__(self, backbone: dict[str, Any] | BackboneConfig | None = None, **kwargs: Any) -> None:
         if kwargs.pop("schema", SCHEMA) != SCHEMA:
             raise UserError(f"This model was saved by another version: save it again with schema {SCHEMA}.")
         kwargs.pop("sha256", None)  # of the file it was read from; what is saved next has its own
-        if not kwargs.setdefault("tie_word_embeddings", True):
-            raise UserError("tie_word_embeddings=False cannot be built: the head is the embedding, leave it True.")
+        kwargs.setdefault("tie_word_embeddings", True)
         if not isinstance(backbone, BackboneConfig):
             backbone = TRC2Config() if backbone is None else model_config(backbone)
         self.backbone = backbone.model_dump()
         self.schema = SCHEMA
+        self.use_cache = bool(kwargs.pop("use_cache", True))
         super().__init__(**kwargs)
+        self.check_is_tied()
+
+    def check_is_tied(self) -> None:
+        if not self.tie_word_embeddings:
+            raise UserError("tie_word_embeddings=False cannot be built: the head is the embedding, leave it True.")
 
     @property
     def settings(self) -> Any:

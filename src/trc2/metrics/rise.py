@@ -29,14 +29,24 @@ def paired_rise(
     both models' sums of a document together, so what makes a document hard for both cancels out. NaN stays NaN; with
     one document there is no interval, and the bounds are infinite.
     """
-    difference = after - before
-    value = float(np.expm1(difference.sum() / max(1, tokens.sum())))
-    if len(tokens) < 2 or not np.isfinite(difference).all():
+    mean = _paired_mean(after - before, tokens, chance)
+    low, high = (float(np.expm1(bound)) if np.isfinite(bound) else bound for bound in (mean.low, mean.high))
+    return Interval(float(np.expm1(mean.value)), low, high)
+
+
+def paired_fall(before: NDArray[np.float64], after: NDArray[np.float64], chance: np.random.Generator) -> Interval:
+    """By how much the mean of a score per document fell, in the score's own unit; the interval is `paired_rise`'s."""
+    return _paired_mean(before - after, np.ones(len(before), dtype=np.int64), chance)
+
+
+def _paired_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], chance: np.random.Generator) -> Interval:
+    value = float(difference.sum() / max(1, weights.sum()))
+    if len(weights) < 2 or not np.isfinite(difference).all():
         nowhere = float("inf") if np.isfinite(value) else float("nan")
         return Interval(value, -nowhere, nowhere)
     drawn = np.empty(ROUNDS)
     for number in range(ROUNDS):
-        chosen = chance.integers(len(tokens), size=len(tokens))
-        drawn[number] = difference[chosen].sum() / tokens[chosen].sum()
+        chosen = chance.integers(len(weights), size=len(weights))
+        drawn[number] = difference[chosen].sum() / weights[chosen].sum()
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(value, float(np.expm1(low)), float(np.expm1(high)))
+    return Interval(value, float(low), float(high))

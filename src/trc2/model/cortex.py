@@ -136,6 +136,9 @@ class Cortex(Trunk):
         reporting = [column.layer5 for column in self.columns if column.layer5 is not None]
         return [*reporting, *self.columns]
 
+    def layers(self) -> list[nn.Module]:
+        return list(self.columns)
+
     def new_states(self) -> list[KeyValues | RunningSum]:
         """What decoding keeps: keys and values per column, and the router's running sum after every column."""
         return [*(KeyValues() for _ in self.columns), *(RunningSum() for _ in self.columns)]

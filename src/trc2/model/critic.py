@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
+from trc2.nn.linear import Matrix
 from trc2.nn.norm import cosine
 from trc2.ops.islands import at_least_float32
 
@@ -28,8 +29,8 @@ class Predictor(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.inner = nn.Linear(d_model, d_model, bias=False)
-        self.outer = nn.Linear(d_model, d_model, bias=False)
+        self.inner = Matrix(d_model, d_model)
+        self.outer = Matrix(d_model, d_model)
 
     def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return self.outer(F.silu(self.inner(states)))
@@ -47,9 +48,9 @@ class Critic(nn.Module):
         super().__init__()
         self.discount, self.clip, self.slow_decay = config.discount, config.td_clip, config.slow_decay
         self.predictor = Predictor(config.d_model)
-        self.value = nn.Linear(config.d_model, 1, bias=False)
+        self.value = Matrix(config.d_model, 1)
         self.slow_predictor = Predictor(config.d_model).requires_grad_(False)
-        self.slow_value = nn.Linear(config.d_model, 1, bias=False).requires_grad_(False)
+        self.slow_value = Matrix(config.d_model, 1).requires_grad_(False)
 
     def forward(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
         """Appraise detached cortical states; a transition counts if both of its tokens are real."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from trc2.nn.host import HostState
@@ -105,6 +105,15 @@ class EventStore(nn.Module):
         )
         ranges.append(range(self.num_slots, self.num_slots + self.num_sampled))
         return [part for part in ranges if len(part) > 0]
+
+    def in_view(self) -> Bool[Tensor, " S"]:
+        """Which slots the reader sees, by arithmetic on the counters: a compiled graph cannot look at them."""
+        device = self.keys.device
+        age = (self.cursor.pointer.to(device) - 1 - torch.arange(self.num_slots, device=device)) % self.num_slots
+        circle = age < self.cursor.count.clamp_max(self.window).to(device)
+        if self.cursor.left is None:
+            return circle
+        return torch.cat((circle, torch.arange(self.num_reservoir, device=device) < self.cursor.left.to(device)))
 
     def readable(self) -> Int[Tensor, " n"]:
         """The numbers of all slots the reader sees, in order."""

@@ -20,9 +20,9 @@ class FeedbackGate(nn.Module):
         super().__init__()
         d_model = config.d_model
         self.num_kept = math.ceil(config.gate_top_fraction * d_model - 1e-9)  # 0.07 · 100 is 7, not 8
-        self.gate = JoinedLinear(2 * d_model, d_model, bias=False)
+        self.gate = JoinedLinear(2 * d_model, d_model)
         self.gate_bias = nn.Parameter(torch.zeros(d_model))
-        self.to_thalamus = ScaledLinear(d_model, d_model, bias=False)
+        self.to_thalamus = ScaledLinear(d_model, d_model)
         self.strength = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Float[Tensor, "P D"], readout: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:

@@ -15,7 +15,7 @@ from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
 from trc2.model.events import EventStore
 from trc2.nn.fingerprint import fingerprints
-from trc2.nn.linear import ScaledLinear
+from trc2.nn.linear import Matrix, ScaledLinear
 from trc2.nn.mixture import Mixture
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
 from trc2.nn.trunk import Pending, Proposal, Refresh, WriteReport
@@ -82,13 +82,13 @@ class Hippocampus(EventStore):
 
         if config.has_readout:
             self.query = nn.Linear(d_model, key_dim, bias=False)
-            self.output = ScaledLinear(d_model, d_model, bias=False)
+            self.output = ScaledLinear(d_model, d_model)
             self.output_gate = nn.Parameter(torch.zeros(d_model))
         self.has_readout = config.has_readout
         self.critic = Critic(config)
         # Fixed random maps: the memory stays a nonparametric store over cortical features.
-        self.write_key = nn.Linear(d_model, key_dim, bias=False).requires_grad_(False)
-        self.write_value = nn.Linear(d_model, d_model, bias=False).requires_grad_(False)
+        self.write_key = Matrix(d_model, key_dim).requires_grad_(False)
+        self.write_value = Matrix(d_model, d_model).requires_grad_(False)
 
         self.register_buffer("threshold", torch.zeros(()))
         self.predicts, self.refreshes = config.predicts_from_memory, config.refreshes
@@ -126,6 +126,8 @@ class Hippocampus(EventStore):
 
     def retrieve(self, hidden: Float[Tensor, "P D"]) -> Retrieval | None:
         """The top-k_H slots of every position; None while the memory is empty."""
+        if torch.compiler.is_compiling():
+            return self._retrieve_masked(hidden)
         if not (window := self.read_ranges()):
             return None
         query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
@@ -145,6 +147,20 @@ class Hippocampus(EventStore):
         tokens = self.following[found.slots]
         shares = WIDEST * torch.sigmoid(drive) * found.weights * (tokens != UNKNOWN)
         return Mixture(shares, tokens.clamp_min(0))
+
+    def _retrieve_masked(self, hidden: Float[Tensor, "P D"]) -> Retrieval:
+        """`retrieve` for a compiled graph: all slots are scored and those out of view masked.
+
+        No shape depends on the counters, so what is read follows them without compiling anew. Slots out of view, all
+        of them while the memory is empty, have weight 0.
+        """
+        query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
+        with torch.autocast(query.device.type, enabled=False):
+            scores = query @ self.keys.to(query.dtype).T
+        in_view, lowest = self.in_view(), torch.finfo(scores.dtype).min
+        slots = top_k(scores.detach().masked_fill(~in_view, lowest), min(self.top_k, self.keys.shape[0]))
+        is_read = in_view[slots]
+        return Retrieval(slots, scores.gather(1, slots).masked_fill(~is_read, lowest).softmax(dim=-1) * is_read)
 
     @torch.no_grad()
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:

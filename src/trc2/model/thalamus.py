@@ -41,7 +41,7 @@ class ThalamicRouter(nn.Module):
         self.diffuse_gain = nn.Parameter(torch.zeros(1))
         self.competition = nn.Linear(rank, rank, bias=False)
         self.competition_bias = nn.Parameter(torch.zeros(rank))
-        self.back = ScaledLinear(rank, d_model, bias=False)
+        self.back = ScaledLinear(rank, d_model)
         self.modulation = nn.Parameter(torch.zeros(d_model))
 
     def forward(

@@ -75,7 +75,8 @@ class Decoding:
 
     def pack(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Packed:
         """The next T tokens of every row as one segment that knows what came earlier."""
-        if valid is not None and self.valid is None and bool(valid.all()):
+        looks = not torch.compiler.is_compiling()  # a look at values would break the graph
+        if looks and valid is not None and self.valid is None and bool(valid.all()):
             valid = None
         earlier = Earlier(self.length, self.valid) if self.length else None
         if valid is None and self.valid is not None:

@@ -74,9 +74,17 @@ class RoutedExperts(nn.Module):
 
     def dispatch(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Σ_{e ∈ top-k} p̃_e E_e(u)"""
+        if torch.compiler.is_compiling():
+            return self._by_weight(u, routing)
         # Decoding one row, there is nothing to sort. A gradient needs the long way, in which idle experts run too.
         without_gradient = self._by_token if u.shape[0] == 1 else self._by_expert
         return with_gradient(self._by_expert, without_gradient, u, routing)
+
+    def _by_weight(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
+        """All experts on all tokens, unselected ones with weight 0: no shape depends on data, E/k times the work."""
+        weights = torch.zeros_like(routing.probabilities).scatter(1, routing.experts, routing.weights)
+        outputs = [expert(u) for expert in self.experts]
+        return sum(out * weights[:, e : e + 1].to(out.dtype) for e, out in enumerate(outputs))
 
     def _by_expert(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""

@@ -1,16 +1,32 @@
-"""Linear maps that leave out a pass over all tokens.
+"""Linear maps with a reason not to be an `nn.Linear`.
 
-Modules of their own, so that hooks find them; adapters made for a plain `nn.Linear` do not fit their arguments.
+Adapters such as those of peft ("all-linear") take hold of every `nn.Linear`. They do not fit maps with further
+arguments, nor maps that must stay as they are or that others follow.
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class ScaledLinear(nn.Linear):
+class Matrix(nn.Module):
+    """x Wᵀ, drawn like an `nn.Linear`."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, x: Float[Tensor, "*P I"]) -> Float[Tensor, "*P O"]:
+        return F.linear(x, self.weight)
+
+
+class ScaledLinear(Matrix):
     """(x Wᵀ) ⊙ s: the scale meets the rows of the matrix where these are fewer than the tokens."""
 
     def forward(self, x: Float[Tensor, "*P I"], scale: Float[Tensor, " #O"]) -> Float[Tensor, "*P O"]:  # type: ignore[override]
@@ -19,7 +35,7 @@ class ScaledLinear(nn.Linear):
         return F.linear(x, self.weight * scale.unsqueeze(1))
 
 
-class JoinedLinear(nn.Linear):
+class JoinedLinear(Matrix):
     """[x; y] Wᵀ + b as two products: nothing is joined, and a detached half gets no gradient computed."""
 
     def forward(  # type: ignore[override]

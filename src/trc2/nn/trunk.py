@@ -164,6 +164,10 @@ class Trunk(nn.Module):
         """
         return []
 
+    def layers(self) -> list[nn.Module]:
+        """For every layer the module whose first argument is the state (P, D) that enters it; none if not told."""
+        return []
+
     def new_states(self) -> Sequence[State]:
         """What decoding begins with: one empty state for every part that looks back."""
         raise NotImplementedError

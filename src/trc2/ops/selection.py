@@ -20,7 +20,7 @@ CHECKS_TIES = ("cpu",)  # elsewhere a look at the result would wait for the devi
 
 def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
     """Indices of the k largest scores, largest first, ties by lowest index. Scores must be above −∞."""
-    if k > FEW_WINNERS or scores.numel() <= FEW_SCORES:
+    if k > FEW_WINNERS or scores.numel() <= FEW_SCORES or torch.compiler.is_compiling():
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
     if scores.shape[-1] >= WIDE_ROW:
         return _blocked_top_k(scores, k)
@@ -60,7 +60,7 @@ def top_k_mask(scores: Float[Tensor, "*P S"], k: int) -> Bool[Tensor, "*P S"]:
         return torch.ones_like(scores, dtype=torch.bool)
     *_, smallest_kept, best_left = scores.topk(k + 1, dim=-1).values.split(1, dim=-1)
     mask = scores >= smallest_kept
-    if bool((smallest_kept == best_left).any()):
+    if torch.compiler.is_compiling() or bool((smallest_kept == best_left).any()):
         above = scores > smallest_kept
         tied = mask & ~above
         room = k - above.sum(dim=-1, keepdim=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trc2.files import reading, write_atomically
+from trc2.metrics.exam import ROOT
 from trc2.metrics.forgetting import METRICS
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.report.finished import FinishedRun, check_comparable, read_run
@@ -41,6 +42,7 @@ def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     lines += [
         forgetting_table(run),
         "",
+        *_lm_lines(run),
         *_test_lines(run),
         *_cost_lines(run),
         *[f"![{name}]({name})" for name in pictures],
@@ -71,7 +73,8 @@ def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str
         lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
     if ancestry.is_run:
         lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
-    lines += [*_gate_lines(run), *_test_lines(run), *_cost_lines(run), *[f"![{name}]({name})" for name in pictures], ""]
+    lines += [*_gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
+    lines += [*[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
 
 
@@ -84,15 +87,21 @@ def _gate_lines(run: FinishedRun) -> list[str]:
         gate = json.loads(path.read_text(encoding="utf-8"))
         limit = "no limit" if gate["limit"] is None else f"limit {gate['limit']:.1%}"
         rows = [
-            f"| {markdown(task)} | {markdown(found['split'])}, {int(found['documents'])} documents "
+            f"| {markdown(task)} | {markdown(', '.join(filter(None, (found['split'], _documents(found)))))} "
             f"| {_percent(found['rise'])} | {_percent(found['low'])} … {_percent(found['high'])} "
             f"| {markdown(found['verdict'])} |"
             for task, found in gate["tasks"].items()
         ]
     if not rows:
         return []
-    header = ["| task | held-out text | perplexity | 95 % | verdict |", "|---|---|---:|---:|---|"]
+    header = ["| task | held-out text | worse by | 95 % | verdict |", "|---|---|---:|---:|---|"]
     return [f"Against the parent on held-out text ({limit}):", "", *header, *rows, ""]
+
+
+def _documents(found: dict[str, object]) -> str:
+    """How many, and what was measured on them where it was not the perplexity."""
+    measure = found.get("measure", "perplexity")
+    return f"{int(str(found['documents']))} documents" + ("" if measure == "perplexity" else f": {measure}")
 
 
 def _percent(value: object) -> str:
@@ -153,6 +162,19 @@ def _test_lines(run: FinishedRun) -> list[str]:
     scores = {task: found.get(f"test/{task}/perplexity") for task in run.tasks}
     cells = [f"{markdown(task)} {score:.4g}" for task, score in scores.items() if score is not None]
     return [f"Test perplexity, read once at the end: {', '.join(cells)}.", ""] if cells else []
+
+
+def _lm_lines(run: FinishedRun) -> list[str]:
+    """Tasks of the lm-evaluation-harness at the last boundary, and how far they are behind their best earlier one."""
+    found = run.final("eval")
+    rows = []
+    for path, value in found.items():
+        root, _, name = path.partition("/")
+        if root == ROOT:
+            lost = found.get(f"cl/{path}/forgetting")
+            rows.append(f"| {markdown(name)} | {value:.4g} | {'–' if lost is None else f'{lost:.4g}'} |")
+    head = ["| lm-evaluation-harness | value | forgetting |", "|---|---:|---:|"]
+    return [*head, *rows, ""] if rows else []
 
 
 COSTS = (

@@ -17,6 +17,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.files import write_atomically
+from trc2.metrics.exam import Score, falls
 from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.folder import RunFolder, Warn
@@ -25,6 +26,7 @@ from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import PreparedTask, prepare_stream
 from trc2.train.evaluate import evaluation_mode
+from trc2.train.examine import examine
 from trc2.train.precision import choose_device
 from trc2.train.resume import check_data
 
@@ -34,7 +36,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """How much the perplexity of a past task rose against the parent, on which text, and whether that is within."""
+    """How much the perplexity of a past task rose against the parent, on which text, and whether that is within.
+
+    For a task of the lm-evaluation-harness `measure` is another one, the rise is what it lost in its own unit, and the
+    split is the task's own business.
+    """
 
     task: str
     split: str
@@ -42,11 +48,16 @@ class TaskVerdict:
     tokens: int
     rise: Interval
     limit: float | None
+    measure: str = "perplexity"
 
     @property
     def passed(self) -> bool:
         """Only if even the upper bound is within the limit; NaN is within none."""
         return self.limit is None or self.rise.high <= self.limit
+
+    @property
+    def text(self) -> str:
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}"
 
     @property
     def word(self) -> str:
@@ -57,7 +68,7 @@ class TaskVerdict:
     def describe(self) -> dict[str, Any]:
         numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
         shown = {name: value if np.isfinite(value) else str(value) for name, value in numbers.items()}
-        counted = {"split": self.split, "documents": self.documents, "tokens": self.tokens}
+        counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
         return {**shown, **counted, "passed": self.passed, "verdict": self.word}
 
 
@@ -106,16 +117,22 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
     check_data(new, prepared)
     tasks = {name: prepared.tasks[name] for name in known_before(new)}
     device = choose_device("auto")
-    before, after = {}, {}
-    if tasks:  # one model after the other: two may not fit
-        before = _losses(find_target(str(parent)).model(warn), tasks, config, device)
-        after = _losses(new.model(warn)[0], tasks, config, device)
+
+    def look(model: Backbone) -> tuple[dict[str, Losses], list[Score]]:
+        return _losses(model, tasks, config, device), examine(model, prepared.tokenizer, config.eval)
+
+    before, old_exam, after, new_exam = {}, [], {}, []
+    if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
+        before, old_exam = look(find_target(str(parent)).model(warn))
+        after, new_exam = look(new.model(warn)[0])
     verdicts = []
     for name, task in tasks.items():
         (old_losses, tokens), (new_losses, _) = before[name], after[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
-        counts = {"documents": len(tokens), "tokens": int(tokens.sum())}
-        verdicts.append(TaskVerdict(name, held_out_split(task), rise=rise, limit=limit, **counts))
+        split = held_out_split(task)
+        verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
+    for score, fall in falls(old_exam, new_exam, np.random.default_rng(config.train.seed)):
+        verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
     write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
     return verdict

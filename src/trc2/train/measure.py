@@ -9,6 +9,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
+from trc2.metrics.exam import Score, with_forgetting
 from trc2.metrics.forgetting import metrics_of, summarise
 from trc2.nn.trunk import WriteReport
 from trc2.ranks import Ranks
@@ -23,6 +24,7 @@ from trc2.train.efficiency import (
     training_flops_per_token,
 )
 from trc2.train.evaluate import control_perplexity, score_task
+from trc2.train.examine import examine
 from trc2.train.feed import Feed
 from trc2.train.fence import fence
 from trc2.train.state import RunState
@@ -70,12 +72,17 @@ class Measure:
         if config.text_when == "boundaries" and step > 0 and not self.plan.is_boundary(step):
             config = config.replace(text_sequences=0)
         metrics: dict[str, float] = {}
+        examined: list[Score] = []
         with fence(config.fence, state.model, state.optimizer), state.strategy.serving():
+            if step == 0 or self.plan.is_boundary(step):
+                examined = examine(state.model, self.feed.tokenizer, config)
             for name in names:
                 scores = score_task(
                     state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+        for score in examined:
+            metrics |= with_forgetting(score, [record.metrics for record in self.story.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
         for metric in metrics_of(config.metrics).values():
