@@ -273,7 +273,8 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
     values = config.model_dump(mode="json", exclude_defaults=True)
     values["model"].pop("replay_seed", None)  # follows train.seed
     if isinstance(config.model, HFConfig):
-        values["model"] = {k: v for k, v in values["model"].items() if k not in DESCRIBED}  # the folder says it
+        told = {name: value for name, value in values["model"].items() if name not in DESCRIBED}  # not by the folder
+        values["model"] = {"name": config.model.name, **told}
     for task in values["stream"]["tasks"]:
         task.pop("builtin", None)
     text = "\n".join(_lines(proposal, corpora, values, command)) + "\n"
