@@ -238,7 +238,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         keeps_tokens = self.net.replay is not None or getattr(self.net.config, "predicts_from_memory", False)
         if embeddings is not None and self.net.training and keeps_tokens:
             raise UserError(
-                "inputs_embeds cannot be learnt from where tokens are stored, for replay or by the memory: give input_ids."
+                "inputs_embeds cannot be learnt from where replay or the memory stores tokens: give input_ids."
             )
 
     def _decode(

@@ -121,17 +121,18 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
     def look(model: Backbone) -> tuple[dict[str, Losses], list[Score]]:
         return _losses(model, tasks, config, device), examine(model, prepared.tokenizer, config.eval)
 
-    before, old_exam, after, new_exam = {}, [], {}, []
+    before: tuple[dict[str, Losses], list[Score]] = ({}, [])
+    after = before
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before, old_exam = look(find_target(str(parent)).model(warn))
-        after, new_exam = look(new.model(warn)[0])
+        before = look(find_target(str(parent)).model(warn))
+        after = look(new.model(warn)[0])
     verdicts = []
     for name, task in tasks.items():
-        (old_losses, tokens), (new_losses, _) = before[name], after[name]
+        (old_losses, tokens), (new_losses, _) = before[0][name], after[0][name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
         split = held_out_split(task)
         verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
-    for score, fall in falls(old_exam, new_exam, np.random.default_rng(config.train.seed)):
+    for score, fall in falls(before[1], after[1], np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
     write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
