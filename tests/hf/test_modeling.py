@@ -212,7 +212,7 @@ def test_memory_is_read_or_left_alone_and_never_written() -> None:
     model = TRC2ForCausalLM.wrap(remembering())
     x = tokens(model.net.config, 2, 8)
     before = {name: tensor.clone() for name, tensor in model.net.state_dict().items()}
-    read, off = model(x).logits, model(x, memory="off", use_cache=False).logits
+    read, off = (model(x, memory=memory, use_cache=False).logits for memory in ("read", "off"))
     assert float((read - off).detach().abs().max()) > 1e-3
     forgetful = remembering()
     assert forgetful.cortex.hippocampus is not None

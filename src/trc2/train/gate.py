@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from trc2.runs.plan import Plan
 from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import PreparedTask, prepare_stream
+from trc2.stream.tokenizer import Tokenizer
 from trc2.train.evaluate import evaluation_mode
 from trc2.train.examine import examine
 from trc2.train.precision import choose_device
@@ -117,22 +118,17 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
     check_data(new, prepared)
     tasks = {name: prepared.tasks[name] for name in known_before(new)}
     device = choose_device("auto")
-
-    def look(model: Backbone) -> tuple[dict[str, Losses], list[Score]]:
-        return _losses(model, tasks, config, device), examine(model, prepared.tokenizer, config.eval)
-
-    before: tuple[dict[str, Losses], list[Score]] = ({}, [])
-    after = before
+    before, after = Findings(), Findings()
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = look(find_target(str(parent)).model(warn))
-        after = look(new.model(warn)[0])
+        before = _look(find_target(str(parent)).model(warn), tasks, prepared.tokenizer, config, device)
+        after = _look(new.model(warn)[0], tasks, prepared.tokenizer, config, device)
     verdicts = []
     for name, task in tasks.items():
-        (old_losses, tokens), (new_losses, _) = before[0][name], after[0][name]
+        (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
         split = held_out_split(task)
         verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
-    for score, fall in falls(before[1], after[1], np.random.default_rng(config.train.seed)):
+    for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
     write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
@@ -142,11 +138,20 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
 Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
-def _losses(
-    model: Backbone, tasks: dict[str, PreparedTask], config: RunConfig, device: torch.device
-) -> dict[str, Losses]:
+@dataclass(frozen=True)
+class Findings:
+    """One model's losses per document of every task, and its scores of `eval.lm_tasks`."""
+
+    losses: dict[str, Losses] = field(default_factory=dict)
+    exam: list[Score] = field(default_factory=list)
+
+
+def _look(
+    model: Backbone, tasks: dict[str, PreparedTask], tokenizer: Tokenizer, config: RunConfig, device: torch.device
+) -> Findings:
     model.to(device)
-    return {name: document_losses(model, task, config, device) for name, task in tasks.items()}
+    losses = {name: document_losses(model, task, config, device) for name, task in tasks.items()}
+    return Findings(losses, examine(model, tokenizer, config.eval))
 
 
 def known_before(child: RunFolder) -> list[str]:
