@@ -56,7 +56,7 @@ for task in range(3):
         loss.backward()
         optimizer.step()
         stores.stage(rows)  # seen in this step, drawn from the next one on
-        stores.commit(stores.take_staged())
+        stores.commit(*stores.take_staged())
         if post and (step + 1) % control.every_steps == 0:
             now = {name: perplexity(int(name)) for name in post}
             state, trace = steer(control, base, state, now, post)

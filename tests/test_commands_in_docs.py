@@ -93,7 +93,10 @@ def check_ours(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page.name}: {command}" for page, command in SHOWN])
 def test_a_command_on_a_page_is_one_that_is_taken(page: Path, command: str) -> None:
-    check(command)
+    if page.name == "plugins.md" and command.startswith("trc2 "):  # its settings are those of the package it makes
+        parse(shlex.split(command)[1:])
+    else:
+        check(command)
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,7 @@ def _own(section: type[Section], common: type[Section]) -> tuple[str, ...]:
 def _below(section: type[Section], path: str, title: str, names: tuple[str, ...]) -> Iterator[Group]:
     """A section, then those inside it."""
     inner = {name: _sections(section.model_fields[name].annotation) for name in names}
-    # A list that is empty by default, such as eval.metrics, is also a setting of its own: its items go by their names.
-    if plain := tuple(name for name in names if not inner[name] or default_of(section, name) == []):
+    if plain := tuple(name for name in names if not isinstance(section.model_fields[name].annotation, type(Section))):
         yield Group(path, title, section, plain)
     for name in names:
         for child in inner[name]:
@@ -128,8 +127,8 @@ def takes(annotation: Any) -> str:
         return several + ", ".join(dict.fromkeys(takes(part) for part in inner if part is not Ellipsis))
     if kind is dict:
         return "a mapping"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return "names"
+    if isinstance(annotation, type(Section)):
+        return "settings of their own, below"
     return WORDS[annotation]
 
 
@@ -202,5 +201,6 @@ def names_page(before: str) -> str:
     """The public names of the package, each a directive that the site's generator fills in from its docstrings."""
     import trc2
 
+    homes = {"train": "trc2.api.train"}  # `trc2.train` is a package too, and that is what a reader of sources finds
     names = [name for name in trc2.__all__ if not name.startswith("__")]
-    return before + "\n" + "\n".join(f"::: trc2.{name}\n" for name in names)
+    return before + "\n" + "\n".join(f"::: {homes.get(name, f'trc2.{name}')}\n" for name in names)
