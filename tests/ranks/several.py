@@ -17,6 +17,9 @@ import torch
 PATIENCE = 150.0  # seconds, on a machine that has much else to do
 
 
+torch.optim.AdamW([torch.zeros(1)])  # the first one imports for a second: once here, not in every child
+
+
 def together(world: int, act: Callable[..., Any], *args: Any, double: bool = False) -> list[Any]:
     """`act(*args)` on every rank; what each returned, in the order of ranks. `double` trains in float64."""
     context = multiprocessing.get_context("fork")
