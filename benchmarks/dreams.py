@@ -96,7 +96,9 @@ def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
         config = config_of(model, seed, root / arm, stream)
         start_run(config.replace(control=config.control.replace(mode="fixed")), QUIET)
     continue_run(first, root / "controlled", code, QUIET)
-    return {arm: curve(root / arm) for arm in ARMS}
+    curves = {arm: curve(root / arm) for arm in ARMS}
+    start = curves["nothing"][0]  # a run that goes on does not score again what it ended with
+    return {arm: rows if rows[0]["step"] == 0 else [start, *rows] for arm, rows in curves.items()}
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -127,28 +129,43 @@ def table(found: list[dict[str, list[dict[str, float]]]]) -> str:
 
 
 def draw(found: list[dict[str, list[dict[str, float]]]], path: Path) -> None:
+    """Every seed a dot, the geometric mean a bar, what prose was before code a line."""
     colours = {"nothing": "#888888", "dreams": "#CC79A7", "real5": "#0072B2", "controlled": "#D55E00"}
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     for axis, task in zip(axes, STEPS, strict=True):
-        for arm in ARMS:
-            steps = [row["step"] for row in found[0][arm]]
-            mean = [math.exp(sum(math.log(s[arm][i][task]) for s in found) / len(found)) for i in range(len(steps))]
-            axis.plot(steps, mean, color=colours[arm], marker="o", markersize=3, label=arm)
-            axis.annotate(arm, (steps[-1], mean[-1]), (4, 0), textcoords="offset points", va="center", fontsize=8)
-        axis.set(yscale="log", xlabel="steps on code", ylabel=f"perplexity of {task}", title=task)
-        axis.set_xlim(right=STEPS["code"] * 1.22)
-        axis.grid(alpha=0.3)
-    figure.suptitle(f"A small Llama learns code after prose; n = {len(found)} seeds, built-in text", fontsize=10)
+        for place, arm in enumerate(ARMS):
+            ends = [seed[arm][-1][task] for seed in found]
+            mean = math.exp(sum(map(math.log, ends)) / len(ends))
+            axis.bar(place, mean, color=colours[arm], alpha=0.45, width=0.7)
+            axis.scatter([place] * len(ends), ends, color=colours[arm], s=16, zorder=3)
+            axis.annotate(f"{mean:.0f}", (place, 0), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+        axis.set(xticks=range(len(ARMS)), xticklabels=ARMS, ylabel="perplexity", title=f"{task}, at the end")
+        axis.grid(axis="y", alpha=0.3)
+    before = math.exp(sum(math.log(seed["nothing"][0]["prose"]) for seed in found) / len(found))
+    axes[0].axhline(before, color="black", linestyle="--", linewidth=1)
+    axes[0].annotate(
+        "before code", (len(ARMS) - 0.6, before), (0, 3), textcoords="offset points", ha="right", fontsize=8
+    )
+    figure.suptitle(
+        f"A small Llama learns code after prose; {len(found)} seeds, built-in text; lower is better", fontsize=10
+    )
     figure.savefig(path, dpi=130)
+
+
+def show(found: list[dict[str, list[dict[str, float]]]], out: Path) -> None:
+    (out / "table.md").write_text(table(found))
+    draw(found, out / "dreams.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: draw what results.json holds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     found = []
+    if not options.seeds:
+        show(json.loads((options.out / "results.json").read_text())["curves"], options.out)
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as name:
             found.append(one_seed(seed, Path(name)))
@@ -156,8 +173,7 @@ def main() -> None:
         print(f"seed {seed}: {ends}", flush=True)
         content = {"schema": 1, "seeds": options.seeds[: len(found)], "curves": found}
         (options.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
-        (options.out / "table.md").write_text(table(found))
-        draw(found, options.out / "dreams.png")
+        show(found, options.out)
 
 
 if __name__ == "__main__":
