@@ -20,8 +20,8 @@ from trc2.runs.folder import RunFolder
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
 from trc2.train.evaluate import evaluation_mode, tally
-from trc2.train.gate import document_losses, held_out_split, judge
-from trc2.train.rehearsal import rehearse_shares
+from trc2.train.gate import Foretold, TaskVerdict, Verdict, document_losses, held_out_split, judge
+from trc2.train.rehearsal import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
 from trc2.train.resume import continue_run
 from trc2.train.start import start_run
 
@@ -100,8 +100,28 @@ def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
     done = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
                 "--rehearse", "--max-forgetting", "99", "--json")  # fmt: skip
+    predicted = json.loads(done.out)["branches"][0]["predicted"]
     assert json.loads(done.out)["cheapest"] == 0.0
+    went = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
+                "--replay-share", "0", "--json")  # fmt: skip
+    found = json.loads(went.out)["rehearsal"]
+    assert found["predicted"] == predicted
+    assert found["happened"] == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
     assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
+
+
+def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: TaskConfig) -> None:
+    rises = [TaskVerdict("fruit", "test", 3, 9, Interval(0.1, 0.0, 0.2), 0.5)]
+    branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
+    task = colours.replace(steps=10)
+    keep_rehearsal(Rehearsal((task.name,), 0.5, 10, 5, (branch,)), tmp_path / "child")
+    assert foretold(tmp_path / "child", [task], 0.05) == Foretold(0.05, 0.4)
+    assert foretold(tmp_path / "child", [task], 0.1) is None
+    assert foretold(tmp_path / "child", [task], None) is None
+    assert foretold(tmp_path / "child", [task.replace(steps=20)], 0.05) is None
+    assert foretold(tmp_path / "other", [task], 0.05) is None
+    told = Verdict("parent", "child", 0.5, tuple(rises), Foretold(0.05, 0.4)).describe()["rehearsal"]
+    assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
 
 
 def test_a_parent_without_a_share_is_refused(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:

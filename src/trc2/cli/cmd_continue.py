@@ -62,7 +62,7 @@ def continue_(
     """
     from trc2.train.child import Wish, child_config, default_folder
     from trc2.train.gate import check_gate, judge
-    from trc2.train.rehearsal import rehearse_shares
+    from trc2.train.rehearsal import foretold, keep_rehearsal, rehearse_shares
     from trc2.train.resume import continue_run
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
@@ -79,11 +79,13 @@ def continue_(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept,
                 watch=lambda text: status.update(shown(text)), warn=warn,
             )  # fmt: skip
+        kept_in = keep_rehearsal(rehearsal, target)
         if as_json:
             print(json.dumps(rehearsal.describe(), indent=2))
             return
         for line in rehearsal.lines():
             out.print(line)
+        out.print(f"Kept in {kept_in}: the gate after the real run will compare.", soft_wrap=True)
         return
     wish = Wish(tuple(tasks), replay_share, changes, tuple(kept))
     if nproc > 1 and launched(nproc, max_restarts, child_config(parent, wish, target)):
@@ -91,7 +93,7 @@ def continue_(
     continue_run(parent, target, tasks, err if as_json else out, replay_share, overrides=changes, keep=kept)
     if not is_first_process():
         return
-    verdict = judge(parent, target, max_forgetting, warn)
+    verdict = judge(parent, target, max_forgetting, warn, foretold(target, tasks, replay_share))
     if as_json:
         print(json.dumps(verdict.describe(), indent=2))
     else:
@@ -150,6 +152,11 @@ def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
             f"{parent} is a saved model, which does not say what it learnt, so what was forgotten is unknown: name "
             "text it should go on knowing by --keep NAME=FOLDER.",
             style="yellow",
+        )
+    if verdict.foretold is not None:
+        said = verdict.foretold
+        out.print(
+            f"Rehearsed with {said.share:.0%} replay: at most {said.predicted:+.1%}; it became {verdict.worst:+.1%}."
         )
     for found in verdict.tasks:
         bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"

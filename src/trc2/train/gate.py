@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,6 +74,14 @@ class TaskVerdict:
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """What a rehearsal had said of this child: with this share of replay, no task would rise by more."""
+
+    share: float
+    predicted: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """All past tasks; the gate opens if every one is within the limit."""
 
@@ -81,6 +89,7 @@ class Verdict:
     child: str
     limit: float | None
     tasks: tuple[TaskVerdict, ...]
+    foretold: Foretold | None = None
 
     @property
     def passed(self) -> bool:
@@ -95,7 +104,10 @@ class Verdict:
     def describe(self) -> dict[str, Any]:
         tasks = {task.task: task.describe() for task in self.tasks}
         known = {"parent": self.parent, "child": self.child, "limit": self.limit, "confidence": CONFIDENCE}
-        return {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
+        found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
+        if self.foretold is not None:
+            found["rehearsal"] = {**asdict(self.foretold), "happened": self.worst}
+        return found
 
 
 def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
@@ -109,7 +121,7 @@ def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) ->
         )
 
 
-def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict:
+def judge(parent: Path, child: Path, limit: float | None, warn: Warn, foretold: Foretold | None = None) -> Verdict:
     """Score parent and child document by document, and write what was found into the child's folder."""
     new = RunFolder(child)
     config = new.config()
@@ -130,7 +142,7 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn) -> Verdict
         verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
-    verdict = Verdict(str(parent), str(child), limit, tuple(verdicts))
+    verdict = Verdict(str(parent), str(child), limit, tuple(verdicts), foretold)
     write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
     return verdict
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from trc2.config import TaskConfig
+from trc2.files import reading, write_atomically
 from trc2.runs.folder import Warn
-from trc2.train.gate import Verdict, judge
+from trc2.train.gate import Foretold, Verdict, judge
 from trc2.train.resume import continue_run
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -33,6 +35,7 @@ class Branch:
 class Rehearsal:
     """The branches, cheapest first, as far as they were needed."""
 
+    tasks: tuple[str, ...]
     limit: float
     steps: int
     branch_steps: int
@@ -48,7 +51,7 @@ class Rehearsal:
             {"share": b.share, "measured": b.verdict.worst, "predicted": b.predicted, **b.verdict.describe()}
             for b in self.branches
         ]
-        known = {"limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        known = {"tasks": list(self.tasks), "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
         return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
 
     def lines(self) -> list[str]:
@@ -95,4 +98,28 @@ def rehearse_shares(
             branches.append(Branch(share, verdict, predicted))
             if predicted <= limit:
                 break
-    return Rehearsal(limit, whole, steps, tuple(branches))
+    return Rehearsal(tuple(one.name for one in tasks), limit, whole, steps, tuple(branches))
+
+
+def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
+    """Write it down beside the child's place, so that the child can be compared with it."""
+    path = _beside(child)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rehearsal.describe(), indent=2).encode())
+    return path
+
+
+def foretold(child: Path, tasks: Sequence[TaskConfig], share: float | None) -> Foretold | None:
+    """What a kept rehearsal of just this child predicted: the same tasks, steps and share; None if there is none."""
+    path = _beside(child)
+    if share is None or not path.is_file():
+        return None
+    with reading(path):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        same = (known["tasks"], known["steps"]) == ([one.name for one in tasks], sum(one.steps for one in tasks))
+        predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
+    return Foretold(share, predicted[share]) if same and share in predicted else None
+
+
+def _beside(child: Path) -> Path:
+    return child.with_name(f"{child.name}.rehearsal.json")
