@@ -17,12 +17,13 @@ setup: $(STAMP)  ## Create .venv and install the package with its development to
 
 LESIONED := model.thalamus=false model.memory=false
 
-demo: $(STAMP)  ## Three models through three tasks, about five minutes: TRC², its twin without its parts, the twin with replay
+demo: $(STAMP)  ## Four models through three tasks, about five minutes: TRC², its plain twin, the twin with replay, what forgot least
 	rm -rf runs/demo
 	$(BIN)/trc2 train demo output.folder=runs/demo/trc2
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(LESIONED) model.replay=false
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(LESIONED)
-	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay --out runs/demo
+	$(BIN)/trc2 train demo_best output.folder=runs/demo/best
+	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay runs/demo/best --out runs/demo
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

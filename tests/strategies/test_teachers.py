@@ -16,7 +16,7 @@ from trc2.nn.distillation import divergence_sum
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
-from trc2.runs.budget import budget_of
+from trc2.runs.budget import budget_of, equal_work
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
@@ -153,6 +153,20 @@ def test_a_teacher_costs_its_forward_passes() -> None:
     per_token = sum(cost.forward for cost in passes.values()) / batch
     extra = {name: (cost - costs["none"]) / per_token for name, cost in costs.items()}
     assert extra == pytest.approx({"none": 0, "slow_cortex": replayed, "lwf": batch, "der": 3 * 2 * 4 * 63})
+
+
+def test_work_is_equal_by_new_tokens_by_all_tokens_or_by_arithmetic() -> None:
+    def run(rows: int, strategy: str = "none", **model: object) -> RunConfig:
+        settings = {"name": "transformer", "replay": True, "replay_chunk_length": 64, **model}
+        mode = {"mode": "fixed"} if "replay_share" in model else {}
+        return RunConfig(model=settings, train={"batch_size": rows}, strategy={"name": strategy}, control=mode)
+
+    paper = run(16)
+    assert equal_work(paper, run(16, replay=False)), "as many new tokens"
+    assert equal_work(paper, run(10, replay_share=0.4444)), "as many with the replayed ones"
+    assert equal_work(run(10, replay_share=0.4444), run(9, "slow_cortex", replay_share=0.4444)), "as many FLOPs"
+    assert not equal_work(paper, run(16 + 1, replay_share=0.4444))
+    assert not equal_work(paper, run(12))
 
 
 def test_lwf_asks_the_model_of_the_last_boundary_about_new_text() -> None:

@@ -22,6 +22,7 @@ from trc2.report.names import (
     size_of,
     title_of,
 )
+from trc2.runs.budget import equal_work
 from trc2.runs.folder import RunFolder
 
 Repetition = tuple[int, tuple[str, ...]]
@@ -162,12 +163,11 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
     for run in runs[1:]:
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise UserError(f"{run.folder} and {first.folder} were trained on different data: report them apart.")
-        for what, ours, theirs in (
-            ("tokens a step", run.config.train.tokens_per_step, first.config.train.tokens_per_step),
-            ("tasks", run.tasks, first.tasks),
-        ):
-            if ours != theirs:
-                raise UserError(f"{run.folder} has {ours} {what}, {first.folder} {theirs}: report them apart.")
+        if run.tasks != first.tasks:
+            raise UserError(f"{run.folder} has {run.tasks} tasks, {first.folder} {first.tasks}: report them apart.")
+        if not equal_work(run.config, first.config):
+            ours, theirs = run.config.train.tokens_per_step, first.config.train.tokens_per_step
+            raise UserError(f"{run.folder} has {ours} tokens a step, {first.folder} {theirs}: report them apart.")
 
 
 def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:

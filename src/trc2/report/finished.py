@@ -11,6 +11,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.files import reading
 from trc2.metrics.forgetting import ScoreTable, Stretch, metrics_of, summarise
+from trc2.runs.budget import equal_work
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_tables
@@ -125,7 +126,8 @@ def check_comparable(runs: list[FinishedRun]) -> None:
             )
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise UserError(f"{run.folder} and {first.folder} were trained on different data: not comparable.")
-        if run.config.train.tokens_per_step != first.config.train.tokens_per_step:
+        if not equal_work(run.config, first.config):
             raise UserError(
-                f"{run.folder} and {first.folder} saw different numbers of tokens per step: not comparable."
+                f"{run.folder} and {first.folder} saw different numbers of tokens per step, replayed ones included: "
+                "not comparable."
             )

@@ -46,6 +46,23 @@ def budget_of(config: RunConfig) -> Budget:
     return Budget(config.budget.match, config.budget.reference, scale, train.tokens_per_step, replayed, flops)
 
 
+TOLERANCE = 1.05
+
+
+def equal_work(a: RunConfig, b: RunConfig) -> bool:
+    """Whether a step of two runs is the same amount of work, by one of three measures.
+
+    As many new tokens; or as many tokens in all, replayed ones included, within 5 %; or as many FLOPs, within 5 %, a
+    teacher's passes included. The first makes a method pay nothing for what it replays, the others let it choose.
+    """
+    if a.train.tokens_per_step == b.train.tokens_per_step:
+        return True
+    one, other = budget_of(a), budget_of(b)
+    tokens = [found.tokens_per_step + found.replayed_tokens_per_step for found in (one, other)]
+    flops = [found.training_flops_per_step for found in (one, other)]
+    return any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
+
+
 def strategy_flops(config: RunConfig, *, with_replay: bool) -> float:
     """What a strategy's own passes cost, per micro-batch: a teacher's, or those over rows of its own."""
     train, model = config.train, config.model
