@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 
 from trc2 import RunConfig
@@ -13,6 +15,7 @@ from trc2.replay.controller import ReplaySettings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.folder import RunFolder
 from trc2.train.start import start_run
+from trc2.train.state import RunState
 
 CONFIG = ReplayControlConfig(
     jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, jump_memory=0.9, coefficient_range=(0.0, 0.6)
@@ -50,6 +53,7 @@ def test_it_goes_on_top_of_what_feedback_asks_for_within_the_range() -> None:
     shared = ReplaySettings(0.05, 4, 1.0, share=0.2)
     assert boosted(CONFIG, shared, 0.1) == ReplaySettings(0.05, 4, 1.0, share=pytest.approx(0.3))
     assert boosted(CONFIG, shared, 0.9).share == CONFIG.share_range[1]
+    assert boosted(CONFIG.replace(jump_gain=0.0), asked, 0.2) is asked, "nothing would ever let it fade"
 
 
 def test_the_trainer_feels_every_step_and_writes_it_down(tiny_run: Callable[..., RunConfig]) -> None:
@@ -67,3 +71,14 @@ def test_the_trainer_feels_every_step_and_writes_it_down(tiny_run: Callable[...,
         strengths.append(max(base, min(base + state.boost, 0.15)))
     assert [metrics["replay/coefficient"] for metrics in train] == pytest.approx(strengths[1:])
     assert max(strengths) > base, "nothing jumped in this run, so it shows nothing"
+
+
+def test_a_checkpoint_of_before_says_in_its_stores_what_was_asked_for(tiny_run: Callable[..., RunConfig]) -> None:
+    state = RunState(tiny_run(), torch.device("cpu"))
+    asked = ReplaySettings(0.125, 3, 0.75)
+    state.apply(asked)
+    saved = state.to_checkpoint({})
+    tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
+    state.apply(ReplaySettings(0.0, 2, 0.5))
+    state.restore(replace(saved, tensors=tensors, state={n: v for n, v in saved.state.items() if n != "asked"}))
+    assert state.asked == asked

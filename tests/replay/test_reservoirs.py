@@ -128,3 +128,12 @@ def test_hard_text_stays_longer() -> None:
 def test_surprise_without_a_memory_is_refused() -> None:
     with pytest.raises(UserError, match="replay_keep=surprise needs the memory's critic"):
         tiny_config(replay_keep="surprise", memory=False)
+
+
+@pytest.mark.parametrize("keep", ["uniform", "loss", "balanced"])
+def test_what_is_drawn_before_the_reservoir_is_full_was_stored(keep: str) -> None:
+    """An empty slot is a row of zeros, which nobody should learn."""
+    store = ReplayStores(2, 64, 4, keep=keep)
+    for step in range(5):
+        store.commit(torch.full((3, 4), step + 1, dtype=torch.int32), torch.rand(3, dtype=torch.float64))
+        assert bool(store.long[: int(store.seen)].all())

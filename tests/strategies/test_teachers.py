@@ -16,10 +16,12 @@ from trc2.nn.distillation import divergence_sum
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
+from trc2.ranks import ALONE
 from trc2.runs.budget import budget_of, equal_work
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
+from trc2.train.measure import add_up_losses
 from trc2.train.start import start_run
 
 
@@ -227,3 +229,28 @@ def test_the_served_average_is_what_eval_and_export_read(tiny_run: Callable[...,
     weight = dict(served.trunk.named_parameters())[name]
     assert torch.allclose(weight, end.tensors[f"strategy.average.{name}"])
     assert not torch.allclose(weight, end.tensors[f"model.cortex.{name}"])
+
+
+def test_losses_of_a_step_are_added_up_by_name_though_some_micro_batches_replay_nothing() -> None:
+    model = net()
+    strategy = slow_cortex.SlowCortex(model, slow_cortex.Settings())
+    model.more_losses = strategy.losses
+    told = []
+    for coefficient in (0.3, 0.0):
+        model.replay.set_strength(coefficient, 4, 0.5)
+        told.append({name: float(value.detach()) for name, value in model(*rows(model))[1].items()})
+    losses, _ = add_up_losses(ALONE, told, 7.0)
+    assert losses == {name: told[0][name] + told[1][name] for name in told[0]}
+    with pytest.raises(UserError, match="Only some micro-batches of a step have a 'b'"):
+        add_up_losses(ALONE, [{"a": 1.0}, {"a": 1.0, "b": 2.0}], 7.0)
+
+
+@pytest.mark.parametrize("name", ["slow_cortex", "lwf"])
+def test_a_model_of_which_no_copy_stays_one_has_no_teacher(name: str) -> None:
+    with pytest.raises(UserError, match="model=lora_drs trains other weights in every task"):
+        RunConfig(model={"name": "lora_drs", "replay": True}, strategy={"name": name})
+
+
+def test_a_teacher_does_not_judge_replay_without_feedback() -> None:
+    with pytest.raises(UserError, match=r"model\.replay_path=cortex replays it without"):
+        RunConfig(model={"replay_path": "cortex"}, strategy={"name": "slow_cortex"})

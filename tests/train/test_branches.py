@@ -64,3 +64,6 @@ def test_the_next_task_and_a_continued_one_learn_from_before_the_anneal(
     continue_run(tmp_path / "run", tmp_path / "child", task, QUIET)
     assert same(12, weights_at(folder, 10))
     assert RunFolder(tmp_path / "child").config().train.schedule == "wsd"
+    short = task.replace(steps=1)  # the parent's checkpoint has stores, this child has none
+    continue_run(tmp_path / "run", tmp_path / "other", short, QUIET, overrides=["model.replay=false"])
+    assert same(12, weights_at(folder, 10))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.command import trc2
 from tests.conftest import TINY_TASKS, tiny_config, write_task
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.report.finished import read_run
@@ -124,6 +124,14 @@ def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, dat
 def test_what_earlier_scores_rest_on_stays(parent: Path, data: Path, override: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         child_config(parent, Wish((task(data, "colours"),), overrides=(override,)), parent.with_name("never"))
+
+
+def test_a_budget_leaves_tasks_that_are_over_their_steps(parent: Path, data: Path, tmp_path: Path) -> None:
+    config = RunFolder(parent).config().replace(budget={"match": "tokens"})
+    (tmp_path / "config.yaml").write_text(settings_text(config.model_dump(mode="json")))
+    with pytest.raises(UserError, match=r"budget\.match=tokens would give the earlier tasks .* other steps"):
+        child_config(tmp_path, Wish((task(data, "colours"),), overrides=("model.replay=true",)), tmp_path / "never")
+    child_config(tmp_path, Wish((task(data, "colours"),)), tmp_path / "never")
 
 
 def test_settings_of_new_tasks_may_change(parent: Path, data: Path) -> None:

@@ -16,8 +16,10 @@ from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.console import PlainConsole
 from trc2.errors import UserError, did_you_mean
+from trc2.files import reading
 from trc2.generate import stream_text
 from trc2.hf.export import export_run
+from trc2.ranks.torchrun import is_first_process
 from trc2.report.figures import hippocampus_figure, summary_figure
 from trc2.report.finished import FinishedRun, read_run
 from trc2.report.lineage import own_part
@@ -133,7 +135,8 @@ class Run:
         path = self.folder / GATE_FILE
         if not path.is_file():
             return None
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
     # ------------------------------------------------------------------------------------------------ going on
@@ -141,7 +144,8 @@ class Run:
     def resume(self, overrides: Iterable[str] = (), *, quiet: bool = False) -> Run:
         """Go on with an interrupted run, exactly as if it had not been interrupted; returns this run."""
         resume_run(self.folder, listed(overrides), PlainConsole(quiet=quiet))
-        write_summary(self.folder)
+        if is_first_process():
+            write_summary(self.folder)
         return self
 
     def continue_(
@@ -169,8 +173,9 @@ class Run:
         console = PlainConsole(quiet=quiet)
         changes = [*as_overrides(settings), *listed(overrides)]
         continue_run(self.folder, child, new, console, replay_share, overrides=changes)
-        judge(self.folder, child, max_forgetting, warn_on(console))
-        write_summary(child)
+        if is_first_process():
+            judge(self.folder, child, max_forgetting, warn_on(console))
+            write_summary(child)
         return Run(child)
 
     # ------------------------------------------------------------------------------------------------ using it

@@ -33,16 +33,21 @@ def weighted_slots(
 
     Its key is log(u) / w, and the M largest keys stay: as if M had been drawn one by one, without replacement, each
     with probability proportional to its weight. −∞ marks an empty slot; the answer is M for what is dropped.
+
+    Empty slots are filled from the first on: who draws from a store that is not full draws from its first slots.
     """
     size = len(keys)
     new_keys = draws.clamp_min(1e-300).log() / weights.clamp_min(1e-12)
     together = torch.cat((keys, new_keys))
     stays = torch.zeros(len(together), dtype=torch.bool)
     stays[together.topk(size).indices] = True
-    free, taken = (~stays[:size]).nonzero().squeeze(1), stays[size:].nonzero().squeeze(1)
+    is_empty = keys == -torch.inf
+    pushed_out = ~stays[:size] & ~is_empty
+    taken = stays[size:].nonzero().squeeze(1)
+    free = torch.cat((is_empty.nonzero(), pushed_out.nonzero())).squeeze(1)[: len(taken)]
     slots = torch.full((len(weights),), size, dtype=torch.int64)
-    slots[taken] = free[: len(taken)]
-    keys[free[: len(taken)]] = new_keys[taken]
+    slots[taken] = free
+    keys[free] = new_keys[taken]
     return slots
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -212,6 +212,11 @@ class ReplayStores(HostState):
     def is_off(self) -> bool:
         """Whether replayed chunks would weigh nothing."""
         return float(self.coefficient if self.share is None else self.share) == 0.0
+
+    def strength(self) -> dict[str, Any]:
+        """What `set_strength` takes, as it is now."""
+        names = ("coefficient", "batch_size", "long_fraction", "share")
+        return {name: None if (value := getattr(self, name)) is None else value.item() for name in names}
 
     def set_strength(
         self, coefficient: float, batch_size: int, long_fraction: float, share: float | None = None

@@ -11,21 +11,36 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
+from trc2.config import BackboneConfig
+from trc2.config.baselines import LoraDRSConfig
 from trc2.errors import UserError
 from trc2.nn.head import Head
 from trc2.nn.segments import pack
 from trc2.ranks.divided import is_divided
 
 
+def refuse_divided(model: Backbone) -> None:
+    if any(is_divided(parameter) for parameter in model.parameters()):
+        raise UserError(
+            "output.parallel=fsdp divides the weights, and a strategy with a teacher needs them whole: set "
+            "output.parallel=ddp."
+        )
+
+
+def check_teachable(model: BackboneConfig) -> None:
+    """Refuse a model of which a copy made now would be no copy later: LoraDRS has other weights for every task."""
+    if isinstance(model, LoraDRSConfig):
+        raise ValueError(
+            f"model={model.name} trains other weights in every task, and a teacher copies those of one: choose another "
+            "model, or a strategy without a teacher."
+        )
+
+
 class Teacher:
     """A copy of the model's trunk. What is no trained weight, such as the memory, is the model's own, not a copy."""
 
     def __init__(self, model: Backbone) -> None:
-        if any(is_divided(parameter) for parameter in model.parameters()):
-            raise UserError(
-                "output.parallel=fsdp divides the weights, and a strategy with a teacher needs them whole: set "
-                "output.parallel=ddp."
-            )
+        refuse_divided(model)
         trunk = model.trunk
         fixed = [*trunk.buffers(), *(p for p in trunk.parameters() if not p.requires_grad)]
         self.trunk = copy.deepcopy(trunk, {id(tensor): tensor for tensor in fixed}).eval()

@@ -29,7 +29,10 @@ class Strategy:
         self.gradients_of: Gradients = plain_gradients
 
     def losses(self, seen: LearningPass) -> Sequence[Loss]:
-        """Called in every training forward: losses to add, each reported as `train/loss_NAME`."""
+        """Called in every training forward: losses to add, each reported as `train/loss_NAME`.
+
+        All micro-batches of a step have the same ones, if only with 0: they are added up by their names.
+        """
         return ()
 
     def correct_gradients(self, step: int) -> dict[str, float]:

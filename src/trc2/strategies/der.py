@@ -16,6 +16,7 @@ from trc2.config.section import NonNegative, Size
 from trc2.nn.keyed import keyed_generator
 from trc2.nn.segments import pack
 from trc2.nn.trunk import LearningPass, Loss
+from trc2.replay.reservoirs import last_for_each, uniform_slots
 from trc2.strategies.base import Strategy
 
 
@@ -94,18 +95,16 @@ class DarkExperience(Strategy):
         return torch.randint(filled, (self.settings.batch_size,), generator=chance)
 
     def after_step(self) -> None:
-        """What the micro-batches left enters the reservoir: row number n takes slot n, later slot r ~ U{0..n}."""
+        """What the micro-batches left enters the reservoir, where every row ever seen has the same chance to stay."""
         tokens, names, logits = self._gathered()
         self.staged.clear()
-        first, slots = int(self.tensors["seen"]), self.settings.chunks
-        numbers = torch.arange(first, first + len(tokens))
+        first = int(self.tensors["seen"])
         chance = keyed_generator("der reservoir", self.seed, first)
-        draws = (torch.rand(len(tokens), dtype=torch.float64, generator=chance) * (numbers + 1)).long()
-        for row, slot in enumerate(torch.where(numbers < slots, numbers, draws).tolist()):
-            if slot < slots:
-                self.tensors["tokens"][slot] = tokens[row]
-                self.tensors["names"][slot] = names[row]
-                self.tensors["logits"][slot] = logits[row]
+        draws = torch.rand(len(tokens), dtype=torch.float64, generator=chance)
+        slots, chosen = last_for_each(uniform_slots(first, self.settings.chunks, draws))
+        kept = slots < self.settings.chunks
+        for name, rows in (("tokens", tokens), ("names", names), ("logits", logits)):
+            self.tensors[name][slots[kept]] = rows[chosen[kept]]
         self.tensors["seen"] += len(tokens)
 
     def skip_step(self) -> None:

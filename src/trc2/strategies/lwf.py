@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.config import StrategyConfig
+from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import NonNegative, Positive
 from trc2.nn.distillation import divergence_sum
 from trc2.nn.trunk import LearningPass, Loss
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.strategies._teacher import Teacher
+from trc2.strategies._teacher import Teacher, check_teachable, refuse_divided
 from trc2.strategies.base import Sequences, Strategy
 
 
@@ -22,6 +22,9 @@ class Settings(StrategyConfig):
     name: Literal["lwf"] = "lwf"
     strength: NonNegative = Field(1.0, description="λ: the penalty is λ τ² KL(model of the last boundary ‖ model)")
     temperature: Positive = Field(2.0, description="τ: softens both predictions")
+
+    def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
+        check_teachable(model)
 
     def forward_tokens(self, tokens: int, replayed: float) -> float:
         return float(tokens)  # from the second task on
@@ -35,6 +38,7 @@ class LearningWithoutForgetting(Strategy):
 
     def __init__(self, model: Backbone, settings: Settings) -> None:
         super().__init__(model, settings)
+        refuse_divided(model)  # now, and not when the first task has ended
         self.settings = settings
         self.teacher: Teacher | None = None
 
@@ -57,7 +61,7 @@ class LearningWithoutForgetting(Strategy):
             teacher.restore({name.removeprefix("teacher."): tensor for name, tensor in tensors.items()})
 
     def _begin(self) -> Teacher:
-        """A teacher with the weights of now. A new one each time: a boundary may change what is trained."""
+        """A teacher with the weights of now."""
         self.teacher = Teacher(self.model)
         self.tensors = {f"teacher.{name}": tensor for name, tensor in self.teacher.tensors.items()}
         return self.teacher

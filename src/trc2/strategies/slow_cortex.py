@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
+from trc2.config import BackboneConfig, StrategyConfig, TrainConfig, TRC2Config
 from trc2.config.section import Decay, Fraction, NonNegative
 from trc2.nn.distillation import divergence_sum
 from trc2.nn.trunk import LearningPass, Loss
-from trc2.strategies._teacher import Teacher
+from trc2.strategies._teacher import Teacher, check_teachable
 from trc2.strategies.base import Strategy
 
 
@@ -32,10 +32,17 @@ class Settings(StrategyConfig):
     pull: Fraction = Field(0.5, description="how far a pull goes: 1 puts the average in the model's place")
 
     def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
+        check_teachable(model)
         if self.distil > 0.0 and not model.replay:
             raise ValueError(
                 f"strategy.distil={self.distil} teaches on replayed chunks, and model.replay is false: set "
                 "model.replay=true, or strategy.distil=0."
+            )
+        if self.distil > 0.0 and isinstance(model, TRC2Config) and model.replay_path != "full":
+            raise ValueError(
+                f"strategy.distil={self.distil} compares the model with an average that reads replayed text with all "
+                f"feedback, and model.replay_path={model.replay_path} replays it without: set model.replay_path=full, "
+                "or strategy.distil=0."
             )
 
     def forward_tokens(self, tokens: int, replayed: float) -> float:
@@ -60,8 +67,10 @@ class SlowCortex(Strategy):
         self.tensors = {f"average.{name}": tensor for name, tensor in self.teacher.tensors.items()} | {"age": self.age}
 
     def losses(self, seen: LearningPass) -> Sequence[Loss]:
-        if seen.replayed is None or seen.replayed_hidden is None or self.settings.distil == 0.0:
+        if self.settings.distil == 0.0:
             return ()
+        if seen.replayed is None or seen.replayed_hidden is None:  # by a share, some micro-batches replay nothing
+            return (Loss("distil", seen.hidden.new_zeros(()), 0.0),)
         chunks = seen.replayed[:, :-1].to(seen.x.device)
         wanted = self.teacher.states(chunks)
         distance = divergence_sum(self.model.trunk.head, seen.replayed_hidden, self.teacher.head, wanted)

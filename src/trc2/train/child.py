@@ -112,6 +112,7 @@ def _longer_config(parent: RunFolder, config: RunConfig, wish: Wish, folder: Pat
     longer = RunConfig(**_with_share(parent, config, values, wish.share))
     changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), wish.overrides))
     _check_changes(parent, longer, changed, len(known))
+    _check_steps(parent, config, changed)
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
@@ -151,6 +152,16 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
         raise UserError(
             f"{parent} is used with the weights of its strategy {longer.strategy.name}, which cannot be changed on the "
             "way: leave strategy out, or go on from its export."
+        )
+
+
+def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
+    """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
+    past, plan = Plan.of_run(config).stretches, Plan.of_run(changed).stretches
+    if config.stream is not None and config.stream.mode == "sequential" and plan[: len(past)] != past:
+        raise UserError(
+            f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
+            "because a step would cost more or less: leave replay and strategy as they are, or go on from its export."
         )
 
 
@@ -206,6 +217,7 @@ def _inherit(
     ranks.on_first(lambda: folder.describe(config, prepared))
     checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
     trainer.state.restore(checkpoint)
+    trainer.state.apply(trainer.state.asked)  # by the child's own control
     if is_new:  # it was not there when the last task ended
         task = trainer.plan.at(ended.checkpoint.step - 1).task
         trainer.state.strategy.end_task(trainer.feed.sequences(task, trainer.feed.steps_of(task), trainer.state.device))

@@ -37,6 +37,11 @@ def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tu
     `told` are this rank's micro-batches; all are added in their order, whoever ran them.
     """
     names = list(told[0])
+    if different := [name for losses in told for name in names + list(losses) if (name in losses) != (name in names)]:
+        raise UserError(
+            f"Only some micro-batches of a step have a '{different[0]}': let the strategy return this loss for all of "
+            "them, 0 where there is none."
+        )
     rows = ranks.gather_rows([[*losses.values(), norm] for losses in told], len(names) + 1)
     losses = dict.fromkeys(names, 0.0)
     for row in rows:

@@ -121,9 +121,12 @@ class RunState:
     def go_back(self, checkpoint: Checkpoint) -> None:
         """Take the weights and the optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
         checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
-        kept = {name: t for name, t in self.model.state_dict().items() if name.startswith(("replay.", "clock."))}
-        earlier = {f"model.{name}": tensor.clone() for name, tensor in kept.items()}
-        load_state(self.model, replace(checkpoint, tensors={**checkpoint.tensors, **earlier}))
+        stay = ("model.replay.", "model.clock.")
+        now = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        kept = {name: tensor.clone() for name, tensor in now.items() if name.startswith(stay)}
+        # A child may replay otherwise than its parent, whose checkpoint this may be: of its stores nothing is taken.
+        earlier = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(stay)}
+        load_state(self.model, replace(checkpoint, tensors=earlier | kept))
         unpack_optimizer(self.optimizer, checkpoint.tensors)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -138,8 +141,10 @@ class RunState:
             if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
                 raise TypeError("its progress is no numbers")
             self.control_post = dict(checkpoint.state["control_post"])
-            if "asked" in checkpoint.state:  # earlier versions had no boost: what was asked for is in the stores
+            if "asked" in checkpoint.state:
                 self.asked = ReplaySettings(**checkpoint.state["asked"])
+            elif self.model.replay is not None:  # earlier versions had no boost: what was asked for is in the stores
+                self.asked = ReplaySettings(**self.model.replay.strength())
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(checkpoint.state["scaler"])
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
