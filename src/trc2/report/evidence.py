@@ -164,10 +164,16 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise UserError(f"{run.folder} and {first.folder} were trained on different data: report them apart.")
         if run.tasks != first.tasks:
-            raise UserError(f"{run.folder} has {run.tasks} tasks, {first.folder} {first.tasks}: report them apart.")
+            raise UserError(
+                f"{run.folder} has the tasks {', '.join(run.tasks)}, {first.folder} {', '.join(first.tasks)}: report "
+                "them apart."
+            )
         if not equal_work(run.config, first.config):
             ours, theirs = run.config.train.tokens_per_step, first.config.train.tokens_per_step
-            raise UserError(f"{run.folder} has {ours} tokens a step, {first.folder} {theirs}: report them apart.")
+            raise UserError(
+                f"{run.folder} has {ours} new tokens a step, {first.folder} {theirs}, and replay does not make up for "
+                "it: report them apart."
+            )
 
 
 def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:

@@ -106,7 +106,8 @@ class Verdict:
         known = {"parent": self.parent, "child": self.child, "limit": self.limit, "confidence": CONFIDENCE}
         found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
         if self.foretold is not None:
-            found["rehearsal"] = {**asdict(self.foretold), "happened": self.worst}
+            worst = self.worst if np.isfinite(self.worst) else str(self.worst)
+            found["rehearsal"] = {**asdict(self.foretold), "happened": worst}
         return found
 
 
