@@ -150,6 +150,8 @@ def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run:
         "lora": {"model": {**small, "name": "lora_drs", "num_adapters": 1, "rank": 2}},
         "agem": {"model": {**small, "name": "deepseek_moe", "dropout": 0.1}, "strategy": {"name": "agem", "chunks": 2}},
         "l2": {"model": {**small, "name": "blk_attn_res", "num_residual_blocks": 2}, "strategy": {"name": "l2"}},
+        "teacher": {"model": {**small, "name": "transformer"}, "strategy": {"name": "slow_cortex", "serve": True}},
+        "der": {"model": {**small, "name": "transformer"}, "strategy": {"name": "der", "chunk_length": 8, "chunks": 9}},
         "memory": {"model": {**tiny_run().model.model_dump(), **BEYOND_THE_PAPER, "memory_slots": 8}},
     }
     divided: dict[str, Any] = {"agem": {"parallel": "fsdp"}, "l2": {"parallel": "fsdp", "recompute": True}}

@@ -114,12 +114,14 @@ def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: Task
     rises = [TaskVerdict("fruit", "test", 3, 9, Interval(0.1, 0.0, 0.2), 0.5)]
     branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
     task = colours.replace(steps=10)
-    keep_rehearsal(Rehearsal((task.name,), 0.5, 10, 5, (branch,)), tmp_path / "child")
-    assert foretold(tmp_path / "child", [task], 0.05) == Foretold(0.05, 0.4)
-    assert foretold(tmp_path / "child", [task], 0.1) is None
-    assert foretold(tmp_path / "child", [task], None) is None
-    assert foretold(tmp_path / "child", [task.replace(steps=20)], 0.05) is None
-    assert foretold(tmp_path / "other", [task], 0.05) is None
+    child, parent = tmp_path / "child", Path("parent")
+    keep_rehearsal(Rehearsal("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
+    same = (parent, child, [task], 0.05, ["train.seed=3"])
+    assert foretold(*same) == Foretold(0.05, 0.4)
+    others = (Path("other"), tmp_path / "other", [task.replace(steps=20)], 0.1, [])
+    for place, other in enumerate(others):
+        assert foretold(*same[:place], other, *same[place + 1 :]) is None
+    assert foretold(parent, child, [task], None) is None
     told = Verdict("parent", "child", 0.5, tuple(rises), Foretold(0.05, 0.4)).describe()["rehearsal"]
     assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
 

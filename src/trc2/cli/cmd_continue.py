@@ -93,7 +93,7 @@ def continue_(
     continue_run(parent, target, tasks, err if as_json else out, replay_share, overrides=changes, keep=kept)
     if not is_first_process():
         return
-    verdict = judge(parent, target, max_forgetting, warn, foretold(target, tasks, replay_share))
+    verdict = judge(parent, target, max_forgetting, warn, foretold(parent, target, tasks, replay_share, changes))
     if as_json:
         print(json.dumps(verdict.describe(), indent=2))
     else:

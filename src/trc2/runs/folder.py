@@ -11,7 +11,7 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
 from trc2.config.pretrained import HFConfig, keep_papers
-from trc2.errors import UserError
+from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
 from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.binding import Binding, check_binding, learning_hash
@@ -152,7 +152,13 @@ class RunFolder:
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))
         if run.strategy.serves_other_weights:
             strategy = build_strategy(run.strategy, net)
-            strategy.restore(checkpoint.part("strategy"))
+            try:
+                strategy.restore(checkpoint.part("strategy"))
+            except (LookupError, RuntimeError) as error:
+                raise UserError(
+                    f"{checkpoint.name} holds no weights that {run.strategy.name} could serve ({brief(error)}): read "
+                    "it with the version that saved it."
+                ) from error
             strategy.settle()
         return net, checkpoint.step
 

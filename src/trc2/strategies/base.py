@@ -19,8 +19,8 @@ Gradients = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
 class Strategy:
     """Does nothing. Subclasses add losses, correct gradients, or learn something after a step or at the end of a task.
 
-    `tensors` is all their state: it is saved in every checkpoint and put back on resume. Those named WORD.NAME belong
-    to the model's tensor NAME and are divided over ranks if it is. All ranks do the same with the same sequences.
+    `tensors` is all their state: it is saved in every checkpoint and put back on resume. Where weights are divided over
+    ranks, those named WORD.NAME are divided as the model's tensor NAME is. All ranks do the same with what they get.
     """
 
     def __init__(self, model: Backbone, settings: StrategyConfig) -> None:

@@ -98,8 +98,9 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The largest rise of all; NaN if there is one, or if nothing was looked at."""
-        return float(np.max([task.rise.value for task in self.tasks])) if self.tasks else float("nan")
+        """The largest rise of a perplexity; NaN if there is one, or if nothing was looked at."""
+        rises = [task.rise.value for task in self.tasks if task.measure == "perplexity"]
+        return float(np.max(rises)) if rises else float("nan")
 
     def describe(self) -> dict[str, Any]:
         tasks = {task.task: task.describe() for task in self.tasks}

@@ -35,6 +35,8 @@ class Branch:
 class Rehearsal:
     """The branches, cheapest first, as far as they were needed."""
 
+    parent: str
+    overrides: tuple[str, ...]
     tasks: tuple[str, ...]
     limit: float
     steps: int
@@ -51,7 +53,8 @@ class Rehearsal:
             {"share": b.share, "measured": b.verdict.worst, "predicted": b.predicted, **b.verdict.describe()}
             for b in self.branches
         ]
-        known = {"tasks": list(self.tasks), "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
+        known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
         return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
 
     def lines(self) -> list[str]:
@@ -98,7 +101,9 @@ def rehearse_shares(
             branches.append(Branch(share, verdict, predicted))
             if predicted <= limit:
                 break
-    return Rehearsal(tuple(one.name for one in tasks), limit, whole, steps, tuple(branches))
+    return Rehearsal(
+        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches)
+    )
 
 
 def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
@@ -109,16 +114,19 @@ def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
     return path
 
 
-def foretold(child: Path, tasks: Sequence[TaskConfig], share: float | None) -> Foretold | None:
-    """What a kept rehearsal of just this child predicted: the same tasks, steps and share; None if there is none."""
+def foretold(
+    parent: Path, child: Path, tasks: Sequence[TaskConfig], share: float | None, overrides: Sequence[str] = ()
+) -> Foretold | None:
+    """What a kept rehearsal of just this child predicted: same parent, settings, tasks, steps and share, or None."""
     path = _beside(child)
     if share is None or not path.is_file():
         return None
+    asked = [str(parent), list(overrides), [one.name for one in tasks], sum(one.steps for one in tasks)]
     with reading(path):
         known = json.loads(path.read_text(encoding="utf-8"))
-        same = (known["tasks"], known["steps"]) == ([one.name for one in tasks], sum(one.steps for one in tasks))
+        is_same = [known[name] for name in ("parent", "overrides", "tasks", "steps")] == asked
         predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
-    return Foretold(share, predicted[share]) if same and share in predicted else None
+    return Foretold(share, predicted[share]) if is_same and share in predicted else None
 
 
 def _beside(child: Path) -> Path:
