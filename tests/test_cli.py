@@ -347,6 +347,23 @@ def test_what_used_to_be_a_traceback_is_a_sentence(arguments: list[str], sentenc
     assert done.err.count("\n") == 1
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trc2.verify.run_battery", lambda *_, **__: pytest.fail("the battery ran"))
+    monkeypatch.setattr("trc2.verify.kills.verify_resume", lambda *_, **__: pytest.fail("a run was killed"))
+    monkeypatch.setattr("trc2.bench.comparison.bench_recipe", lambda *_, **__: pytest.fail("it was timed"))
+    (tmp_path / "file").touch()
+    for command in (["verify", "paper_compact"], ["verify", "--resume"], ["bench", "demo"]):
+        done = in_process(*command, "--out", str(tmp_path / "file" / "x"), *(TINY if command[0] == "verify" else []))
+        assert done.code == 2, done
+        assert "Not a directory" in done.err
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)  # whoever runs tests as root may write everywhere
+    done = in_process("verify", "paper_compact", *TINY, "--out", str(tmp_path))
+    assert done.code == 2
+    assert "Permission denied" in done.err
+
+
 def test_no_escape_sequence_of_ours_or_theirs_reaches_the_terminal() -> None:
     for arguments in (["train", "\x1b[31mred\x07"], ["eval", "\x1b]0;title\x07"], ["budget", "demo", "\x1b[2J=1"]):
         done = in_process(*arguments)

@@ -12,7 +12,7 @@ import pytest
 from tests.command import trc2
 from trc2.bench import fitting
 from trc2.bench.fitting import MAX_PASSES, Proposal, look_at, propose, recipe_text
-from trc2.bench.probe import Speed, measure_speed
+from trc2.bench.probe import Speed, measure_speed, waiting_share
 from trc2.config import RunConfig, load_recipe
 from trc2.errors import UserError
 from trc2.runs.budget import budget_of
@@ -30,18 +30,23 @@ def write(folder: Path, kilobytes: int, seed: int = 0) -> Path:
     return folder
 
 
-def machine(flops: float):  # type: ignore[no-untyped-def]
-    """A probe of an invented machine with so many FLOP/s, whatever the model."""
+def machine(flops: float, waiting: float):  # type: ignore[no-untyped-def]
+    """A probe of an invented machine with so many FLOP/s, whatever the model; others take a share of its time."""
 
     def probe(config: RunConfig, seconds: float) -> Speed:
-        step = budget_of(config).training_flops_per_step / flops
-        return Speed(step, step / 3)
+        step = budget_of(config).training_flops_per_step / flops / (1 - waiting)
+        return Speed(step, step / 3, waiting)
 
     return probe
 
 
 def proposed(
-    folders: list[Path], seconds: float, flops: float, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folders: list[Path],
+    seconds: float,
+    flops: float,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: float = 0.0,
 ) -> Proposal:
     monkeypatch.setattr(fitting, "peak_matmul_flops", lambda device: flops / fitting.UTILISATION)
     monkeypatch.setattr(fitting, "_start_up_seconds", lambda: 5.0)
@@ -50,7 +55,7 @@ def proposed(
         assert config.stream is not None
         return prepare_stream(config.stream.replace(cache=cache))
 
-    return propose(look_at(folders), seconds, Path("runs/my"), prepare, machine(flops))
+    return propose(look_at(folders), seconds, Path("runs/my"), prepare, machine(flops, waiting))
 
 
 def test_the_time_asked_for_is_filled_and_more_of_it_gives_a_larger_model(
@@ -98,6 +103,32 @@ def test_the_recipe_says_what_was_proposed_with_a_comment_for_every_section(
         assert lines[lines.index(section) - 1].startswith("# ")
 
 
+def test_a_busy_machine_is_named_with_the_time_the_recipe_takes_without_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [write(tmp_path / "news", 100)]
+    busy = proposed(folders, 35, 2e9, tmp_path / "cache", monkeypatch, waiting=0.5)
+    assert busy.seconds == pytest.approx(35, rel=0.1)  # what was measured holds while the load does
+    caution = busy.caution()
+    assert caution is not None
+    assert "busy: for 50% of the measurement this process got no core" in caution
+    assert "this recipe takes about 0.3 minutes" in caution  # 5 s to begin, and half of 30 s
+    text = recipe_text(busy, look_at(folders), "trc2 init …")
+    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
+    assert caution in comment
+    calm = proposed(folders, 35, 2e9, tmp_path / "cache", monkeypatch, waiting=0.1)
+    assert calm.caution() is None
+    assert "is busy" not in recipe_text(calm, look_at(folders), "trc2 init …")
+
+
+def test_waiting_is_the_share_of_the_time_without_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    begun, worked = time.perf_counter(), time.thread_time()
+    time.sleep(0.2)
+    assert waiting_share(begun, worked) > 0.9
+    assert waiting_share(begun, worked - 100.0) == 0.0
+
+
 @pytest.mark.parametrize("kilobytes", [1, 2, 5])
 def test_a_single_short_file_gets_a_recipe_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kilobytes: int
@@ -119,6 +150,7 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
         (["short.txt"], "too few to learn from"),
         (["short.txt", "--minutes", "nan"], "--minutes"),
         (["long.txt", "--out", "taken.yaml"], "exists already"),
+        (["long.txt", "--out", "taken.yaml/my.yaml"], "taken.yaml"),
     ):
         done = trc2("init", *arguments)
         assert done.code == 2, done.out
@@ -133,6 +165,7 @@ def test_a_probe_takes_about_the_time_it_is_given() -> None:
     speed = measure_speed(load_recipe("demo", ["model.num_columns=2", "train.batch_size=2", "eval.batch_size=2"]), 1.0)
     assert time.monotonic() - begun < 30
     assert 0 < speed.scoring < speed.step
+    assert 0 <= speed.waiting <= 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -83,6 +84,7 @@ def test_it_learns_resumes_to_the_bit_and_exports_to_transformers_alone(
     kind: str, model_folder: Folder, hf_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(model_folder(kind), tmp_path / kind))
+    checksum = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     model: dict[str, object] = {"dropout": 0.1} if kind == "gpt2" else {}
 
     def config(name: str) -> RunConfig:
@@ -110,6 +112,9 @@ def test_it_learns_resumes_to_the_bit_and_exports_to_transformers_alone(
     settings = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert settings["architectures"][0].endswith(("ForCausalLM", "LMHeadModel"))
     assert settings.get("attn_pdrop", 0.1) == 0.1  # dropout of our training is no property of the model
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert f"It began with `{kind}`, whose `model.safetensors` has the sha256 `{checksum}`." in card
+    assert str(tmp_path) not in card
 
 
 def test_adapters_learn_alone_and_are_merged_or_kept(
@@ -146,6 +151,7 @@ def test_a_new_task_strategies_and_recomputation_work_as_on_any_backbone(
     write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
     task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=4)
     continue_run(tmp_path / "run", tmp_path / "child", task, QUIET)
+    assert RunFolder(tmp_path / "child").first_weights() == RunFolder(tmp_path / "run").first_weights()
     last = [record for record in RunFolder(tmp_path / "child").records() if record.kind == "eval"][-1]
     assert {"eval/fruit/perplexity", "eval/colours/perplexity"} <= last.metrics.keys()
     first = [r for r in RunFolder(tmp_path / "child").records() if r.kind == "eval" and r.step == 0][-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -162,3 +163,21 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path, monkeypatch: 
     assert not is_whole(tmp_path, checksums)
     path.unlink()
     assert not is_whole(tmp_path, checksums)
+
+
+def test_a_large_file_is_read_once_until_it_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, home, read = tmp_path / "weights", tmp_path / "cache", list[Path]()
+    plain = cache.file_checksum
+    monkeypatch.setattr(cache, "file_checksum", lambda path: (read.append(path), plain(path))[1])
+    file.write_bytes(b"one")
+    first = cache.known_checksum(file, home)
+    assert first == hashlib.sha256(b"one").hexdigest()
+    assert cache.known_checksum(file, home) == first
+    assert len(read) == 1
+    file.write_bytes(b"two")
+    os.utime(file, ns=(1, 1))
+    assert cache.known_checksum(file, home) == hashlib.sha256(b"two").hexdigest()
+    next(home.iterdir()).write_text("damaged")
+    assert cache.known_checksum(file, home) == hashlib.sha256(b"two").hexdigest()
+    assert len(read) == 3
+    assert cache.known_checksum(file, file / "nowhere") == hashlib.sha256(b"two").hexdigest()

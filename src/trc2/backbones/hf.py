@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
-from trc2.config.pretrained import HFConfig, causal_class, locate, transformers_config
+from trc2.config.pretrained import WEIGHTS, HFConfig, causal_class, locate, transformers_config
 from trc2.errors import UserError, brief
 from trc2.nn.cost import Cost
 from trc2.nn.decoding import Decoding, State
@@ -23,7 +23,6 @@ from trc2.nn.segments import Packed, Segment, rejoin
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
 
 ADAPTER = "default"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PROBE_LENGTH = 5
 
 

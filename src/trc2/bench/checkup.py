@@ -153,8 +153,9 @@ def _speed() -> Iterator[Finding]:
     run = load_recipe("demo")
     speed = measure_speed(run, 8.0)
     minutes = Plan.of_run(run).total_steps * speed.step / 60
+    remark = speed.remark()
     yield Finding(
         "speed, training",
         f"{speed.tokens_per_second(run):,.0f} tokens/s with the recipe demo",
-        f"`trc2 train demo` takes about {minutes:.1f} minutes and its evaluations; `trc2 init` sizes one of yours.",
+        f"{'' if remark is None else f'{remark} '}`trc2 train demo` takes about {minutes:.1f} minutes and its evaluations; `trc2 init` sizes one of yours.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,17 @@ class Proposal:
     @property
     def steps(self) -> int:
         return Plan.of_run(self.config).total_steps
+
+    def caution(self) -> str | None:
+        """A sentence on a busy machine: the same command gives another recipe when it is not."""
+        remark = self.speed.remark()
+        if remark is None:
+            return None
+        alone = self.start_up + (self.seconds - self.start_up) * (1 - self.speed.waiting)
+        return (
+            f"{remark} When other programs have ended, this recipe takes about {alone / 60:.1f} minutes, and "
+            "`trc2 init` gives one with more steps or a larger model."
+        )
 
 
 Prepare = Callable[[RunConfig], PreparedStream]
@@ -290,6 +302,9 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
     yield f"# Made by `{command}` for {available_cores()} cores and a {choose_device('auto').type};"
     yield f"# about {proposal.seconds / 60:.1f} minutes: {proposal.steps} steps of {speed.step:.3f} s,"
     yield f"# {rate:,.0f} tokens/s, and evaluations between them. `trc2 config THIS_FILE` explains every setting."
+    caution = proposal.caution()
+    if caution is not None:
+        yield from textwrap.wrap(caution, 110, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
     comments = {
         "model": "the model you have, and a tenth of every step's tokens from earlier text"
         if isinstance(config.model, HFConfig)

@@ -10,6 +10,7 @@ import typer
 
 from trc2.cli.app import AsJson, Overrides, Target, app, err, out, print_json
 from trc2.console import shown
+from trc2.files import make_folder
 
 
 @app.command()
@@ -37,7 +38,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     run = find_target(target, overrides or []).config
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with err.status("building") as status:
         if scaling is not None:
             report = bench_scaling(run, scaling, repeats=repeats, watch=lambda text: status.update(shown(text)))

@@ -29,7 +29,7 @@ def dream_(
     Every row says which model, seed, temperature and place it came from.
     """
     from trc2.dream import dream
-    from trc2.files import write_atomically
+    from trc2.files import make_folder, write_atomically
     from trc2.generate import lay_out_for_decoding
     from trc2.runs.target import find_target
 
@@ -38,6 +38,7 @@ def dream_(
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path} would not be found by its ending: call it something.jsonl.")
     net, tokenizer = find_target(target).trained_model(warn)
+    make_folder(path.parent)
     lay_out_for_decoding(net)
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
     rows, made = [], 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, err, out, print_json
+from trc2.cli.app import AsJson, app, err, out, print_json, warn
 from trc2.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ def init(
 ) -> None:
     """Write a recipe that trains on your folders, sized for this machine and the time you have."""
     from trc2.bench.fitting import look_at, propose, recipe_text
-    from trc2.files import write_atomically
+    from trc2.files import make_folder, write_atomically
     from trc2.train.start import prepare_with_progress
 
     shown = err if as_json else out
     corpora = look_at(folders)
     if recipe.exists():
         raise UserError(f"{recipe} exists already: choose another --out, or remove it.")
+    make_folder(recipe.parent)
     folder = Path("runs") / (recipe.stem or "my")
     with err.status("measuring how fast this machine trains") as status:
 
@@ -45,14 +46,17 @@ def init(
         own = None if model is None else str(Path(model).resolve()) if Path(model).is_dir() else model
         proposal = propose(corpora, 60 * minutes, folder, prepare, pretrained=own)
     command = f"trc2 init {' '.join(map(str, folders))} --minutes {minutes:g}{f' --model {model}' if model else ''}"
-    recipe.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe, recipe_text(proposal, corpora, " ".join(command.split())).encode())
     speed, config = proposal.speed, proposal.config
+    caution = proposal.caution()
+    if caution is not None:
+        warn(caution)
     if as_json:
         print_json({
             "schema": 1, "recipe": str(recipe), "seconds": proposal.seconds, "steps": proposal.steps,
             "tokens_per_second": speed.tokens_per_second(config), "d_model": config.model.d_model,
             "columns": config.model.depth, "tasks": {corpus.name: corpus.size for corpus in corpora},
+            "waiting": speed.waiting,
         })  # fmt: skip
         return
     size = f"{config.model.depth} {'columns' if model is None else 'layers'} of width {config.model.d_model}"

@@ -10,6 +10,7 @@ import typer
 
 from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, err, out, print_json, warn
 from trc2.console import shown
+from trc2.files import make_folder
 
 
 @app.command()
@@ -33,9 +34,9 @@ def verify(
     from trc2.verify.picture import as_table, draw, notes, summary
 
     net = find_target(target, overrides or []).model(warn, seed)
+    make_folder(folder)
     with err.status("starting") as status:
         report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
     draw(report, folder / "verify.png")
     if as_json:
@@ -54,9 +55,9 @@ def _verify_resume(folder: Path, kills: int, seed: int, as_json: bool) -> None:
 
     from trc2.verify.kills import verify_resume
 
+    make_folder(folder)
     with err.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
         report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
     if as_json:
         print_json(report.to_json())

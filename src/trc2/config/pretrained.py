@@ -12,9 +12,10 @@ from pydantic import Field, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Count, Decay, Positive, Section, Share, Size
 from trc2.errors import UserError, brief
-from trc2.files import write_atomically
+from trc2.files import reading, write_atomically
 
 CONFIG_FILE = "config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PAPERS, MAX_PAPER_BYTES = (".json", ".txt", ".model", ".jinja"), 2**27
 UNLIMITED = 2**20  # positions of a model that has no limit of its own, such as Mamba
 DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_layers", "num_parameters", "num_active")
@@ -111,6 +112,16 @@ def locate(pretrained: str, *, with_weights: bool = False) -> Path:
         raise UserError(
             f"There is no model '{brief(pretrained, 80)}': no folder has this name, and the hub says: {brief(error)}."
         ) from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those that the weights are read from: one file, or the shards that an index names."""
+    one, index = (folder / name for name in WEIGHTS)
+    if one.is_file() or not index.is_file():
+        return [one]
+    with reading(index, "use another copy"):
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    return [folder / Path(name).name for name in sorted(names)]
 
 
 def keep_papers(pretrained: str, folder: Path) -> None:

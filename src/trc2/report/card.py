@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
+from trc2.config.pretrained import HFConfig
 from trc2.report.finished import FinishedRun
 from trc2.report.markdown import code, markdown
 from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table
+from trc2.runs.first_weights import as_lines
+from trc2.runs.folder import RunFolder
 
 
 def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
@@ -61,9 +67,24 @@ def _origin(run: FinishedRun, num_parameters: int, num_events: int, step: int, v
         f"- Training {state}; {train.tokens_per_step:,} tokens a step, seed {train.seed}; trc2 {version}.",
         f"- Data fingerprint {code(run.data['fingerprint'][:16])}.",
     ]
+    lines += _first_weights(run)
     if num_events:
         lines.append(f"- Its episodic memory holds {num_events:,} events and their provenance, saved with the weights.")
     return "\n".join(lines)
+
+
+def _first_weights(run: FinishedRun) -> list[str]:
+    """Which model it began with: its name without the place where it lay, and its weights to the bit."""
+    sums = RunFolder(run.folder).first_weights()
+    if not isinstance(run.config.model, HFConfig) or not sums:
+        return []
+    place = run.config.model.pretrained
+    name = code(Path(place).name if Path(place).expanduser().is_absolute() else place)
+    if len(sums) == 1:
+        (file, checksum), *_ = sums.items()
+        return [f"- It began with {name}, whose {code(file)} has the sha256 `{checksum}`."]
+    whole = hashlib.sha256(as_lines(sums).encode()).hexdigest()
+    return [f"- It began with {name}; `sha256sum` of its {len(sums)} files of weights has the sha256 `{whole}`."]
 
 
 def _tasks(run: FinishedRun) -> str:

@@ -26,6 +26,7 @@ from trc2.runs.checkpoint import (
 )
 from trc2.runs.diary import Diary
 from trc2.runs.environment import describe_environment
+from trc2.runs.first_weights import as_lines, read_sums, sums_of
 from trc2.runs.records import Record, current, read_all_records
 from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
@@ -49,6 +50,7 @@ class RunFolder:
         self.environment_file = path / "environment.json"
         self.parent_file = path / "parent.json"
         self.checkpoints = path / "checkpoints"
+        self.first_weights_file = path / "pretrained.sha256"
         self.papers = path / "pretrained"  # the small files of the Hugging Face folder it began with
 
     def __str__(self) -> str:
@@ -101,6 +103,10 @@ class RunFolder:
     def ancestry(self) -> Ancestry | None:
         """From where it goes on; None if it began by itself."""
         return read_ancestry(self.parent_file) if self.parent_file.exists() else None
+
+    def first_weights(self) -> dict[str, str]:
+        """Checksums of the files whose weights it, or the run it goes on from, began with; empty if it began anew."""
+        return read_sums(self.first_weights_file) if self.first_weights_file.exists() else {}
 
     @property
     def first_step(self) -> int:
@@ -164,8 +170,11 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------------ writing
 
-    def describe(self, config: RunConfig, prepared: PreparedStream) -> None:
-        """The parts that never change: data, tokenizer, environment, and last the config."""
+    def describe(self, config: RunConfig, prepared: PreparedStream, parent: RunFolder | None = None) -> None:
+        """The parts that never change: data, tokenizer, environment, and last the config.
+
+        What a run with a parent began with is what the parent began with, whatever lies in that folder by now.
+        """
         write_atomically(self.budget_file, json.dumps(budget_of(config).describe(), indent=2).encode())
         write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
         write_atomically(self.data_file, json.dumps(prepared.describe(), indent=2).encode())
@@ -175,7 +184,16 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         if isinstance(config.model, HFConfig):
             keep_papers(config.model.pretrained, self.papers)
+            sums = self._sums_of(config) if parent is None else parent.first_weights()
+            if sums:
+                write_atomically(self.first_weights_file, as_lines(sums).encode())
         write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
+
+    @staticmethod
+    def _sums_of(config: RunConfig) -> dict[str, str]:
+        assert isinstance(config.model, HFConfig)
+        assert config.stream is not None
+        return sums_of(config.model.pretrained, config.stream.cache)
 
     def open_diary(self) -> Diary:
         return Diary(self.diary_file)

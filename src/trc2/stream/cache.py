@@ -130,6 +130,24 @@ def file_checksum(path: Path) -> str:
     return checksum.hexdigest()
 
 
+def known_checksum(path: Path, home: Path) -> str:
+    """The sha256 of a large file, read once: what it was is kept in `home` for as long as the file stays untouched.
+
+    Where nothing can be kept, as in a cache without write permission, the file is read every time.
+    """
+    status, note = path.stat(), home / f"{digest(str(path.resolve()))}.json"
+    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+        kept = json.loads(note.read_text(encoding="utf-8"))
+        if kept["stamp"] == stamp and isinstance(kept["sha256"], str):
+            return str(kept["sha256"])
+    checksum = file_checksum(path)
+    with suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps({"stamp": stamp, "sha256": checksum}).encode())
+    return checksum
+
+
 def digest(content: Any) -> str:
     """A name for settings and checksums: what differs has another one."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -36,7 +36,7 @@ from trc2.strategies import build_strategy
 from trc2.train.chance import chance_unmoved
 from trc2.train.evaluate import score_task
 from trc2.train.loop import Trainer
-from trc2.train.start import keep_diary, prepare_with_progress, set_up_process, warn_on
+from trc2.train.start import describe_run, keep_diary, prepare_with_progress, set_up_process, warn_on
 
 LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
 # By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
@@ -214,7 +214,7 @@ def _inherit(
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
     ancestry = Ancestry(str(ended.folder), ended.checkpoint.step, tuple(new), is_run=True)
     ranks.on_first(lambda: ancestry.write(folder.parent_file))
-    ranks.on_first(lambda: folder.describe(config, prepared))
+    ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
     checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
     trainer.state.restore(checkpoint)
     trainer.state.apply(trainer.state.asked)  # by the child's own control
@@ -338,7 +338,7 @@ def _adopt(parent: Path, config: RunConfig, new: list[str], folder: RunFolder, c
     prepared = prepare_with_progress(config, console)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
     ranks.on_first(lambda: Ancestry(str(parent), 0, tuple(new), is_run=False).write(folder.parent_file))
-    ranks.on_first(lambda: folder.describe(config, prepared))
+    ranks.on_first(lambda: describe_run(folder, config, prepared, console))
     if not is_plain(parent):
         trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
     if ranks.is_first:

@@ -63,13 +63,21 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             warn_if_crowded(console)
             prepared = prepare_with_progress(config, console)
             trainer = Trainer(config, prepared, folder, [], ranks)
-            ranks.on_first(lambda: folder.describe(config, prepared))
+            ranks.on_first(lambda: describe_run(folder, config, prepared, console))
             watch(trainer, console)
             run(trainer)
     except BaseException:
         if is_ours and new and not folder.has_diary:  # who did not get the lock removes nothing of whoever did
             _remove(new)
         raise
+
+
+def describe_run(
+    folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, parent: RunFolder | None = None
+) -> None:
+    """Write what never changes, with a word on what takes long: reading large weights once more for their checksums."""
+    with console.status("writing down what the run begins with"):
+        folder.describe(config, prepared, parent)
 
 
 @contextmanager
