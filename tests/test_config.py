@@ -163,6 +163,10 @@ def test_an_odd_override_is_one_sentence(overrides: list[str], sentence: str) ->
     assert len(str(caught.value)) < 1000
 
 
+def test_the_backbone_a_recipe_has_already_changes_nothing() -> None:
+    assert load_recipe("lab_trc2", ["model=trc2"]) == load_recipe("lab_trc2")
+
+
 def test_words_of_yaml_1_1_are_words() -> None:
     assert load_recipe("demo", ["control.mode=off"]).control.mode == "off"
     assert load_recipe("demo", ["model.replay=off"]).model.replay is False

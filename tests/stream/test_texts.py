@@ -33,7 +33,9 @@ def test_the_same_texts_are_the_same_files_and_come_back_when_they_are_lost(tmp_
 
 
 def test_which_split_a_text_is_in_is_part_of_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
     one = keep_texts("news", {"train": ["a", "b"], "test": ["c"]}, tmp_path)
+    assert one.stat().st_mode == (tmp_path / "plain").stat().st_mode  # open to whom every folder is
     other = keep_texts("news", {"train": ["a", "b"], "validation": ["c"]}, tmp_path)
     assert one != other
     assert sorted(path.name for path in one.iterdir()) == ["test.jsonl", "train.jsonl"]

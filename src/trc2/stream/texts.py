@@ -10,8 +10,8 @@ import filecmp
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -33,7 +33,8 @@ def keep_texts(name: str, texts: Iterable[str] | Mapping[str, Iterable[str]], ca
             raise UserError(f"Task '{name}' has texts of '{split}', which is no split: {did_you_mean(split, SPLITS)}")
     home = expanded(cache).resolve() / "texts"
     home.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=home))
+    partial = home / f".{name}.{secrets.token_hex(8)}"
+    partial.mkdir()  # not by tempfile, whose folders nobody else may open
     try:
         digest = hashlib.sha256()
         for split in sorted(splits):
