@@ -154,8 +154,9 @@ def _speed() -> Iterator[Finding]:
     speed = measure_speed(run, 8.0)
     minutes = Plan.of_run(run).total_steps * speed.step / 60
     remark = speed.remark()
+    takes = f"`trc2 train demo` takes about {minutes:.1f} minutes and its evaluations; `trc2 init` sizes one of yours."
     yield Finding(
         "speed, training",
         f"{speed.tokens_per_second(run):,.0f} tokens/s with the recipe demo",
-        f"{'' if remark is None else f'{remark} '}`trc2 train demo` takes about {minutes:.1f} minutes and its evaluations; `trc2 init` sizes one of yours.",
+        " ".join(filter(None, (remark, takes))),
     )
