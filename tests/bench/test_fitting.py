@@ -112,7 +112,7 @@ def test_a_busy_machine_is_named_with_the_time_the_recipe_takes_without_others(
     caution = busy.caution()
     assert caution is not None
     assert "busy: for 50% of the measurement this process got no core" in caution
-    assert "this recipe takes about 0.3 minutes" in caution  # 5 s to begin, and half of 30 s
+    assert "this recipe takes about 0.3 minutes" in caution  # half of 35 s
     text = recipe_text(busy, look_at(folders), "trc2 init …")
     comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
     assert caution in comment

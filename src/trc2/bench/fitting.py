@@ -119,7 +119,7 @@ class Proposal:
         remark = self.speed.remark()
         if remark is None:
             return None
-        alone = self.start_up + (self.seconds - self.start_up) * (1 - self.speed.waiting)
+        alone = self.seconds * (1 - self.speed.waiting)  # the start was slowed as the steps were
         return (
             f"{remark} When other programs have ended, this recipe takes about {alone / 60:.1f} minutes, and "
             "`trc2 init` gives one with more steps or a larger model."
@@ -298,7 +298,8 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
 def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], command: str) -> Iterator[str]:
     config, speed = proposal.config, proposal.speed
     rate = speed.tokens_per_second(config)
-    yield f"# {', '.join(c.name for c in corpora)}: {len(corpora)} tasks, one after the other."
+    told = "one task" if len(corpora) == 1 else f"{len(corpora)} tasks, one after the other"
+    yield f"# {', '.join(c.name for c in corpora)}: {told}."
     yield f"# Made by `{command}` for {available_cores()} cores and a {choose_device('auto').type};"
     yield f"# about {proposal.seconds / 60:.1f} minutes: {proposal.steps} steps of {speed.step:.3f} s,"
     yield f"# {rate:,.0f} tokens/s, and evaluations between them. `trc2 config THIS_FILE` explains every setting."
