@@ -46,7 +46,7 @@ def test_the_notebook_holds_no_outputs() -> None:
             assert cell["execution_count"] is None
 
 
-# Less of everything but the calls; that memories are drawn, the page above shows.
+# Less of everything but the calls.
 LESS = {"STEPS = 60": "STEPS = 1", "count=200": "count=30", "small = [": 'small = ["model.memory=off", '}
 
 
