@@ -70,7 +70,8 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
 
 def test_killed_or_interrupted_it_goes_on_mid_run(recipe: str, tmp_path: Path) -> None:
     out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
-    often = ["output.checkpoint_every=2"]
+    # Long enough that it cannot end between the signal and the step that heeds it, however quick the machine is.
+    often = ["output.checkpoint_every=5", "stream.tasks.0.steps=60", "stream.tasks.1.steps=60", "eval.every_steps=60"]
     file.write_text(f"grids: [{{recipes: [{recipe}], settings: {json.dumps(often)}}}]")
     cells = Matrix(grids=[{"recipes": [recipe], "settings": often}]).cells()
     diary = RunFolder(out / "tiny+s0").diary_file
