@@ -22,14 +22,16 @@ MATRICES = {path.stem for path in (ROOT / "src" / "trc2" / "matrices").glob("*.y
 
 
 def commands(page: Path) -> list[str]:
-    """What a reader would type: lines of shell blocks, in console blocks those behind a dollar; no remarks."""
-    found = []
-    for block in SHELL.findall(page.read_text(encoding="utf-8")):
-        lines = block.replace("\\\n", " ").splitlines()
-        has_prompts = any(line.startswith("$ ") for line in lines)
-        typed = [line.removeprefix("$ ") for line in lines if not has_prompts or line.startswith("$ ")]
-        found += [re.sub(r"\s+#.*", "", line).strip() for line in typed]
-    return [command for command in found if command]
+    """What a reader would type on a page, one after the other."""
+    return [command for block in SHELL.findall(page.read_text(encoding="utf-8")) for command in typed(block)]
+
+
+def typed(block: str) -> list[str]:
+    """The lines of a shell block, of one with prompts those behind a dollar; no remarks."""
+    lines = block.replace("\\\n", " ").splitlines()
+    has_prompts = any(line.startswith("$ ") for line in lines)
+    kept = [line.removeprefix("$ ") for line in lines if not has_prompts or line.startswith("$ ")]
+    return [command for line in kept if (command := re.sub(r"\s+#.*", "", line).strip())]
 
 
 SHOWN = [(page, command) for page in PAGES for command in commands(page)]

@@ -162,7 +162,11 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
 
 def test_a_probe_takes_about_the_time_it_is_given() -> None:
     begun = time.monotonic()
-    small = ["model.num_columns=2", "train.batch_size=16", "eval.batch_size=1"]  # a busy machine cannot hide 48 times the work
+    small = [
+        "model.num_columns=2",
+        "train.batch_size=16",
+        "eval.batch_size=1",
+    ]  # a busy machine cannot hide 48 times the work
     speed = measure_speed(load_recipe("demo", small), 1.0)
     assert time.monotonic() - begun < 30
     assert 0 < speed.scoring < speed.step

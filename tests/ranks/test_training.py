@@ -226,6 +226,14 @@ def test_a_finished_run_is_taught_one_more_task_by_two_ranks(tiny_run: MakeRun, 
 # ------------------------------------------------------------------------------------------------ divided weights
 
 
+def test_divided_weights_learn_in_single_precision_too(tiny_run: MakeRun, tmp_path: Path) -> None:
+    """Which FSDP adds up by another operation than double precision."""
+    divided, whole = tmp_path / "divided", tmp_path / "whole"
+    together(2, start_run, at(tiny_run, divided, steps=(2, 2), output={"parallel": "fsdp"}), QUIET)
+    alone(start_run, at(tiny_run, whole, steps=(2, 2)), QUIET)
+    assert distance(divided, whole) < 1e-3
+
+
 def test_divided_weights_learn_the_same_and_are_saved_in_parts(tiny_run: MakeRun, tmp_path: Path) -> None:
     """FSDP, with EWC, stopped by two ranks, gone on with by one that holds everything, ended by two; then exported."""
     fsdp: dict[str, Any] = {"parallel": "fsdp", "keep_checkpoints": 9}

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from trc2.artifact import CONFIG_FILE, is_plain, load_config, load_model, trained_length
 from trc2.backbones.registry import build_model
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import MODELS, RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
@@ -313,8 +313,8 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
         replay = known.replay or bool(type(known).model_fields["replay"].default)
         model = {**known.model_dump(mode="json"), "replay": replay, "replay_seed": None}
     length = trained_length(parent)
-    if not is_plain(parent):
-        model["replay_chunk_length"] = min(model["replay_chunk_length"], length)
+    usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
+    model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
     trained = [task.name for task in wish.tasks]
     values: dict[str, Any] = {
         "model": model,

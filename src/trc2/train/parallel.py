@@ -141,6 +141,7 @@ class Divided(Parallel):
         fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         for module in (*units, model):
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
+            module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator] # gloo can only add float32
         register_fsdp_forward_method(model, "predict")
         for host in (module for module in model.modules() if isinstance(module, HostState)):
             for buffer in host.buffers():  # FSDP moved them along
@@ -217,7 +218,7 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype)
         )
     from torch.distributed.fsdp import FSDPModule  # half as slow to import as torch: only for who divides
 
-    if not hasattr(FSDPModule, "set_gradient_divide_factor"):
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         raise UserError(f"output.parallel=fsdp needs a newer torch than {torch.__version__}: use ddp, or update torch.")
     if dtype == torch.float16:
         raise UserError("output.parallel=fsdp cannot scale losses, which float16 needs: use ddp or another precision.")
