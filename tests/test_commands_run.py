@@ -122,9 +122,9 @@ def less(arguments: list[str]) -> list[str]:
     """The same command with fewer steps and smaller text."""
     name, given = parse(arguments)
     if name == "train":
-        return [*arguments, *LESS, *STEPS, *less_of(given["recipe"], given["overrides"] or [])]
+        return [*arguments, *LESS, *STEPS, *less_of(given["recipe"])]
     if name == "data prepare":
-        return [*arguments, *less_of(given["recipe"], given["overrides"] or [])]
+        return [*arguments, *less_of(given["recipe"])]
     if name == "continue" and given["steps"] is None:
         return [*arguments, "--steps", "2"]
     if name == "continue":
@@ -145,8 +145,8 @@ def less(arguments: list[str]) -> list[str]:
     }.get(name, arguments)
 
 
-def less_of(recipe: str, overrides: list[str]) -> list[str]:
-    """Words that the little text has; what the lab and the paper read comes from DATA, also where they would download."""
+def less_of(recipe: str) -> list[str]:
+    """Words that the little text has; lab and paper read it from DATA, also where a page would have them download."""
     if recipe == "my.yaml" or recipe.startswith("demo"):
         return []
     if not recipe.startswith("paper_"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from trc2.hf.registration import register_when_imported
 
 if TYPE_CHECKING:
-    from trc2.api import Run, load_run, train
+    from trc2.api import Run, continue_from, load_run, train
     from trc2.backbones.trc2 import CortexNet
     from trc2.config import RunConfig, TaskConfig, TRC2Config, load_recipe
     from trc2.errors import UserError
@@ -26,6 +26,7 @@ __all__ = [
     "TaskConfig",
     "UserError",
     "__version__",
+    "continue_from",
     "load_recipe",
     "load_run",
     "train",
@@ -42,6 +43,7 @@ _HOMES = {
     "TRC2ForCausalLM": "hf.modeling",
     "TaskConfig": "config",
     "UserError": "errors",
+    "continue_from": "api",
     "load_recipe": "config",
     "load_run": "api",
 }

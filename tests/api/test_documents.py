@@ -10,6 +10,9 @@ from typing import Any
 import matplotlib.font_manager  # noqa: F401 - before a test moves the home folder, where it keeps its list of fonts
 import pytest
 
+import trc2
+from trc2.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
@@ -36,6 +39,11 @@ def test_the_blocks_of_the_page_run_one_after_the_other(elsewhere: Path, capsys:
     assert (elsewhere / "first.png").is_file()
     assert (elsewhere / "models" / "first" / "model.safetensors").is_file()
     assert names["child"].parent == "runs/first"
+    grown = names["grown"]
+    assert (grown.parent, list(grown.gate()["tasks"])) == ("models/first", ["fruit"])
+    assert grown.config.stream.only == ("metals",)
+    with pytest.raises(UserError, match="does not say what it learnt"):
+        trc2.continue_from("models/first", {"salts": ["a b"]}, max_forgetting=0.1)
     assert "has no scores of 'perplexty': did you mean 'perplexity'?" in capsys.readouterr().out
 
 

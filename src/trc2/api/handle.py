@@ -165,18 +165,10 @@ class Run:
         Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
         task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept.
         """
-        stream = self.config.stream
-        cache = StreamConfig.model_fields["cache"].default if stream is None else stream.cache
-        check_gate(self.folder, (), max_forgetting)
-        new = task_configs(tasks, steps, cache)
-        child = default_folder(self.folder, new) if folder is None else Path(folder)
-        console = PlainConsole(quiet=quiet)
-        changes = [*as_overrides(settings), *listed(overrides)]
-        continue_run(self.folder, child, new, console, replay_share, overrides=changes)
-        if is_first_process():
-            judge(self.folder, child, max_forgetting, warn_on(console))
-            write_summary(child)
-        return Run(child)
+        return continue_from(
+            self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
+            replay_share=replay_share, overrides=overrides, quiet=quiet, **settings,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ using it
 
@@ -202,9 +194,7 @@ class Run:
 
     def evaluate(self, texts: Iterable[str]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and so on of texts it may never have seen, by the newest checkpoint."""
-        stream = self.config.stream
-        cache = StreamConfig.model_fields["cache"].default if stream is None else stream.cache
-        path = keep_texts("given", texts, cache) / "train.jsonl"
+        path = keep_texts("given", texts, _cache_of(self.config)) / "train.jsonl"
         return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]
 
     def export(self, folder: str | Path, *, with_replay: bool = False, merge: bool = True) -> Path:
@@ -265,6 +255,45 @@ class Run:
 
     def _warn(self, message: str) -> None:
         warn_on(PlainConsole(stderr=True))(message)
+
+
+def continue_from(
+    source: str | Path,
+    tasks: Tasks,
+    *,
+    keep: Tasks | None = None,
+    steps: Steps = None,
+    folder: str | Path | None = None,
+    max_forgetting: float | None = None,
+    replay_share: float | None = None,
+    overrides: Iterable[str] = (),
+    quiet: bool = False,
+    **settings: object,
+) -> Run:
+    """Go on with new tasks from a run, or from a saved model: an export of ours, or any causal Hugging Face folder.
+
+    A saved model does not say what it learnt. `keep` is text it should go on knowing, given like tasks: measured
+    against the model as it was, never trained. The other arguments are those of `Run.continue_`.
+    """
+    parent = Path(source)
+    cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
+    kept = [task.replace(holdout=0.5) for task in task_configs(keep, None, cache)] if keep else []
+    check_gate(parent, kept, max_forgetting)
+    new = task_configs(tasks, steps, cache)
+    child = default_folder(parent, new) if folder is None else Path(folder)
+    console = PlainConsole(quiet=quiet)
+    changes = [*as_overrides(settings), *listed(overrides)]
+    continue_run(parent, child, new, console, replay_share, overrides=changes, keep=kept)
+    if is_first_process():
+        judge(parent, child, max_forgetting, warn_on(console))
+        write_summary(child)
+    return Run(child)
+
+
+def _cache_of(config: RunConfig | None) -> Path:
+    if config is None or config.stream is None:
+        return Path(StreamConfig.model_fields["cache"].default)
+    return config.stream.cache
 
 
 def _cell(value: float | None) -> str:
