@@ -95,6 +95,18 @@ def test_those_of_the_page_train_are_saved_and_resume_to_the_bit(
     assert load_model(tmp_path / "model").config == net.config
 
 
+def test_a_report_shows_the_metric_wherever_it_shows_scores(sample: None, tiny_run: MakeRun, tmp_path: Path) -> None:
+    scored = {"metrics": "word_overlap", "text_sequences": 2}
+    for seed in (0, 1):
+        start_run(tiny_run(eval=scored, train={"seed": seed}, output={"folder": tmp_path / "runs" / f"s{seed}"}), QUIET)
+    done = trc2("report", str(tmp_path / "runs"))
+    assert done.code == 0, done.err
+    tables = tmp_path / "runs" / "tables"
+    assert "word overlap" in (tables / "boundary.md").read_text()
+    assert "word_overlap AUFC" in (tables / "aufc.md").read_text()
+    assert '"word_overlap/end/fruit"' in (tmp_path / "runs" / "report.html").read_text()
+
+
 def test_a_run_is_read_where_its_metric_is_not_installed_but_not_trained_by_a_stranger(
     sample: None, tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.files import reading
-from trc2.metrics.forgetting import ScoreTable, Stretch, metrics_of, summarise
+from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch, metrics_of, summarise
 from trc2.runs.budget import equal_work
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
@@ -86,6 +87,12 @@ def read_run(folder: Path) -> FinishedRun:
             f"or go on with `trc2 resume {folder}`."
         )
     return run
+
+
+def scores_in(runs: Iterable[FinishedRun]) -> dict[str, Metric]:
+    """Every score that some run has, ours in their usual order, then those of plug-ins."""
+    found = {name: table.metric for run in runs for name, table in run.tables.items()}
+    return {name: found[name] for name in [*METRICS, *found] if name in found}
 
 
 def _check_data(run: FinishedRun) -> None:

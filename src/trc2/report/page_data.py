@@ -12,10 +12,10 @@ from typing import Any
 
 from trc2 import __version__
 from trc2.errors import plain
-from trc2.metrics.forgetting import METRICS, ScoreTable, backward_transfer
+from trc2.metrics.forgetting import Metric, ScoreTable, backward_transfer
 from trc2.metrics.learning import unlearned
 from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Evidence
-from trc2.report.finished import FinishedRun
+from trc2.report.finished import FinishedRun, scores_in
 from trc2.report.names import learning_settings, order_of, title_of
 from trc2.stats.intervals import mean_interval
 from trc2.stats.moments import moments
@@ -49,8 +49,9 @@ class Column:
 
 def page_data(evidence: Evidence) -> dict[str, Any]:
     """Everything the page draws or says. Equal evidence gives equal data, wherever the run folders lie."""
-    metrics = [name for name in METRICS if any(name in run.tables for run in evidence.runs)]
-    columns = [column for metric in metrics for column in metric_columns(metric, evidence.tasks)] + [_speed()]
+    known = scores_in(evidence.runs)
+    metrics = list(known)
+    columns = [column for metric in known.values() for column in metric_columns(metric, evidence.tasks)] + [_speed()]
     families = {arm.family.name: arm.family for arm in evidence.arms}
     places = relative_names([run.folder for run in [*evidence.runs, *evidence.unfinished]])
     common, differing = split_settings(evidence.runs)
@@ -80,7 +81,7 @@ def page_data(evidence: Evidence) -> dict[str, Any]:
         "orders": [list(order) for order in evidence.orders],
         "seeds": sorted({run.config.train.seed for run in evidence.runs}),
         "metrics": [
-            {"name": name, "title": _title(name), "log": METRICS[name].is_log, "note": NOTES.get(name, "")}
+            {"name": name, "title": _title(name), "log": known[name].is_log, "note": NOTES.get(name, "")}
             for name in metrics
         ],
         "columns": [
@@ -135,13 +136,13 @@ def relative_names(folders: Sequence[Path]) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- columns
 
 
-def metric_columns(metric: str, tasks: Sequence[str]) -> list[Column]:
+def metric_columns(how: Metric, tasks: Sequence[str]) -> list[Column]:
     """What the table says of one metric: all tasks at the end, keeping, transfer, then each task at the end."""
-    better = "lower" if METRICS[metric].direction == "min" else "higher"
+    metric, better = how.name, "lower" if how.direction == "min" else "higher"
     kept = {"aufc": AREA, "forgetting": FORGETTING} if metric == PRIMARY_METRIC else {}
-    unit = PRIMARY.unit if METRICS[metric].is_log else ""
+    unit = PRIMARY.unit if how.is_log else ""
     title = PRIMARY.title if metric == PRIMARY_METRIC else f"mean {_title(metric)} of all tasks at the end"
-    columns = [Column(f"{metric}/end", title, better, _at_end(metric), unit, metric)]
+    columns = [Column(f"{metric}/end", title, better, _at_end(how), unit, metric)]
     for name, words, side in (
         ("aufc", f"forgetting area (AUFC, {_title(metric)})", "lower"),
         ("forgetting", f"forgetting at the end ({_title(metric)})", "lower"),
@@ -161,14 +162,14 @@ def _title(metric: str) -> str:
     return TITLES.get(metric, metric.replace("_", " "))
 
 
-def _at_end(metric: str) -> Callable[[FinishedRun], float | None]:
+def _at_end(metric: Metric) -> Callable[[FinishedRun], float | None]:
     """The mean over all tasks after the last step, of logarithms where the metric is read so; else None."""
 
     def of(run: FinishedRun) -> float | None:
-        if metric == PRIMARY_METRIC:
+        if metric.name == PRIMARY_METRIC:
             return PRIMARY.of(run)
-        found = [_score_at_end(metric, task)(run) for task in run.tasks]
-        known = [METRICS[metric].transform(value) for value in found if value is not None]
+        found = [_score_at_end(metric.name, task)(run) for task in run.tasks]
+        known = [metric.transform(value) for value in found if value is not None]
         return sum(known) / len(known) if len(known) == len(found) else None
 
     return of
@@ -303,7 +304,7 @@ def _mean_curves(
     if len(tables) < len(runs):
         return None
     steps = sorted(set.intersection(*(set(table.steps) for table in tables)))
-    is_log = METRICS[metric].is_log
+    is_log = tables[0].metric.is_log
 
     def score(step: int, task: str) -> float | None:
         if not all(table.has(step, task) for table in tables):

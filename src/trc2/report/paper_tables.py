@@ -8,8 +8,9 @@ from typing import Literal
 from trc2.bench.footprint import GIB, PAPER_COLUMNS, paper_accounting, static_budget
 from trc2.bench.tables import budget_numbers
 from trc2.config import TRC2Config
+from trc2.metrics.forgetting import METRICS
 from trc2.report.evidence import Arm
-from trc2.report.finished import FinishedRun
+from trc2.report.finished import FinishedRun, scores_in
 from trc2.report.grid import Cell, Column, Number, Row, Table
 from trc2.report.scope import (
     METRIC_TITLES,
@@ -84,6 +85,10 @@ class Builder:
                 title = f"{titles[task]} (%)" if is_share else titles[task]
                 column = Column(title, "text score", panel, "higher")
                 self.add_number(column, of(metric, task), 100.0 if is_share else 1.0)
+        for name, plugged in scores_in(self.scope.evidence.runs).items():
+            for task in tasks if name not in METRICS else []:
+                better: Literal["lower", "higher"] = "lower" if plugged.direction == "min" else "higher"
+                self.add_number(Column(titles[task], name.replace("_", " "), panel, better), of(name, task))
 
     def add_areas(self, panel: str = "") -> None:
         """AUFC of every metric at the two checkpoints."""

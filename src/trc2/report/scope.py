@@ -11,10 +11,9 @@ from functools import cached_property
 from trc2.bench.footprint import static_budget
 from trc2.bench.tables import quantity
 from trc2.errors import UserError, did_you_mean
-from trc2.metrics.forgetting import METRICS
 from trc2.metrics.learning import unlearned
 from trc2.report.evidence import Arm, Evidence, Measure, log_perplexity_at_end
-from trc2.report.finished import FinishedRun
+from trc2.report.finished import FinishedRun, scores_in
 from trc2.report.grid import Number
 from trc2.report.names import PARTS, order_of
 from trc2.stats.intervals import mean_interval
@@ -215,9 +214,9 @@ def cost(name: str) -> Reading:
 
 
 def metrics_of(runs: Iterable[FinishedRun]) -> list[str]:
-    """The scores that all runs have, in their usual order."""
+    """The scores that all runs have, in their usual order; those of plug-ins last."""
     runs = list(runs)
-    return [name for name in METRICS if runs and all(name in run.tables for run in runs)]
+    return [name for name in scores_in(runs) if all(name in run.tables for run in runs)]
 
 
 def text_metric(run: FinishedRun, task: str) -> str | None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from trc2.files import reading, write_atomically
 from trc2.metrics.exam import ROOT
-from trc2.metrics.forgetting import METRICS
 from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
-from trc2.report.finished import FinishedRun, check_comparable, read_run
+from trc2.report.finished import FinishedRun, check_comparable, read_run, scores_in
 from trc2.report.lineage import own_part
 from trc2.report.markdown import markdown
 from trc2.runs.ancestry import Ancestry
@@ -115,9 +114,11 @@ def _when(run: FinishedRun) -> str:
 
 
 def forgetting_caption(run: FinishedRun) -> str:
-    in_logs = _joined([f"log-{name}" for name, metric in METRICS.items() if metric.is_log])
-    by_gain = _joined([name for name, metric in METRICS.items() if metric.min_gain is not None])
-    return f"Forgetting {_when(run)} ({in_logs}; for {by_gain} divided by the task's gain):"
+    metrics = scores_in([run])
+    in_logs = _joined([f"log-{name}" for name, metric in metrics.items() if metric.is_log])
+    by_gain = _joined([name for name, metric in metrics.items() if metric.min_gain is not None])
+    divided = f"; for {by_gain} divided by the task's gain" if by_gain else ""
+    return f"Forgetting {_when(run)} ({in_logs}{divided}):"
 
 
 def boundary_table(run: FinishedRun, first: str = "step 0") -> str:
@@ -347,4 +348,4 @@ def _who_learnt(ends: dict[str, float], task: str) -> list[str]:
 
 
 def _joined(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
