@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trc2.config import load_recipe
+from trc2.config import MODELS, load_recipe
 from trc2.report.finished import read_run
 
 ROOT = Path(__file__).parents[1]
 RATES = ROOT / "results" / "lab_rates"
-CHOSEN = ["lab_trc2", "lab_transformer", "lab_moe", "lab_falcon", "lab_blk_attn_res"]
+CHOSEN = [f"lab_{name}" for name in MODELS if name != "hf"]
 
 
 @pytest.mark.parametrize("recipe", CHOSEN)
