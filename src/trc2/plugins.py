@@ -7,17 +7,20 @@ through its entry point: a recipe, a run or a model folder can name an installed
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trc2.errors import UserError, brief
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from pydantic import BaseModel
+
+Settings = TypeVar("Settings", bound="BaseModel")
 Kind = Literal["backbone", "strategy", "metric"]
 GROUPS: dict[Kind, str] = {"backbone": "trc2.backbones", "strategy": "trc2.strategies", "metric": "trc2.metrics"}
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
@@ -93,6 +96,20 @@ def load(plugin: Plugin) -> Any:
         return plugin.entry.load()
     except (Exception, SystemExit) as error:
         raise plugin.broken(f"{type(error).__name__}: {error}") from error
+
+
+def load_settings(plugin: Plugin, attribute: str, parent: type[Settings], functions: Sequence[str]) -> type[Settings]:
+    """The settings that a plug-in has as `attribute`, with the functions it must have beside them."""
+    offered = load(plugin)
+    settings = getattr(offered, attribute, None)
+    if not (isinstance(settings, type) and issubclass(settings, parent)):
+        raise plugin.broken(f"it has no {attribute} that is a subclass of {parent.__name__}")
+    if settings.model_fields["name"].default != plugin.name:
+        raise plugin.broken(f"the default of name in its {attribute} is not '{plugin.name}'")
+    for function in functions:
+        if not callable(getattr(offered, function, None)):
+            raise plugin.broken(f"it has no function {function}")
+    return settings
 
 
 def blamed(error: BaseException) -> str | None:

@@ -20,10 +20,10 @@ from trc2.report.numbers import run_numbers
 from trc2.report.summary import write_summary
 from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.folder import RunFolder
-from trc2.train.child import Wish, child_config, default_folder
 from trc2.train.gate import Verdict, known_before
 from trc2.train.resume import continue_run, resume_run
 from trc2.train.start import start_run
+from trc2.train.wish import Wish, child_config, default_folder
 
 QUIET = Console(quiet=True)
 

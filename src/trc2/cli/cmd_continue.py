@@ -60,10 +60,10 @@ def continue_(
     A saved model does not say what it learnt: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
-    from trc2.train.child import Wish, child_config, default_folder
     from trc2.train.gate import check_gate, judge
     from trc2.train.rehearsal import foretold, keep_rehearsal, rehearse_shares
     from trc2.train.resume import continue_run
+    from trc2.train.wish import Wish, child_config, default_folder
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})

@@ -9,7 +9,7 @@ from trc2.config import baselines, model, pretrained  # noqa: F401 - importing a
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
-from trc2.plugins import Plugin, find, installed_names, load
+from trc2.plugins import find, installed_names, load_settings
 
 
 def _named(parent: type[BackboneConfig]) -> Iterator[tuple[str, type[BackboneConfig]]]:
@@ -52,21 +52,7 @@ def backbone_class(name: object) -> type[BackboneConfig] | None:
     if not isinstance(name, str) or name in MODELS:
         return MODELS.get(name) if isinstance(name, str) else None
     plugin = find("backbone", name)
-    return None if plugin is None else _plugged(plugin)
-
-
-def _plugged(plugin: Plugin) -> type[BackboneConfig]:
-    """What a backbone of another package must offer; that it trains is shown by training it."""
-    offered = load(plugin)
-    config = getattr(offered, "Config", None)
-    if not (isinstance(config, type) and issubclass(config, BackboneConfig)):
-        raise plugin.broken("it has no Config that is a subclass of BackboneConfig")
-    if config.model_fields["name"].default != plugin.name:
-        raise plugin.broken(f"the default of its Config's name is not '{plugin.name}'")
-    for function in ("build", "cost"):
-        if not callable(getattr(offered, function, None)):
-            raise plugin.broken(f"it has no function {function}")
-    return config
+    return None if plugin is None else load_settings(plugin, "Config", BackboneConfig, ["build", "cost"])
 
 
 def _class_of(name: object) -> type[BackboneConfig]:

@@ -14,7 +14,7 @@ from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
 from trc2.errors import did_you_mean
-from trc2.plugins import Plugin, find, installed_names, load
+from trc2.plugins import find, installed_names, load_settings
 
 SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
 
@@ -54,20 +54,7 @@ def strategy_class(name: object) -> type[StrategyConfig]:
     if plugin is None:
         known = (*strategy_names(), *installed_names("strategy"), *SHORTHANDS)
         raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), known)}", "name")
-    return _plugged(plugin)
-
-
-def _plugged(plugin: Plugin) -> type[StrategyConfig]:
-    """What a strategy of another package must offer."""
-    offered = load(plugin)
-    settings = getattr(offered, "Settings", None)
-    if not (isinstance(settings, type) and issubclass(settings, StrategyConfig)):
-        raise plugin.broken("it has no Settings that are a subclass of StrategyConfig")
-    if settings.model_fields["name"].default != plugin.name:
-        raise plugin.broken(f"the default of its Settings' name is not '{plugin.name}'")
-    if not callable(getattr(offered, "build", None)):
-        raise plugin.broken("it has no function build")
-    return settings
+    return load_settings(plugin, "Settings", StrategyConfig, ["build"])
 
 
 def strategy_config(values: Mapping[str, Any]) -> StrategyConfig:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
-from trc2.artifact import CONFIG_FILE, is_plain, load_config, load_model, trained_length
+from trc2.artifact import is_plain, load_model
 from trc2.backbones.registry import build_model
-from trc2.config import MODELS, RunConfig, TaskConfig
-from trc2.config.run import apply_overrides
-from trc2.errors import UserError, brief
+from trc2.config import RunConfig
+from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.files import sync_folder
 from trc2.nn.keyed import keyed_generator
@@ -37,145 +34,11 @@ from trc2.train.chance import chance_unmoved
 from trc2.train.evaluate import score_task
 from trc2.train.loop import Trainer
 from trc2.train.start import describe_run, keep_diary, prepare_with_progress, set_up_process, warn_on
+from trc2.train.wish import Wish
 
-LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
-# By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
-KEPT = frozenset({
-    "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
-    "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
-    "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_seed_files",
-})  # fmt: skip
-# Of the model only what is no part of its function may change.
-CHANGEABLE = frozenset({
-    "model.replay", "model.replay_coefficient", "model.replay_batch_size", "model.replay_share",
-    "model.replay_long_fraction", "model.replay_seed", "model.dropout",
-})  # fmt: skip
 STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
 
-
-@dataclass(frozen=True)
-class Wish:
-    """What a child is to learn, and how it is to differ from its parent.
-
-    `keep` is text a saved model knew: measured, not trained. `share` is replayed from now on, whatever the parent
-    replayed and whatever its controller would say.
-    """
-
-    tasks: tuple[TaskConfig, ...]
-    share: float | None = None
-    overrides: tuple[str, ...] = ()
-    keep: tuple[TaskConfig, ...] = ()
-
-
-def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
-    """PARENT+TASK, beside the parent."""
-    home = parent.resolve()
-    if not home.name:
-        raise UserError(f"{parent} is not a run folder: name one.")
-    return (parent if parent.name else home).with_name("+".join([home.name, *(task.name for task in tasks)]))
-
-
-def child_config(parent: Path, wish: Wish, folder: Path) -> RunConfig:
-    """What the child will be, before anything of it is made."""
-    if not wish.tasks:
-        raise UserError("There is no task to go on with: name at least one.")
-    run = RunFolder(parent)
-    if run.is_run or not (parent / CONFIG_FILE).is_file():
-        return _longer_config(run, run.config(), wish, folder)
-    return _config_of_model(parent, wish, folder)
-
-
 # ------------------------------------------------------------------------------------------------------ from a run
-
-
-def _longer_config(parent: RunFolder, config: RunConfig, wish: Wish, folder: Path) -> RunConfig:
-    """The parent's settings with more tasks; a schedule with a horizon starts anew per task."""
-    if config.stream is None:
-        raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
-    if wish.keep:
-        raise UserError(f"{parent} is a run, which knows its own tasks: leave {wish.keep[0].name} out of what is kept.")
-    stream = config.stream.model_dump(mode="json")
-    known, new = [task["name"] for task in stream["tasks"]], [task.name for task in wish.tasks]
-    for name in new:
-        if name in known:
-            raise UserError(f"{parent} has learnt a task '{name}' already: give the new one another name.")
-    stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in wish.tasks)]
-    if stream["order"] is not None:  # new tasks come last
-        stream["order"] = [*stream["order"], *new]
-    if stream["only"] is not None:  # the tasks that are trained: the new ones are
-        stream["only"] = [*stream["only"], *new]
-    values: dict[str, Any] = config.model_dump(mode="json")
-    values["stream"] = stream
-    if not config.train.branches:
-        values["train"]["schedule"] = "per_task"
-    values["output"]["folder"] = str(folder)
-    longer = RunConfig(**_with_share(parent, config, values, wish.share))
-    changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), wish.overrides))
-    _check_changes(parent, longer, changed, len(known))
-    _check_steps(parent, config, changed)
-    return changed.replace(output={**changed.output.model_dump(), "folder": folder})
-
-
-def _with_share(parent: RunFolder | Path, config: RunConfig, values: dict[str, Any], share: float | None) -> Any:
-    """The same settings, by which a fixed share is replayed."""
-    if share is None:
-        return values
-    if not config.model.replay or config.model.replay_share is None:
-        raise UserError(
-            f"{parent} does not replay by a share of the tokens, so none can be set: train with "
-            "model.replay_share, which model=hf has by itself."
-        )
-    values["model"]["replay_share"] = share
-    values["control"]["mode"] = "fixed"
-    return values
-
-
-def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, known: int) -> None:
-    """Refuse what earlier scores rest on."""
-    assert longer.stream is not None
-    assert changed.stream is not None
-    old, new = _flat(longer), _flat(changed)
-    differing = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
-    wrong = [path for path in differing if path in KEPT or _is_function(path)]
-    if not wrong and changed.stream.tasks[:known] != longer.stream.tasks[:known]:
-        raise UserError(
-            f"The earlier tasks of {parent} are over and cannot be changed: change only those that are new."
-        )
-    if wrong:
-        raise UserError(
-            f"{wrong[0]}={brief(new.get(wrong[0]), 80)} cannot be set in a run that goes on from {parent}, whose steps "
-            f"and scores rest on {brief(old.get(wrong[0]), 80)}: leave it out, or go on from its export."
-        )
-    if [task.name for task in changed.stream.tasks] != [task.name for task in longer.stream.tasks]:
-        raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
-    if longer.strategy.serves_other_weights and changed.strategy != longer.strategy:
-        raise UserError(
-            f"{parent} is used with the weights of its strategy {longer.strategy.name}, which cannot be changed on the "
-            "way: leave strategy out, or go on from its export."
-        )
-
-
-def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
-    """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
-    past, plan = Plan.of_run(config).stretches, Plan.of_run(changed).stretches
-    if config.stream is not None and config.stream.mode == "sequential" and plan[: len(past)] != past:
-        raise UserError(
-            f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
-            "because a step would cost more or less: leave replay and strategy as they are, or go on from its export."
-        )
-
-
-def _is_function(path: str) -> bool:
-    """Whether a setting says what the network computes."""
-    return path.startswith("model.") and path not in CHANGEABLE and not path.startswith("model.lambda_")
-
-
-def _flat(config: RunConfig) -> dict[str, Any]:
-    """Every setting by section and name; the tasks are looked at on their own."""
-    values = config.model_dump(mode="json")
-    flat = {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
-    flat.pop("stream.tasks", None)
-    return flat
 
 
 @dataclass(frozen=True)
@@ -298,38 +161,6 @@ def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ from a saved model
-
-
-def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
-    """Settings for a model that says what it is, but not how it was trained or on what.
-
-    Replay is on where its backbone has it by default: an export leaves the stores behind, and says so by replay=false.
-    """
-    home = str(parent.resolve())
-    if is_plain(parent):
-        model: dict[str, Any] = {"name": "hf", "pretrained": home}
-    else:
-        known = load_config(parent)
-        replay = known.replay or bool(type(known).model_fields["replay"].default)
-        model = {**known.model_dump(mode="json"), "replay": replay, "replay_seed": None}
-    length = trained_length(parent)
-    usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
-    model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
-    trained = [task.name for task in wish.tasks]
-    values: dict[str, Any] = {
-        "model": model,
-        "stream": {
-            "tasks": [task.model_dump(mode="json") for task in (*wish.keep, *wish.tasks)],
-            "only": trained if wish.keep else None,
-            "tokenizer": {} if is_plain(parent) else {"path": home},
-        },
-        "train": {"sequence_length": length, "learning_rate": LEARNING_RATE},
-        "output": {"folder": str(folder)},
-    }
-    if wish.share is not None:
-        values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, wish.share)
-    changed = RunConfig(**apply_overrides(values, wish.overrides))
-    return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
 def _adopt(parent: Path, config: RunConfig, new: list[str], folder: RunFolder, console: Console, ranks: Ranks) -> None:

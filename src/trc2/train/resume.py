@@ -23,7 +23,7 @@ from trc2.runs.lock import lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_table
 from trc2.stream.prepare import PreparedStream
-from trc2.train.child import Wish, child_config, make_child
+from trc2.train.child import make_child
 from trc2.train.loop import Trainer
 from trc2.train.start import (
     prepare_with_progress,
@@ -35,6 +35,7 @@ from trc2.train.start import (
     warn_on,
     watch,
 )
+from trc2.train.wish import Wish, child_config
 
 
 def start_or_go_on(config: RunConfig, console: Console) -> Path:
