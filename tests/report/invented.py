@@ -94,6 +94,8 @@ def _train(step: int, task: str, start: int, replay: bool, memory: bool, chance:
     }
     metrics |= {"loss_td": 0.2 * into + 0.05, "loss_predictor": 0.5 * into + 0.1} if memory else {}
     found = {f"train/{name}": value for name, value in metrics.items()}
+    if replay:
+        found["replay/coefficient"] = 0.05 + 0.0001 * step
     if memory:
         keep = 0.3 + 0.7 * into
         organ = {"candidates": 128.0, "writes": 128 * keep, "raw_writes": 128 * keep, "threshold": 0.3 + 0.1 * into}

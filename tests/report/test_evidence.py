@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -50,6 +51,24 @@ def test_the_primary_measure_rewards_learning_and_keeping(tmp_path: Path) -> Non
     assert PRIMARY.of(first) == pytest.approx((5.7 + 5.2 + 3.9) / 3)
     assert PRIMARY.of(second) > PRIMARY.of(first)
     assert AREA.of(first) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_replay_by_a_share_is_called_by_it_and_pays_for_what_it_replayed(tmp_path: Path) -> None:
+    """A controller that starts at 22 % and comes to 28 % with 13 new rows costs as much as 16 new rows and the paper's replay."""
+    invent_run(tmp_path / "paper", "lab_replay")
+    invent_run(tmp_path / "best", "lab_best")
+    dear = ["control.mode=closed_loop", "model.replay_share=0.2222", "control.jump_gain=0.3", "train.batch_size=13"]
+    steered = invent_run(tmp_path / "steered", "lab_best", dear)
+    with pytest.raises(UserError, match="replay does not make up for it"):
+        Evidence.of([tmp_path])
+    records = [json.loads(line) for line in (steered / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "train":
+            record["metrics"]["replay/share"] = 0.28
+    (steered / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [arm.title for arm in Evidence.of([tmp_path]).arms] == [
+        "TRC² plain + 44 % replay", "TRC² plain + controlled replay", "TRC² plain + steered 22 % replay + jump"
+    ]  # fmt: skip
 
 
 def test_an_unfinished_run_counts_nowhere(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
                 f"{run.folder} has the tasks {', '.join(run.tasks)}, {first.folder} {', '.join(first.tasks)}: report "
                 "them apart."
             )
-        if not equal_work(run.config, first.config):
+        if not equal_work(run.as_trained, first.as_trained):
             ours, theirs = run.config.train.tokens_per_step, first.config.train.tokens_per_step
             raise UserError(
                 f"{run.folder} has {ours} new tokens a step, {first.folder} {theirs}, and replay does not make up for "
@@ -232,9 +232,20 @@ def _titles(groups: list[tuple[dict[str, Any], FinishedRun]]) -> list[str]:
             titles.append(name)
             continue
         other = firsts[name]
-        paths = [path for path in settings | other if settings.get(path) != other.get(path)]
+        idle = _goes_without_saying(settings, other)
+        paths = [path for path in settings | other if settings.get(path) != other.get(path) and path not in idle]
         titles.append(f"{name} ({', '.join(_difference(path, settings.get(path)) for path in sorted(paths))})")
     return titles
+
+
+def _goes_without_saying(settings: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    """What a share of the tokens makes idle, and how many chunks are stored where they are as many tokens."""
+    idle = {"model.replay_coefficient", "model.replay_batch_size"} if settings.get("model.replay_share") else set()
+    for store in ("model.replay_long_chunks", "model.replay_recent_chunks"):
+        tokens = [values.get(store, 0) * values.get("model.replay_chunk_length", 0) for values in (settings, other)]
+        if tokens[0] == tokens[1]:
+            idle.add(store)
+    return idle
 
 
 def _difference(path: str, value: Any) -> str:

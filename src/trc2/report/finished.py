@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ class FinishedRun:
         """Every task of the stream, trained or only measured."""
         assert self.config.stream is not None
         return [task.name for task in self.config.stream.tasks]
+
+    @cached_property
+    def as_trained(self) -> RunConfig:
+        """Its settings with the share that was replayed on average, where a controller steered it."""
+        shares = self.series("train", "replay/share")[1]
+        if self.config.model.replay_share is None or not shares:
+            return self.config
+        return self.config.replace(model=self.config.model.replace(replay_share=sum(shares) / len(shares)))
 
     @property
     def is_finished(self) -> bool:
@@ -133,7 +142,7 @@ def check_comparable(runs: list[FinishedRun]) -> None:
             )
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise UserError(f"{run.folder} and {first.folder} were trained on different data: not comparable.")
-        if not equal_work(run.config, first.config):
+        if not equal_work(run.as_trained, first.as_trained):
             raise UserError(
                 f"{run.folder} and {first.folder} saw different numbers of tokens per step, replayed ones included: "
                 "not comparable."

@@ -68,9 +68,9 @@ def title_of(config: RunConfig) -> str:
         words = f"{family.title} plain + {_replay_words(config)}"
     elif missing:
         words = f"{family.title} − {' − '.join(missing)}"
-        words += f" ({_replay_words(config)})" if "replay" not in missing and config.control.mode == "fixed" else ""
+        words += f" ({_replay_words(config)})" if "replay" not in missing and not _is_papers(config) else ""
     elif isinstance(config.model, TRC2Config):
-        words = family.title if config.control.mode == "closed_loop" else f"{family.title} ({_replay_words(config)})"
+        words = family.title if _is_papers(config) else f"{family.title} ({_replay_words(config)})"
     else:
         words = f"{family.title} + {_replay_words(config)}" if replays(config) else family.title
     if config.strategy.name != "none":
@@ -82,8 +82,22 @@ def title_of(config: RunConfig) -> str:
     return words
 
 
+def _is_papers(config: RunConfig) -> bool:
+    """Whether it replays as the paper does, which goes without saying for a TRC²."""
+    return _replay_words(config) == "controlled replay"
+
+
 def _replay_words(config: RunConfig) -> str:
-    return "controlled replay" if config.control.mode == "closed_loop" else "constant replay"
+    """How much is replayed: by the paper's weight, or as a share of the tokens, where a controller begins with it."""
+    is_steered, share = config.control.mode == "closed_loop", config.model.replay_share
+    if share is None:
+        words = "controlled replay" if is_steered else "constant replay"
+    else:
+        words = f"{'steered ' if is_steered else ''}{100 * share:.0f} % replay"
+    words += " of the last steps" if config.model.replay_long_fraction == 0 else ""
+    words += f" kept by {config.model.replay_keep}" if config.model.replay_keep in ("loss", "surprise") else ""
+    words = f"balanced {words}" if config.model.replay_keep == "balanced" else words
+    return f"{words} + jump" if config.control.jump_gain else words
 
 
 def _strategy_words(name: str) -> str:

@@ -25,6 +25,10 @@ LOSSES: tuple[Signal, ...] = (
     ("train/loss_router", "router"),
     ("train/loss_load_balance", "load balance"),
 )
+STRENGTHS: tuple[Signal, ...] = (
+    ("replay/coefficient", "weight of replay λ_rep"),
+    ("replay/share", "replayed share of a step's tokens"),
+)
 POINTS = 300  # of a line; more are not seen
 SAME = 0.01  # two curves that differ by less, to scale, show one thing
 FLAT = 0.02  # a curve that varies by less after its beginning is a number

@@ -1,14 +1,15 @@
-"""Inside TRC² while it learns: auxiliary losses, and what the hippocampus writes."""
+"""Inside a run while it learns: auxiliary losses, what the hippocampus writes, how much is replayed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.curves import band_words, draw_arms
-from trc2.report.plots.ticks import log_ticks, quiet_axis, should_be_log
+from trc2.report.plots.ticks import linear_ticks, log_ticks, quiet_axis, should_be_log
 from trc2.report.scope import LeftOut, Scope, twins
-from trc2.report.signals import LOSSES, WRITES, Signal, train_curve, varies, worth_showing
+from trc2.report.signals import LOSSES, STRENGTHS, WRITES, Signal, train_curve, varies, worth_showing
 
 
 def auxiliary_losses(scope: Scope) -> Picture:
@@ -19,6 +20,31 @@ def auxiliary_losses(scope: Scope) -> Picture:
 def write_dynamics(scope: Scope) -> Picture:
     """What surprises the hippocampus and how much of it is written."""
     return _draw(scope, "hippocampus", WRITES, "Hippocampal write dynamics of TRC²")
+
+
+def steered_replay(scope: Scope) -> Picture:
+    """How much is replayed over the stream, where it is steered: by the paper's weight, or as a share of the tokens."""
+    steered = {
+        path: [arm for arm in scope.competitors if any(_moves(train_curve(run, path)) for run in scope.runs(arm))]
+        for path, _ in STRENGTHS
+    }
+    shown = [(path, words) for path, words in STRENGTHS if steered[path]]
+    if not shown:
+        raise LeftOut("needs a run whose replay is steered")
+    sheet = Sheet(scope, 1, len(shown), size=(5.2 if len(shown) == 1 else 4.4, 2.8))
+    for axes, (path, words) in zip(sheet.panels, shown, strict=True):
+        draw_arms(sheet, axes, partial(train_curve, path=path), arms=steered[path], boundary_marks=False)
+        axes.set_title(words, pad=12)
+        axes.set_ylim(bottom=0.0)
+        linear_ticks(axes.yaxis)
+    drawn = list({arm.title: arm for arms in steered.values() for arm in arms}.values())
+    words = f"Only arms in which it changes, means over seeds.{band_words(scope, drawn)}"
+    return sheet.finish("steered_replay", f"Replay as it was steered. {words}", f"{scope.data_words(drawn)}. {words}")
+
+
+def _moves(curve: Sequence[tuple[int, float]]) -> bool:
+    values = [value for _, value in curve]
+    return bool(values) and max(values) > min(values)
 
 
 def _draw(scope: Scope, name: str, signals: tuple[Signal, ...], title: str) -> Picture:
