@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +96,19 @@ def test_stores_stay_on_the_host_and_keep_their_types() -> None:
     assert stores.coefficient.dtype == torch.float64
     stores.set_strength(0.1, 6, 0.25)
     assert (float(stores.coefficient), int(stores.batch_size), float(stores.long_fraction)) == (0.1, 6, 0.25)
+
+
+@pytest.mark.parametrize(("share", "fraction"), [(0.02, 0.5), (0.05, 0.5), (0.3, 0.2), (0.05, 1.0), (0.3, 0.0)])
+def test_a_share_however_small_draws_from_the_reservoir_as_asked(share: float, fraction: float) -> None:
+    stores = ReplayStores(4, 4, 5, share=share)
+    stores.commit(torch.arange(80, dtype=torch.int32).reshape(16, 5))
+    stores.recent.fill_(7)
+    stores.long.fill_(9)
+    stores.set_strength(0.05, 4, fraction, share=share)
+    drawn = torch.cat([chunks for step in range(2000) if (chunks := stores.sample_share(30, step, 0)) is not None])
+    assert len(drawn) > 200
+    spread = (fraction * (1 - fraction) / len(drawn)) ** 0.5
+    assert abs(float((drawn[:, 0] == 9).double().mean()) - fraction) <= 4 * spread
 
 
 def test_a_share_of_the_tokens_comes_from_the_stores_on_average() -> None:

@@ -176,13 +176,14 @@ def test_a_reference_gradient_leaves_no_trace() -> None:
     model = net()
     strategy = Strategy(model, none.Settings())
     accumulate(model)
-    model.flush_pending_write()
-    before = {n: t.clone() for n, t in model.state_dict().items()}
+    waiting = list(model.pending)
+    assert waiting
+    before = {n: t.clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     strategy.language_gradients(*rows(model, seed=5))
     assert model.training
-    assert not model.pending
-    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+    assert all(ours is theirs for ours, theirs in zip(model.pending, waiting, strict=True))
+    assert all(torch.equal(before[n], t) for n, t in (*model.named_parameters(), *model.named_buffers()))
     assert all(torch.equal(g, dict(model.named_parameters())[n].grad) for n, g in gradients.items())
 
 

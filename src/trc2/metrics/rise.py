@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 2000
+AT_ONCE = 4_000_000  # documents drawn, which bounds what a round of rounds takes
 CONFIDENCE = 0.95
 
 
@@ -23,7 +24,7 @@ class Interval:
 def paired_rise(
     before: NDArray[np.float64], after: NDArray[np.float64], tokens: NDArray[np.int64], chance: np.random.Generator
 ) -> Interval:
-    """By which fraction the perplexity rose, with a 95 % interval from a bootstrap over documents.
+    """By which fraction the perplexity rose, with a 95 % interval over documents, a bootstrap's or a wider Student's.
 
     `before` and `after` are Σ −log p of each document under the two models. Documents are drawn anew with replacement,
     both models' sums of a document together, so what makes a document hard for both cancels out. NaN stays NaN; with
@@ -44,9 +45,23 @@ def _paired_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], ch
     if len(weights) < 2 or not np.isfinite(difference).all():
         nowhere = float("inf") if np.isfinite(value) else float("nan")
         return Interval(value, -nowhere, nowhere)
-    drawn = np.empty(ROUNDS)
-    for number in range(ROUNDS):
-        chosen = chance.integers(len(weights), size=len(weights))
-        drawn[number] = difference[chosen].sum() / weights[chosen].sum()
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(value, float(low), float(high))
+    drawn = []
+    for rounds in np.array_split(np.arange(ROUNDS), 1 + ROUNDS * len(weights) // AT_ONCE):
+        chosen = chance.integers(len(weights), size=(len(rounds), len(weights)))
+        drawn.append(difference[chosen].sum(axis=1) / weights[chosen].sum(axis=1))
+    low, high = np.quantile(np.concatenate(drawn), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    reach = _student_reach(difference, weights, value)
+    return Interval(value, min(float(low), value - reach), max(float(high), value + reach))
+
+
+def _student_reach(difference: NDArray[np.float64], weights: NDArray[np.int64], value: float) -> float:
+    """Half of Student's interval of the ratio Σ difference / Σ weights.
+
+    A bootstrap of few documents is too sure of itself: of three its 95 % are 75 %. Of many the two agree.
+    """
+    from scipy.stats import t as student  # half a second, and only for those who judge
+
+    documents = len(weights)
+    left = difference - value * weights
+    error = np.sqrt(documents / (documents - 1) * (left**2).sum()) / max(1, weights.sum())
+    return float(error * student.ppf((1 + CONFIDENCE) / 2, documents - 1))

@@ -119,16 +119,14 @@ class ReplayStores(HostState):
     def sample_share(self, tokens: int, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
         """As many chunks as make the share beside `tokens` new tokens, on average; None if that is none.
 
-        R / (tokens + R) = share in expectation: what is left of a whole chunk is drawn for, by (step, micro-step).
+        R / (tokens + R) = share, and ρ_long of R comes from the reservoir, both in expectation: what is left of a whole
+        chunk is drawn for, by (step, micro-step). A small share is one chunk now and then, of which there is no half.
         """
         assert self.share is not None
-        share = float(self.share)
-        exact = share / (1.0 - share) * tokens / (self.chunk_length - 1)
-        chance = torch.rand(
-            (), dtype=torch.float64, generator=keyed_generator("replay share", self.seed, step, micro_step)
-        )
-        chunks = int(exact + float(chance))
-        return self.draw(chunks, float(self.long_fraction), "replay draw", step, micro_step) if chunks else None
+        share, chance = float(self.share), keyed_generator("replay share", self.seed, step, micro_step)
+        chunks = _whole(share / (1.0 - share) * tokens / (self.chunk_length - 1), chance)
+        from_long = _whole(chunks * float(self.long_fraction), chance)
+        return self.draw(chunks, from_long / chunks, "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
         """Chunks as a function of the seed and the key; None if nothing is stored."""
@@ -239,3 +237,8 @@ def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
     """store[slots] = chunks; of several chunks for one slot the last stays, which plain indexing leaves open."""
     where, which = last_for_each(slots)
     store[where] = chunks[which]
+
+
+def _whole(exact: float, chance: torch.Generator) -> int:
+    """A whole number that is `exact` on average."""
+    return int(exact + float(torch.rand((), dtype=torch.float64, generator=chance)))

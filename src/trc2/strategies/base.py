@@ -65,9 +65,9 @@ class Strategy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def language_gradients(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """∂L_LM/∂θ on a batch, in evaluation mode: nothing is staged, queued or left behind."""
+        """∂L_LM/∂θ on a batch, in evaluation mode: nothing is staged, queued, left behind or lost."""
         parameters = self.learning()
-        was_training = self.model.training
+        was_training, waiting = self.model.training, list(self.model.pending)
         self.model.eval()
         try:
             with torch.enable_grad():
@@ -75,6 +75,7 @@ class Strategy:
                 found = self.gradients_of(aux["loss_lm"], list(parameters.values()))
         finally:
             self.model.train(was_training)
+            self.model.pending.extend(waiting)  # an evaluation forgets what waits for the end of its step
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
