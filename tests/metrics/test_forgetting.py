@@ -173,6 +173,12 @@ def test_no_score_breaks_the_summary(step: int, task: str, value: float) -> None
         assert found["forgetting"] == found["aufc"] == math.inf
 
 
+def test_a_task_that_ended_in_no_number_was_not_kept_well_later() -> None:
+    found = spoilt(PERPLEXITY, 10, "a", math.inf)
+    assert math.isnan(found["forgetting"])
+    assert math.isnan(found["bwt"])
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     metric=st.sampled_from([PERPLEXITY, BLEU]),

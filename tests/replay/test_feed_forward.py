@@ -47,6 +47,7 @@ def test_a_falling_loss_is_no_jump() -> None:
 def test_it_goes_on_top_of_what_feedback_asks_for_within_the_range() -> None:
     asked = ReplaySettings(0.1, 4, 1.0)
     assert boosted(CONFIG, asked, 0.0) is asked
+    assert boosted(CONFIG.replace(mode="off"), asked, 0.2) is asked
     assert boosted(CONFIG, asked, 0.2) == ReplaySettings(pytest.approx(0.3), 4, 1.0)
     assert boosted(CONFIG, asked, 9.0).coefficient == 0.6
     assert boosted(CONFIG, ReplaySettings(0.8, 4, 1.0), 0.1).coefficient == 0.8, "a jump never lowers"

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.command import trc2
 from tests.conftest import TINY_TASKS, tiny_config, write_task
+from trc2.artifact import load_model
 from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.errors import UserError
 from trc2.hf.export import export_run
@@ -19,6 +21,7 @@ from trc2.report.lineage import own_part
 from trc2.report.numbers import run_numbers
 from trc2.report.summary import write_summary
 from trc2.runs.ancestry import Ancestry, read_ancestry
+from trc2.runs.checkpoint import load_checkpoint, name_of
 from trc2.runs.folder import RunFolder
 from trc2.train.gate import Verdict, known_before
 from trc2.train.resume import continue_run, resume_run
@@ -194,6 +197,23 @@ def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
         assert now == pytest.approx(then, rel=1e-3)
     with pytest.raises(UserError, match="is used with the weights of its strategy slow_cortex"):
         child_config(of_run, Wish((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "never")
+
+
+@pytest.mark.parametrize("strategy", ["l2", "lwf", "ewc"])
+def test_a_strategy_keeps_to_the_weights_of_a_saved_model(
+    strategy: str, model: Path, data: Path, tmp_path: Path
+) -> None:
+    changes = [f"strategy={strategy}", "train.batch_size=2", "eval.batch_size=4", "eval.max_batches=1"]
+    changes += ["eval.text_sequences=0", f"stream.cache={data / 'cache'}"]
+    if strategy == "ewc":
+        with pytest.raises(UserError, match="a saved model brings none: use l2 or lwf"):
+            continue_run(model, tmp_path / "child", task(data, "colours", 1), QUIET, overrides=changes)
+        return
+    child = continue_run(model, tmp_path / "child", task(data, "colours", 1), QUIET, overrides=changes)
+    first = load_checkpoint(RunFolder(child).checkpoints / name_of(0)).part("strategy")
+    weights, name = load_model(model).state_dict(), "cortex.embedding.weight"
+    (anchor,) = [tensor for path, tensor in first.items() if path.endswith("embedding.weight")]
+    assert torch.equal(anchor, weights[name])
 
 
 def test_a_saved_model_begins_with_its_own_weights(parent: Path, model: Path, data: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from trc2.train.gate import Foretold, TaskVerdict, Verdict, document_losses, hel
 from trc2.train.rehearsal import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
 from trc2.train.resume import continue_run
 from trc2.train.start import start_run
+from trc2.train.wish import default_folder
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -106,7 +107,9 @@ def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
                 "--replay-share", "0", "--json")  # fmt: skip
     found = json.loads(went.out)["rehearsal"]
     assert found["predicted"] == predicted
-    assert found["happened"] == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
+    child = default_folder(parent, [colours])
+    seen = judge(parent, child, None, print, split="validation").worst
+    assert seen == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
     assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
 
 
@@ -118,6 +121,7 @@ def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: Task
     keep_rehearsal(Rehearsal("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
     same = (parent, child, [task], 0.05, ["train.seed=3"])
     assert foretold(*same) == Foretold(0.05, 0.4)
+    assert branch.ceiling == pytest.approx(0.4 + 0.1), "the upper end of the interval, as the gate will ask"
     others = (Path("other"), tmp_path / "other", [task.replace(steps=20)], 0.1, [])
     for place, other in enumerate(others):
         assert foretold(*same[:place], other, *same[place + 1 :]) is None

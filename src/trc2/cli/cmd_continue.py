@@ -156,7 +156,7 @@ def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
     if verdict.foretold is not None:
         said = verdict.foretold
         out.print(
-            f"Rehearsed with {said.share:.0%} replay: at most {said.predicted:+.1%}; it became {verdict.worst:+.1%}."
+            f"Rehearsed with {said.share:.0%} replay: {said.predicted:+.1%} predicted; it became {verdict.worst:+.1%}."
         )
     for found in verdict.tasks:
         bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"

@@ -87,6 +87,11 @@ class RunConfig(Section):
                 "stream.replay_seed_files fills replay stores, but model.replay is false: set it to true, or leave "
                 "the files out."
             )
+        if self.stream is not None and self.stream.replay_seed_files and self.model.replay_keep in ("loss", "surprise"):
+            raise ValueError(
+                f"model.replay_keep={self.model.replay_keep} weighs a chunk by how hard it was when it was learnt, and "
+                "stream.replay_seed_files were never learnt: choose uniform or balanced, or leave the files out."
+            )
         return self
 
     @model_validator(mode="after")

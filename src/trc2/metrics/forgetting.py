@@ -94,8 +94,9 @@ class ScoreTable:
         return [stretch for stretch in self.stretches if stretch.end < step]
 
     def post(self, stretch: Stretch) -> float:
-        """u_k^post, the reference for later forgetting; NaN if it was not measured."""
-        return self.value(stretch.end, stretch.task) if self.has(stretch.end, stretch.task) else math.nan
+        """u_k^post, the reference for later forgetting; NaN if it was not measured, or is no number to compare with."""
+        value = self.value(stretch.end, stretch.task) if self.has(stretch.end, stretch.task) else math.nan
+        return value if math.isfinite(value) else math.nan
 
     def truncated_at(self, step: int) -> ScoreTable:
         return ScoreTable(self.metric, self.stretches, {s: row for s, row in self.scores.items() if s <= step})

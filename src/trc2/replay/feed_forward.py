@@ -33,9 +33,9 @@ def feel(config: ReplayControlConfig, state: JumpState, loss: float) -> JumpStat
 def boosted(config: ReplayControlConfig, asked: ReplaySettings, boost: float) -> ReplaySettings:
     """What feedback asked for, with the boost on top, within the controller's ranges: λ_rep + u, or s + u.
 
-    Without a gain there is none: nothing would ever take away what a parent's has left.
+    Without a gain there is none: nothing would ever take away what a parent's has left. What is off stays off.
     """
-    if boost == 0.0 or config.jump_gain == 0.0:
+    if boost == 0.0 or config.jump_gain == 0.0 or config.mode == "off":
         return asked
     if asked.share is not None:
         return replace(asked, share=_on_top(asked.share, boost, config.share_range[1]))

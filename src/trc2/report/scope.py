@@ -159,11 +159,12 @@ def mean_of(values: Iterable[float | None], scale: float = 1.0) -> Number | None
 
 
 def measured(measure: Measure) -> Reading:
-    """A measure as a reading: NaN stands for "not there" in those that are read from records."""
+    """A measure as a reading: NaN stands for "not there" in those read from records, but not in a broken run."""
 
     def of(run: FinishedRun) -> float | None:
         value = measure.of(run)
-        return None if math.isnan(value) and measure.of is not log_perplexity_at_end else value
+        is_there = measure.of is log_perplexity_at_end or _is_broken(run)
+        return None if math.isnan(value) and not is_there else value
 
     return of
 
@@ -211,6 +212,11 @@ def checkpoints(run: FinishedRun) -> list[int]:
 def cost(name: str) -> Reading:
     """A number of the run's bill, e.g. tokens_per_second."""
     return lambda run: run.final("end").get(f"efficiency/{name}")
+
+
+def _is_broken(run: FinishedRun) -> bool:
+    """Whether a perplexity was no number."""
+    return not all(math.isfinite(value) for row in run.tables["perplexity"].scores.values() for value in row.values())
 
 
 def metrics_of(runs: Iterable[FinishedRun]) -> list[str]:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trc2.backbones.registry import replayed_chunks, step_cost
-from trc2.config import BackboneConfig, RunConfig, load_recipe
+from trc2.config import RunConfig, load_recipe
+from trc2.config.train import TrainConfig
 from trc2.errors import UserError
 from trc2.nn.cost import Cost
 
@@ -32,17 +33,14 @@ def budget_of(config: RunConfig) -> Budget:
     replays = config.model.replay and config.control.mode != "off"
     chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
     replayed = round(chunks * (config.model.replay_chunk_length - 1) * train.micro_batches)
-    flops = _step_flops(config.model, config, with_replay=replays)
-    flops += strategy_flops(config, with_replay=replays) * train.micro_batches
+    flops = _flops_at(train, config)
     scale = 1.0
     if config.budget.match == "tokens":
         scale = train.tokens_per_step / (train.tokens_per_step + replayed)
     elif config.budget.match == "flops":
         if config.budget.reference is None:
             raise UserError("budget.match=flops needs a budget.reference: name the recipe whose FLOPs are the budget.")
-        reference = load_recipe(config.budget.reference)
-        with_replay = reference.model.replay and reference.control.mode != "off"
-        scale = _step_flops(reference.model, config, with_replay=with_replay) / flops
+        scale = _flops_at(config.train, load_recipe(config.budget.reference)) / flops
     return Budget(config.budget.match, config.budget.reference, scale, train.tokens_per_step, replayed, flops)
 
 
@@ -63,9 +61,9 @@ def equal_work(a: RunConfig, b: RunConfig) -> bool:
     return any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
 
 
-def strategy_flops(config: RunConfig, *, with_replay: bool) -> float:
+def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig | None = None) -> float:
     """What a strategy's own passes cost, per micro-batch: a teacher's, or those over rows of its own."""
-    train, model = config.train, config.model
+    train, model = train or config.train, config.model
     tokens = train.batch_size * train.sequence_length
     replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
     costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=False)
@@ -73,8 +71,9 @@ def strategy_flops(config: RunConfig, *, with_replay: bool) -> float:
     return config.strategy.forward_tokens(tokens, replayed) * per_token
 
 
-def _step_flops(model: BackboneConfig, config: RunConfig, *, with_replay: bool) -> float:
-    train = config.train
-    sized = model.replace(replay_batch_size=config.model.replay_batch_size, replay_share=config.model.replay_share)
-    costs = step_cost(sized, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=with_replay)
-    return sum(costs.values(), Cost()).training * train.micro_batches
+def _flops_at(train: TrainConfig, config: RunConfig) -> float:
+    """What a step of this run costs at such batches, with its own replay and its own strategy."""
+    model, replays = config.model, config.model.replay and config.control.mode != "off"
+    costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=replays)
+    own = strategy_flops(config, with_replay=replays, train=train)
+    return (sum(costs.values(), Cost()).training + own) * train.micro_batches

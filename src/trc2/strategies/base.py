@@ -52,6 +52,9 @@ class Strategy:
     def settle(self) -> None:
         """Make the model for good what it is inside `serving`, to be scored or exported after training."""
 
+    def begin_with_saved(self) -> None:
+        """Called before the first step of a run that begins with a saved model, whose text is not known."""
+
     def end_task(self, sequences: Sequences) -> None:
         """Called at a task's end with some of its training sequences."""
 

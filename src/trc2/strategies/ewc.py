@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trc2.backbones.shell import Backbone
 from trc2.config.section import Fraction, NonNegative, Size
+from trc2.errors import UserError
 from trc2.strategies.base import Sequences
 from trc2.strategies.l2 import AnchorSettings, PullToBoundary
 
@@ -35,6 +36,12 @@ class ElasticWeights(PullToBoundary):
 
     def _weigh(self, name: str, away: Tensor) -> Tensor:
         return self.tensors[f"fisher.{name}"] * away
+
+    def begin_with_saved(self) -> None:
+        raise UserError(
+            "strategy=ewc measures on old text which weights matter, and a saved model brings none: use l2 or lwf, "
+            "which need only the weights."
+        )
 
     def end_task(self, sequences: Sequences) -> None:
         fisher = self._fisher(sequences)

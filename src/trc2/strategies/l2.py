@@ -51,6 +51,9 @@ class PullToBoundary(Strategy):
     def _weigh(self, name: str, away: Tensor) -> Tensor:
         return away
 
+    def begin_with_saved(self) -> None:
+        self.end_task(())  # what a saved model knows is worth as much as a task's end
+
     def end_task(self, sequences: Sequences) -> None:
         for name, parameter in self.learning().items():
             self.tensors[f"anchor.{name}"] = parameter.detach().clone()

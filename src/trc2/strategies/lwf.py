@@ -52,6 +52,9 @@ class LearningWithoutForgetting(Strategy):
         )
         return (Loss("lwf", distance / max(1, len(rows)), self.settings.strength),)
 
+    def begin_with_saved(self) -> None:
+        self._begin()  # as in its paper: the teacher is the model that came
+
     def end_task(self, sequences: Sequences) -> None:
         self._begin()
 

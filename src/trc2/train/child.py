@@ -172,6 +172,7 @@ def _adopt(parent: Path, config: RunConfig, new: list[str], folder: RunFolder, c
     ranks.on_first(lambda: describe_run(folder, config, prepared, console))
     if not is_plain(parent):
         trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
+    trainer.state.strategy.begin_with_saved()
     if ranks.is_first:
         trainer.story.observers.append(keep_diary(trainer))
     failpoint("inherit")

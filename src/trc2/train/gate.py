@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -97,6 +97,12 @@ class Verdict:
         return all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
 
     @property
+    def doubt(self) -> float:
+        """How far the upper end of an interval lies above the largest rise; 0 if nothing was looked at."""
+        ends = [task.rise.high for task in self.tasks if task.measure == "perplexity"]
+        return float(np.max(ends)) - self.worst if ends else 0.0
+
+    @property
     def worst(self) -> float:
         """The largest rise of a perplexity; NaN if there is one, or if nothing was looked at."""
         rises = [task.rise.value for task in self.tasks if task.measure == "perplexity"]
@@ -123,7 +129,15 @@ def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) ->
         )
 
 
-def judge(parent: Path, child: Path, limit: float | None, warn: Warn, foretold: Foretold | None = None) -> Verdict:
+def judge(
+    parent: Path,
+    child: Path,
+    limit: float | None,
+    warn: Warn,
+    foretold: Foretold | None = None,
+    *,
+    split: Literal["test", "validation"] = "test",
+) -> Verdict:
     """Score parent and child document by document, and write what was found into the child's folder."""
     new = RunFolder(child)
     config = new.config()
@@ -134,14 +148,13 @@ def judge(parent: Path, child: Path, limit: float | None, warn: Warn, foretold: 
     device = choose_device("auto")
     before, after = Findings(), Findings()
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = _look(find_target(str(parent)).model(warn), tasks, prepared.tokenizer, config, device)
-        after = _look(new.model(warn)[0], tasks, prepared.tokenizer, config, device)
+        before = _look(find_target(str(parent)).model(warn), tasks, split, prepared.tokenizer, config, device)
+        after = _look(new.model(warn)[0], tasks, split, prepared.tokenizer, config, device)
     verdicts = []
     for name, task in tasks.items():
         (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
-        split = held_out_split(task)
-        verdicts.append(TaskVerdict(name, split, len(tokens), int(tokens.sum()), rise, limit))
+        verdicts.append(TaskVerdict(name, held_out_split(task, split), len(tokens), int(tokens.sum()), rise, limit))
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     verdict = Verdict(str(parent), str(child), limit, tuple(verdicts), foretold)
@@ -161,10 +174,11 @@ class Findings:
 
 
 def _look(
-    model: Backbone, tasks: dict[str, PreparedTask], tokenizer: Tokenizer, config: RunConfig, device: torch.device
-) -> Findings:
+    model: Backbone, tasks: dict[str, PreparedTask], split: str, tokenizer: Tokenizer, config: RunConfig,
+    device: torch.device,
+) -> Findings:  # fmt: skip
     model.to(device)
-    losses = {name: document_losses(model, task, config, device) for name, task in tasks.items()}
+    losses = {name: document_losses(model, task, config, device, split) for name, task in tasks.items()}
     return Findings(losses, examine(model, tokenizer, config.eval))
 
 
@@ -183,14 +197,16 @@ def known_before(child: RunFolder) -> list[str]:
     return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
 
 
-def held_out_split(task: PreparedTask) -> str:
-    """The test split; validation, which neither training nor the controller reads either, where there is none."""
-    return "test" if task.splits["test"].tokens > 1 else "validation"
+def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
+    """The split that is wanted; validation, which neither training nor the controller reads either, without a test."""
+    return "test" if wanted == "test" and task.splits["test"].tokens > 1 else "validation"
 
 
-def document_losses(model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device) -> Losses:
+def document_losses(
+    model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device, wanted: str = "test"
+) -> Losses:
     """Σ −log p and the number of predicted tokens of every document of the held-out split."""
-    split = held_out_split(task)
+    split = held_out_split(task, wanted)
     count = task.splits[split].documents
     losses, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
     windows, rows = SplitWindows(task, config.train.sequence_length), EvalConfig().batch_size

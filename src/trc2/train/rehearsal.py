@@ -24,11 +24,18 @@ MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
 
 @dataclass(frozen=True)
 class Branch:
-    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task."""
+    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
+
+    `ceiling` is that with what cannot be known of it, as the gate will ask: the branch's own interval.
+    """
 
     share: float
     verdict: Verdict
     predicted: float
+
+    @property
+    def ceiling(self) -> float:
+        return self.predicted + self.verdict.doubt
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,17 @@ class Rehearsal:
     @property
     def cheapest(self) -> float | None:
         """The smallest share that is predicted to stay under the limit; None if none of them is."""
-        return next((branch.share for branch in self.branches if branch.predicted <= self.limit), None)
+        return next((branch.share for branch in self.branches if branch.ceiling <= self.limit), None)
 
     def describe(self) -> dict[str, Any]:
         branches = [
-            {"share": b.share, "measured": b.verdict.worst, "predicted": b.predicted, **b.verdict.describe()}
+            {
+                "share": b.share,
+                "measured": _word(b.verdict.worst),
+                "predicted": _word(b.predicted),
+                "ceiling": _word(b.ceiling),
+                **b.verdict.describe(),
+            }
             for b in self.branches
         ]
         of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
@@ -60,8 +73,8 @@ class Rehearsal:
     def lines(self) -> list[str]:
         """What a reader is told."""
         lines = [
-            f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps, at most {b.predicted:+.1%} "
-            f"predicted after {self.steps}"
+            f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps; after {self.steps} "
+            f"predicted {b.predicted:+.1%}, with its interval {b.ceiling:+.1%}"
             for b in self.branches
         ]
         if self.cheapest is None:
@@ -83,8 +96,9 @@ def rehearse_shares(
 ) -> Rehearsal:
     """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
 
-    Prediction: forgetting grows no faster than in proportion to the steps. It grows slower, so this is cautious; the
-    gate after the real run is what decides. The branches are thrown away.
+    Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
+    the old tasks begins slower than it goes on: the gate after the real run is what decides. The branches are thrown
+    away. They are judged by validation text, so that the gate's own text chooses nothing.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
@@ -95,11 +109,11 @@ def rehearse_shares(
             watch(f"a branch of {steps} steps with {share:.0%} replay")
             child = Path(scratch) / f"share-{share}"
             continue_run(parent, child, short, Console(quiet=True), share, overrides=overrides, keep=keep)
-            verdict = judge(parent, child, limit, warn)
+            verdict = judge(parent, child, limit, warn, split="validation")
             risen = verdict.worst
             predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
             branches.append(Branch(share, verdict, predicted))
-            if predicted <= limit:
+            if branches[-1].ceiling <= limit:
                 break
     return Rehearsal(
         str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches)
@@ -127,6 +141,11 @@ def foretold(
         is_same = [known[name] for name in ("parent", "overrides", "tasks", "steps")] == asked
         predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
     return Foretold(share, predicted[share]) if is_same and share in predicted else None
+
+
+def _word(value: float) -> float | str:
+    """JSON has no NaN or infinity: they are words there."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _beside(child: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -80,11 +81,16 @@ class RunState:
             yield
 
     def feel(self, loss: float) -> dict[str, float]:
-        """A step had this L_LM: if it jumped, more is replayed from the next step on."""
-        if self.control.jump_gain == 0.0 or self.control.mode == "off":
+        """A step had this L_LM: if it jumped, more is replayed from the next step on.
+
+        Its mean is kept without a gain too: a run that goes on from this one may have one, and feels its first jump.
+        """
+        if not math.isfinite(loss):  # a step that came to nothing
             return {}
         felt = feel(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
         self.progress.loss_mean, self.progress.boost = felt.loss_mean, felt.boost
+        if self.control.jump_gain == 0.0 or self.control.mode == "off":
+            return {}
         self.apply(self.asked)
         return {"replay/boost": felt.boost}
 

@@ -94,16 +94,13 @@ class Cast:
 
     @cached_property
     def twins(self) -> list[tuple[Arm, Arm]]:
-        """A/A: arms that replay and differ in the draws only."""
+        """A/A: arms that replay and differ in the draws only. No run is in two pairs, for independence."""
         arms = [arm for arm in self.evidence.arms if arm.replays and not arm.is_bound]
-        return [
-            (first, second)
-            for first in arms
-            for second in arms
-            if not _has_own_draws(first)
-            and _has_own_draws(second)
-            and _without(first.settings, DRAWS) == _without(second.settings, DRAWS)
-        ]
+        others = {
+            repr(sorted(_without(arm.settings, DRAWS).items())): arm for arm in reversed(arms) if _has_own_draws(arm)
+        }
+        firsts = [(arm, repr(sorted(_without(arm.settings, DRAWS).items()))) for arm in arms if not _has_own_draws(arm)]
+        return [(arm, others[settings]) for arm, settings in firsts if settings in others]
 
     def aa_differences(self, measure: Measure) -> list[float]:
         found = []
