@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 # From the ground up; packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors", "failpoint"},
-    {"files", "console", "machine", "plugins", "ranks"},
+    {"files", "console", "machine", "plugins", "ranks", "stats"},
     {"config"},
     {"ops"},
     {"nn"},
     {"replay.stores", "replay.reservoirs"},
     {"model", "reference"},
     {"backbones"},
-    {"replay.controller", "replay.feed_forward", "stream", "metrics", "stats", "artifact"},
+    {"replay.controller", "replay.feed_forward", "stream", "metrics", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.states", "hf.callback", "hf.registration"},
     {"runs", "dream", "lm_tasks"},
     {"train"},

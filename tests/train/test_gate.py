@@ -16,6 +16,7 @@ from tests.conftest import write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.metrics.rise import Interval
+from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
@@ -130,6 +131,18 @@ def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: Task
     assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
 
 
-def test_a_parent_without_a_share_is_refused(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not replay by a share of the tokens"):
-        continue_run(trained, tmp_path / "child", colours, QUIET, 0.1)
+def test_a_parent_with_a_weight_of_replay_goes_on_with_a_share(
+    trained: Path, colours: TaskConfig, tmp_path: Path
+) -> None:
+    child = continue_run(trained, tmp_path / "child", colours, QUIET, 0.1)
+    run = read_run(child)
+    assert run.config.model.replay_share == 0.1
+    own = [record.metrics for record in run.records if record.kind == "train" and record.task == colours.name]
+    assert {metrics["replay/share"] for metrics in own} == {0.1}
+
+
+def test_a_parent_without_replay_has_no_share(tiny_run: Callable[..., RunConfig], colours: TaskConfig) -> None:
+    plain = tiny_run(model={**tiny_run().model.model_dump(), "replay": False})
+    folder = start_run(plain, QUIET)
+    with pytest.raises(UserError, match="has no replay, so no share of it can be set"):
+        continue_run(folder, folder.with_name("child"), colours, QUIET, 0.1)

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, Target, app, err, out, print_json, warn
+from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, Trained, app, err, out, print_json, warn
 from trc2.console import shown
 from trc2.errors import UserError
 
 
 @app.command("dream")
 def dream_(
-    target: Target,
+    target: Trained,
     tokens: Annotated[int, typer.Option(help="Stop when the texts hold so many.", min=1, max=MAX_COUNT)] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.", min=0, max=MAX_SEED)] = 0,
     temperature: Annotated[float, typer.Option(help="1 is the model's own chance.")] = 1.0,

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from trc2.cli.app import AsJson, Target, app, out, print_json, warn
+from trc2.cli.app import AsJson, Trained, app, out, print_json, warn
 
 
 @app.command("eval")
 def evaluate(
-    target: Target,
+    target: Trained,
     task: Annotated[list[str] | None, typer.Option(help="A task of the run; all of them by default.")] = None,
     file: Annotated[list[Path] | None, typer.Option(help="A .jsonl, .txt or .parquet file to score.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",

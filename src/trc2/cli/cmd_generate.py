@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, MAX_SEED, Target, app, warn
+from trc2.cli.app import MAX_COUNT, MAX_SEED, Trained, app, warn
 from trc2.errors import UserError, plain
 
 
 @app.command()
 def generate(
-    target: Target,
+    target: Trained,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,

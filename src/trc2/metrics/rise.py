@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trc2.stats.student import t_quantile
+
 ROUNDS = 2000
 AT_ONCE = 4_000_000  # documents drawn, which bounds what a round of rounds takes
 CONFIDENCE = 0.95
@@ -59,9 +61,7 @@ def _student_reach(difference: NDArray[np.float64], weights: NDArray[np.int64], 
 
     A bootstrap of few documents is too sure of itself: of three its 95 % are 75 %. Of many the two agree.
     """
-    from scipy.stats import t as student  # half a second, and only for those who judge
-
     documents = len(weights)
     left = difference - value * weights
     error = np.sqrt(documents / (documents - 1) * (left**2).sum()) / max(1, weights.sum())
-    return float(error * student.ppf((1 + CONFIDENCE) / 2, documents - 1))
+    return float(error * t_quantile((1 + CONFIDENCE) / 2, documents - 1))

@@ -75,6 +75,8 @@ class Screen:
         parts = [f"loss {values['train/loss_lm']:.3f}", f"{values['train/tokens_per_second']:,.0f} tok/s"]
         if "replay/coefficient" in values:
             parts.append(f"λ_rep {values['replay/coefficient']:.3f}")
+        if "replay/share" in values:
+            parts.append(f"replay {values['replay/share']:.0%}")
         if "hippocampus/fill" in values:
             parts.append(f"memory {values['hippocampus/fill']:.0%}")
         if self.forecast is not None and (left := self.forecast.left()) is not None:

@@ -95,11 +95,10 @@ def _with_share(parent: RunFolder | Path, config: RunConfig, values: dict[str, A
     """The same settings, by which a fixed share is replayed."""
     if share is None:
         return values
-    if not config.model.replay or config.model.replay_share is None:
-        raise UserError(
-            f"{parent} does not replay by a share of the tokens, so none can be set: train with "
-            "model.replay_share, which model=hf has by itself."
-        )
+    if not config.model.replay:
+        raise UserError(f"{parent} has no replay, so no share of it can be set: train with model.replay=true.")
+    fields = type(config.model).model_fields  # λ_rep and B_R beside a share would say a second thing
+    values["model"] |= {name: fields[name].default for name in ("replay_coefficient", "replay_batch_size")}
     values["model"]["replay_share"] = share
     values["control"]["mode"] = "fixed"
     return values
