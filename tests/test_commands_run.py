@@ -147,7 +147,7 @@ def less(arguments: list[str]) -> list[str]:
 
 def less_of(recipe: str) -> list[str]:
     """Words that the little text has; lab and paper read it from DATA, also where a page would have them download."""
-    if recipe == "my.yaml" or recipe.startswith("demo"):
+    if recipe.endswith(".yaml") or recipe.startswith("demo"):
         return []
     if not recipe.startswith("paper_"):
         return ["stream.data_root=DATA", *SMALL_WORDS]
@@ -164,9 +164,9 @@ def clear_the_way(arguments: list[str]) -> None:
     if name == "train":
         made = [load_any(given["recipe"], list(given["overrides"] or [])).output.folder]
     elif name == "export":
-        made = [Path(arguments[2])]
+        made = [given["folder"]]
     elif name == "init":
-        made = [Path("my.yaml")]
+        made = [given["recipe"]]
     for path in made:
         if path.is_dir():
             shutil.rmtree(path)
