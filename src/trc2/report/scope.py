@@ -136,9 +136,10 @@ class Scope:
         arms = self.arms if arms is None else list(arms)
         sizes = [quantity(parameters(arm)) for arm in sorted(arms, key=parameters)]
         size = sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
-        tokens = self.evidence.runs[0].config.train.tokens_per_step
+        new = sorted({run.config.train.tokens_per_step for arm in arms for run in self.runs(arm)})
+        tokens = f"{new[0]:,}" if len(new) < 2 else f"{new[0]:,} to {new[-1]:,} new"
         return (
-            f"{self.order_words(self.order)}, {size} parameters, {self.steps:,} steps of {tokens:,} tokens, "
+            f"{self.order_words(self.order)}, {size} parameters, {self.steps:,} steps of {tokens} tokens, "
             f"{self.count_words(arms)}"
         )
 

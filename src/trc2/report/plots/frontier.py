@@ -95,8 +95,10 @@ def _equal_ends(axes: Any) -> None:
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     for end in MaxNLocator(6).tick_values(left + low, right + high):
         axes.plot((left, right), (end - left, end - right), color="#DDDDDD", linewidth=0.7, zorder=0)
-        if low < end - left < high:
-            axes.annotate(f"{end:g}", (left, end - left), (3, 1), textcoords="offset points", fontsize=6, color=GREY)
+        at_left = low < end - left < high
+        if at_left or left < end - high < right:  # else it comes in from above
+            place, shift = ((left, end - left), (3, 1)) if at_left else ((end - high, high), (3, -8))
+            axes.annotate(f"{end:g}", place, shift, textcoords="offset points", fontsize=6, color=GREY)
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
