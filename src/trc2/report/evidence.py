@@ -187,6 +187,7 @@ def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:
         else:
             _check_new_repetition(run, group)
             group.append(run)
+    groups.sort(key=lambda group: -len(group[1]))  # where two read alike, the one with more runs has the plain name
     titles = _titles([(settings, members[0]) for settings, members in groups])
     arms = [
         Arm(title, settings, tuple(sorted(members, key=lambda run: (run.config.train.seed, order_of(run.config)))))

@@ -75,6 +75,8 @@ def title_of(config: RunConfig) -> str:
         words = f"{family.title} + {_replay_words(config)}" if replays(config) else family.title
     if config.strategy.name != "none":
         words += f" + {_strategy_words(config.strategy.name)}"
+    if config.train.branches:  # a rate that is held, and annealed on branches
+        words += f", {config.train.schedule}"
     if stream is not None and stream.mode == "joint":
         words += ", joint"
     if stream is not None and stream.only is not None:
