@@ -121,6 +121,14 @@ def test_no_task_is_worse_than_with_the_papers_controller_in_any_seed_or_order()
             assert end.log < theirs[seed].log - 0.15
 
 
+def test_the_readme_says_the_same() -> None:
+    orders = ("c4-wikitext-gsm8k", "gsm8k-wikitext-c4")
+    arms = [[f"{arm}+{order}" for order in orders] for arm in ("lab_best", "lab_trc2+no_thalamus_memory")]
+    assert pair_row(*arms)[2] == "0.19 (0.15 … 0.23)"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "it forgets a fifth of what the paper's controller does (0.15 to 0.23)" in readme
+
+
 def switch_row(name: str, task: str) -> list[str]:
     """Loss and mean surprise over the last 20 steps before a task began, and over its first 5."""
     (folder,) = ROOT.glob(f"results/*_ring/{name}")
