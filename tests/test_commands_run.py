@@ -124,7 +124,7 @@ def less(arguments: list[str]) -> list[str]:
     if name == "train":
         return [*arguments, *LESS, *STEPS, *less_of(given["recipe"])]
     if name == "data prepare":
-        return [*arguments, *less_of(given["recipe"])]
+        return [*arguments, *LESS, *less_of(given["recipe"])]
     if name == "continue" and given["steps"] is None:
         return [*arguments, "--steps", "2"]
     if name == "continue":
@@ -152,7 +152,7 @@ def less_of(recipe: str) -> list[str]:
     if not recipe.startswith("paper_"):
         return ["stream.data_root=DATA", *SMALL_WORDS]
     tasks = [f"stream.tasks.{number}.folder={name}" for number, name in enumerate(("c4", "wikitext", "gsm8k"))]
-    sizes = ["model.d_model=48", "model.max_positions=64", "train.micro_batches=4", "stream.tokenizer.path=null"]
+    sizes = ["model.d_model=96", "model.max_positions=64", "train.micro_batches=4", "stream.tokenizer.path=null"]
     depth = ["model.num_columns=2", "model.memory_slots=64"] if recipe in TRC2_OF_THE_PAPER else ["model.num_layers=2"]
     return ["stream.data_root=DATA", *tasks, *sizes, *depth, *SMALL_WORDS]
 
