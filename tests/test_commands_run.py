@@ -153,7 +153,7 @@ def less_of(recipe: str) -> list[str]:
         return ["stream.data_root=DATA", *SMALL_WORDS]
     tasks = [f"stream.tasks.{number}.folder={name}" for number, name in enumerate(("c4", "wikitext", "gsm8k"))]
     sizes = ["model.d_model=96", "model.max_positions=64", "train.micro_batches=4", "stream.tokenizer.path=null"]
-    depth = ["model.num_columns=2", "model.memory_slots=64"] if recipe in TRC2_OF_THE_PAPER else ["model.num_layers=2"]
+    depth = ["model.num_columns=2", "model.memory_slots=64"] if recipe in TRC2_OF_THE_PAPER else ["model.num_layers=4"]
     return ["stream.data_root=DATA", *tasks, *sizes, *depth, *SMALL_WORDS]
 
 
