@@ -136,7 +136,7 @@ class Scope:
         arms = self.arms if arms is None else list(arms)
         sizes = [quantity(parameters(arm)) for arm in sorted(arms, key=parameters)]
         size = sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
-        new = sorted({run.config.train.tokens_per_step for arm in arms for run in self.runs(arm)})
+        new = sorted({run.config.train.tokens_per_step for arm in arms for run in arm.runs})
         tokens = f"{new[0]:,}" if len(new) < 2 else f"{new[0]:,} to {new[-1]:,} new"
         return (
             f"{self.order_words(self.order)}, {size} parameters, {self.steps:,} steps of {tokens} tokens, "

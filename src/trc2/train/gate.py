@@ -68,7 +68,7 @@ class TaskVerdict:
 
     def describe(self) -> dict[str, Any]:
         numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
-        shown = {name: value if np.isfinite(value) else str(value) for name, value in numbers.items()}
+        shown = {name: number_or_word(value) for name, value in numbers.items()}
         counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
         return {**shown, **counted, "passed": self.passed, "verdict": self.word}
 
@@ -113,9 +113,13 @@ class Verdict:
         known = {"parent": self.parent, "child": self.child, "limit": self.limit, "confidence": CONFIDENCE}
         found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
         if self.foretold is not None:
-            worst = self.worst if np.isfinite(self.worst) else str(self.worst)
-            found["rehearsal"] = {**asdict(self.foretold), "happened": worst}
+            found["rehearsal"] = {**asdict(self.foretold), "happened": number_or_word(self.worst)}
         return found
+
+
+def number_or_word(value: float) -> float | str:
+    """JSON has no NaN or infinity: they are words there."""
+    return value if np.isfinite(value) else str(value)
 
 
 def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:

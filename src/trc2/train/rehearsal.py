@@ -15,7 +15,7 @@ from rich.console import Console
 from trc2.config import TaskConfig
 from trc2.files import reading, write_atomically
 from trc2.runs.folder import Warn
-from trc2.train.gate import Foretold, Verdict, judge
+from trc2.train.gate import Foretold, Verdict, judge, number_or_word
 from trc2.train.resume import continue_run
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -59,9 +59,9 @@ class Rehearsal:
         branches = [
             {
                 "share": b.share,
-                "measured": _word(b.verdict.worst),
-                "predicted": _word(b.predicted),
-                "ceiling": _word(b.ceiling),
+                "measured": number_or_word(b.verdict.worst),
+                "predicted": number_or_word(b.predicted),
+                "ceiling": number_or_word(b.ceiling),
                 **b.verdict.describe(),
             }
             for b in self.branches
@@ -141,11 +141,6 @@ def foretold(
         is_same = [known[name] for name in ("parent", "overrides", "tasks", "steps")] == asked
         predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
     return Foretold(share, predicted[share]) if is_same and share in predicted else None
-
-
-def _word(value: float) -> float | str:
-    """JSON has no NaN or infinity: they are words there."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _beside(child: Path) -> Path:

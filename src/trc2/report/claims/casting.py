@@ -96,11 +96,12 @@ class Cast:
     def twins(self) -> list[tuple[Arm, Arm]]:
         """A/A: arms that replay and differ in the draws only. No run is in two pairs, for independence."""
         arms = [arm for arm in self.evidence.arms if arm.replays and not arm.is_bound]
-        others = {
-            repr(sorted(_without(arm.settings, DRAWS).items())): arm for arm in reversed(arms) if _has_own_draws(arm)
-        }
-        firsts = [(arm, repr(sorted(_without(arm.settings, DRAWS).items()))) for arm in arms if not _has_own_draws(arm)]
-        return [(arm, others[settings]) for arm, settings in firsts if settings in others]
+        others = [arm for arm in arms if _has_own_draws(arm)]
+        found = []
+        for first in (arm for arm in arms if not _has_own_draws(arm)):
+            rest = _without(first.settings, DRAWS)
+            found += [(first, second) for second in others if _without(second.settings, DRAWS) == rest][:1]
+        return found
 
     def aa_differences(self, measure: Measure) -> list[float]:
         found = []
