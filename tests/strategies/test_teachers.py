@@ -146,15 +146,22 @@ def test_rows_too_long_to_be_stored_are_refused() -> None:
         RunConfig(**values)
 
 
-def test_a_teacher_costs_its_forward_passes() -> None:
+def test_a_teacher_costs_its_forward_passes_and_old_text_is_paid_for_whoever_draws_it() -> None:
     model = {"name": "transformer", "replay": True, "replay_batch_size": 4, "replay_chunk_length": 65}
-    runs = {name: RunConfig(model=model, strategy={"name": name}) for name in ("none", "slow_cortex", "lwf", "der")}
+    runs = {
+        name: RunConfig(model=model, strategy={"name": name}) for name in ("none", "slow_cortex", "lwf", "der", "agem")
+    }
     costs = {name: budget_of(run).training_flops_per_step for name, run in runs.items()}
     batch, replayed = 8 * 128, 4 * 64
     passes = step_cost(runs["none"].model, 8, 128, with_replay=False)
     per_token = sum(cost.forward for cost in passes.values()) / batch
     extra = {name: (cost - costs["none"]) / per_token for name, cost in costs.items()}
-    assert extra == pytest.approx({"none": 0, "slow_cortex": replayed, "lwf": batch, "der": 3 * 2 * 4 * 63})
+    own = {"der": 2 * 4 * 63, "agem": 8 * 64}
+    learnt = sum(cost.training for cost in passes.values()) / sum(cost.forward for cost in passes.values())
+    expected = {"none": 0, "slow_cortex": replayed, "lwf": batch, **{name: learnt * n for name, n in own.items()}}
+    assert extra == pytest.approx(expected)
+    tokens = {name: budget_of(run).replayed_tokens_per_step - replayed for name, run in runs.items()}
+    assert tokens == {"none": 0, "slow_cortex": 0, "lwf": 0, **own}
 
 
 def test_work_is_equal_by_new_tokens_by_all_tokens_or_by_arithmetic() -> None:

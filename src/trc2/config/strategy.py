@@ -28,8 +28,12 @@ class StrategyConfig(Section):
         """Raise a ValueError if the strategy can do nothing for such a run."""
 
     def forward_tokens(self, tokens: int, replayed: float) -> float:
-        """Tokens a micro-batch runs forward besides its own and the replayed ones; one that is learnt counts three."""
+        """Tokens a micro-batch runs forward, without learning them, besides its own and the replayed ones."""
         return 0.0
+
+    def replayed_tokens(self, model: BackboneConfig, train: TrainConfig) -> int:
+        """Tokens of old text whose gradients a step takes, besides those of the backbone's own replay."""
+        return 0
 
     @property
     def serves_other_weights(self) -> bool:

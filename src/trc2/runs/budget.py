@@ -33,6 +33,7 @@ def budget_of(config: RunConfig) -> Budget:
     replays = config.model.replay and config.control.mode != "off"
     chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
     replayed = round(chunks * (config.model.replay_chunk_length - 1) * train.micro_batches)
+    replayed += config.strategy.replayed_tokens(config.model, train)
     flops = _flops_at(train, config)
     scale = 1.0
     if config.budget.match == "tokens":
@@ -62,13 +63,14 @@ def equal_work(a: RunConfig, b: RunConfig) -> bool:
 
 
 def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig | None = None) -> float:
-    """What a strategy's own passes cost, per micro-batch: a teacher's, or those over rows of its own."""
+    """What a strategy's own passes cost, per micro-batch: a teacher's, or those over old text that it draws itself."""
     train, model = train or config.train, config.model
     tokens = train.batch_size * train.sequence_length
     replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
     costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=False)
-    per_token = sum(costs.values(), Cost()).forward / tokens
-    return config.strategy.forward_tokens(tokens, replayed) * per_token
+    once, learnt = sum(costs.values(), Cost()).forward / tokens, sum(costs.values(), Cost()).training / tokens
+    own = config.strategy.replayed_tokens(model, train) / train.micro_batches
+    return config.strategy.forward_tokens(tokens, replayed) * once + own * learnt
 
 
 def _flops_at(train: TrainConfig, config: RunConfig) -> float:

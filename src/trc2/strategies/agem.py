@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from trc2.backbones.shell import Backbone
-from trc2.config import StrategyConfig
+from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import Size
 from trc2.ranks.divided import number
 from trc2.strategies.base import Sequences, Strategy
@@ -17,6 +17,9 @@ from trc2.strategies.base import Sequences, Strategy
 class Settings(StrategyConfig):
     name: Literal["agem"] = "agem"
     chunks: Size = Field(8, description="stored chunks whose gradient must not be worked against")
+
+    def replayed_tokens(self, model: BackboneConfig, train: TrainConfig) -> int:
+        return self.chunks * (model.replay_chunk_length - 1)  # from the second task on
 
 
 class AveragedGradientMemory(Strategy):

@@ -38,8 +38,8 @@ class Settings(StrategyConfig):
                 f"{train.sequence_length}, so nothing would ever be stored: choose at most {train.sequence_length}."
             )
 
-    def forward_tokens(self, tokens: int, replayed: float) -> float:
-        return 3.0 * 2 * self.batch_size * (self.chunk_length - 1)
+    def replayed_tokens(self, model: BackboneConfig, train: TrainConfig) -> int:
+        return 2 * self.batch_size * (self.chunk_length - 1) * train.micro_batches
 
 
 class DarkExperience(Strategy):
