@@ -46,12 +46,13 @@ def invent_run(
     for step in steps:
         stretch = plan.at(min(step, end - 1))
         if step % 20 == 0 and step > 0:
-            records.append(_train(step, stretch.task, stretch.start, replays(config), memory, chance))
+            trained = plan.at(step - 1)  # the step that ends here
+            records.append(_train(step, trained.task, trained.start, replays(config), memory, chance))
         if step % 50 == 0 or plan.is_boundary(step):
             records.append(_evaluation(step, plan, rise, luck, config.stream.mode == "joint"))
         if step % 25 == 0 and replays(config) and step > 0:
             steered = {"coefficient": 0.05 + 0.0001 * step, "batch_size": 4.0, "long_fraction": 0.5}
-            steered |= {"gap": rise, "gap_average": rise}
+            steered |= {"gap": rise, "gap_average": rise, "forgetting": rise * step / end}
             records.append(Record("control", step, stretch.task, {f"replay/{k}": v for k, v in steered.items()}, step))
         if not ends and step >= end // 2:
             break

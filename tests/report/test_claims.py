@@ -15,7 +15,8 @@ from trc2.report.claims import Ruling, claims_of, write_claims
 from trc2.report.claims import paper as printed
 from trc2.report.claims.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
 from trc2.report.claims.casting import Cast
-from trc2.report.claims.ledger import Claim, Contrast, against, rule
+from trc2.report.claims.ledger import Claim, Contrast, against, compare, headline, rule
+from trc2.report.claims.retention import same_rivals
 from trc2.report.claims.unasked import distances, effect
 from trc2.report.evidence import AREA, PRIMARY, Evidence
 from trc2.report.finished import read_run
@@ -92,7 +93,7 @@ def test_equal_is_said_only_within_a_margin() -> None:
     assert verdict(shifted(small)).ruling is Ruling.undecided
     equal = verdict(shifted(small, margin=0.05))
     assert equal.ruling is Ruling.same
-    assert "within ±0.05" in equal.reason
+    assert "equal within what A/A pairs differ by (±0.05)" in equal.reason
     assert verdict(shifted((0.2, -0.2, 0.1), margin=0.05)).ruling is Ruling.undecided
 
 
@@ -100,9 +101,47 @@ def test_every_comparison_must_be_decided_and_one_reverse_refutes() -> None:
     assert verdict(shifted(CLEAR), shifted((0.4, 0.41, 0.42))).ruling is Ruling.holds
     assert verdict(shifted(CLEAR), shifted(UNCLEAR)).ruling is Ruling.undecided
     assert verdict(shifted(CLEAR), shifted((-0.5, -0.51, -0.49))).ruling is Ruling.fails
-    assert verdict(shifted(CLEAR), shifted((0.0, 0.001, -0.001), margin=0.05)).ruling is Ruling.same
+    mixed = verdict(shifted(CLEAR), shifted((0.0, 0.001, -0.001), margin=0.05))
+    assert mixed.ruling is Ruling.fails, "better than one, and no better than the other"
+    assert mixed.reason.endswith("better in 1 of 2 comparisons")
     uncounted = shifted((-0.5, -0.51, -0.49), counts=False)
     assert verdict(shifted(CLEAR), uncounted).ruling is Ruling.holds
+
+
+def test_a_value_that_all_seeds_share_lies_on_one_side_of_a_bound() -> None:
+    full = dict.fromkeys(range(3), 1.0)
+    assert verdict(against("share", "TRC²", full, 0.05, "lower")).ruling is Ruling.fails
+    assert verdict(against("share", "TRC²", full, 0.05, "higher")).ruling is Ruling.holds
+    assert verdict(against("share", "TRC²", full, 1.0, "higher")).ruling is Ruling.undecided
+    assert verdict(against("share", "TRC²", {0: 1.0}, 0.05, "higher")).ruling is Ruling.undecided
+    arms = Contrast("share", "TRC²", "MoE", full, dict.fromkeys(range(3), 0.5))
+    assert verdict(arms).ruling is Ruling.undecided, "two arms that are rounded alike are no certainty"
+
+
+def test_the_number_shown_is_one_of_the_first_measure() -> None:
+    nats = shifted((0.01, 0.011, 0.009), scale="nats")
+    points = shifted((-2.0, -2.1, -1.9), scale="bleu", counts=True)
+    assert headline(compare([nats, points]), Ruling.undecided).contrast is nats
+    assert headline(compare([nats, points]), Ruling.fails).contrast is points, "the one that refutes it"
+
+
+def test_a_best_or_a_median_is_of_the_same_rivals_in_every_seed() -> None:
+    ours, whole, part = {0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0, 2: 2.0}, {0: 3.0}
+    assert same_rivals(ours, [whole, part]) == ([0, 1], [whole])
+    assert same_rivals(ours, [part]) == ([0], [part])
+    assert same_rivals(ours, []) == ([], [])
+
+
+def test_no_lead_is_no_largest_lead(tmp_path: Path) -> None:
+    family(tmp_path, 0.2, 0.2)
+    for folder in tmp_path.glob("trc2_s*"):
+
+        def spoil(metrics: dict[str, float], step: int, seed: int = int(folder.name[-1])) -> None:
+            for task, factor in (("c4", 1.5), ("wikitext", 1.4), ("gsm8k", 1.1)):
+                metrics[f"eval/{task}/perplexity"] *= factor + 0.001 * seed
+
+        rewrite(folder, spoil)
+    assert claim(tmp_path, "boundary.separation").ruling is Ruling.fails
 
 
 def test_what_is_missing_keeps_a_claim_from_holding_but_not_from_failing() -> None:
@@ -291,7 +330,7 @@ def test_a_joint_run_that_is_no_bound_is_warned_of(tmp_path: Path) -> None:
     (distance,) = distances(Cast(Evidence.of([tmp_path])))
     assert distance.warning == ""
     (closed,) = distance.closed
-    assert closed.share.n == 2
+    assert closed.share.n == 3  # of plain and arm; the distance counts as known
     assert closed.share.mean == pytest.approx(0.3 / 0.6, abs=0.05)
     for folder in joint:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from tests.report.invented import TASKS, invent_matrix, invent_run
 from trc2.errors import UserError
 from trc2.report.evidence import AREA, PRIMARY, Evidence
+from trc2.report.finished import gap_unit, read_run
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +111,21 @@ def test_a_bound_that_had_nothing_to_forget_has_no_area(matrix: Path) -> None:
     assert joint is not None
     assert joint.is_bound
     assert math.isnan(AREA.of(joint.runs[0]))
+
+
+def test_unequal_lengths_that_no_setting_declares_are_refused(tmp_path: Path) -> None:
+    invent_run(tmp_path / "long", "lab_trc2")
+    invent_run(tmp_path / "short", "lab_transformer", ["stream.tasks.c4.steps=100"])
+    with pytest.raises(UserError, match=r"other numbers of steps, and budget\.match does not say so"):
+        Evidence.of([tmp_path])
+
+
+def test_gaps_are_shares_of_a_gain_only_where_there_is_one(tmp_path: Path) -> None:
+    run = read_run(invent_run(tmp_path / "run", "lab_trc2"))
+    assert [gap_unit([run], name) for name in ("perplexity", "bleu")] == ["nats", "share of the gain"]
+    copies = dict(run.tables["bleu"].scores)
+    copies[0] = dict.fromkeys(copies[0], 98.0)  # an untrained network that repeats its input
+    table = dataclasses.replace(run.tables["bleu"], scores=copies)
+    raw = dataclasses.replace(run, tables={**run.tables, "bleu": table})
+    assert gap_unit([raw], "bleu") == "raw, in its own unit"
+    assert gap_unit([run, raw], "bleu") == "share of the gain, raw where there is none"

@@ -22,9 +22,19 @@ from tests.report.test_grid import assert_is_latex
 from trc2.backbones.registry import build_model
 from trc2.config import load_recipe
 from trc2.nn.keyed import keyed_generator
-from trc2.report.contrast_tables import closed_table, effects_table, factorial_table, paired_area_table, paired_table
+from trc2.report.claims.casting import Cast
+from trc2.report.claims.unasked import distances
+from trc2.report.contrast_tables import (
+    closed_table,
+    effects_table,
+    factorial_table,
+    margin,
+    paired_area_table,
+    paired_table,
+    repetition,
+)
 from trc2.report.dossier import TABLES
-from trc2.report.evidence import Evidence
+from trc2.report.evidence import AREA, Evidence
 from trc2.report.grid import Table
 from trc2.report.paper_tables import ablation_table, area_table, boundary_table, budget_table, component_table
 from trc2.report.scope import LeftOut, Scope
@@ -198,20 +208,24 @@ def test_paired_differences_have_the_p_values_of_scipy_corrected_by_holm(lab: Pa
     assert row["verdict"] == "better"
     assert "TRC² (other replay draws)" not in [r["against"] for r in cells(table)]
     assert row_of(table, "Transformer + EWC")["verdict"] == "undecided"  # one pair
-    assert "what an A/A twin" in table.caption
+    assert "what A/A twins" in table.caption
     assert "needs" not in paired_area_table(scope).caption
 
 
 def test_the_closed_share_is_where_an_arm_lies_between_plain_and_joint(lab: Path, scope: Scope) -> None:
-    plain = [primary(folder) for folder in seeds(lab, "trc2_false_false_false")]
-    ours = [primary(folder) for folder in seeds(lab, "trc2_true_true_true")]
+    plain = [primary(folder) for folder in seeds(lab, "transformer_none")]
+    ours = [primary(folder) for folder in seeds(lab, "transformer_replay_controlled")]
     distance = np.mean(plain) - primary(lab / "joint")
     mean, half = mean_and_half([100 * (p - o) / distance for p, o in zip(plain, ours, strict=True)])
-    row = row_of(closed_table(scope), "TRC²")
+    row = row_of(closed_table(scope), "Transformer + controlled replay")
     assert float(row["closed (%)"]) == pytest.approx(mean)
     assert float(row["closed (%) ± 95 %"]) == pytest.approx(half)
-    assert (row["from"], row["to"]) == ("TRC² plain", "Transformer, joint")
-    assert row_of(closed_table(scope), "LoRA-DRS")["from"] == "Transformer"
+    assert (row["from"], row["to"]) == ("Transformer", "Transformer, joint")
+    shown = [next(iter(row.values())) for row in cells(closed_table(scope))]
+    assert all(name.startswith("Transformer") for name in shown), "where another backbone's joint run ends says nothing"
+    (found,) = distances(Cast(scope.evidence))
+    shares = {entry.arm: entry.share.mean for entry in found.closed}
+    assert 100 * shares["Transformer + controlled replay"] == pytest.approx(mean), "the ledger has the same"
 
 
 def test_budget_and_shares_are_counted_from_the_models(scope: Scope) -> None:
@@ -283,3 +297,36 @@ def test_a_broken_number_is_told_and_never_bold(tmp_path: Path) -> None:
     table = area_table(Scope(Evidence.of([tmp_path])))
     assert "NaN" in table.to_markdown()
     assert "**NaN**" not in table.to_markdown()
+
+
+def test_all_twins_set_the_margin_and_none_of_them_competes(tmp_path: Path) -> None:
+    for seed in range(2):
+        for name, recipe, more in (("trc2", "lab_trc2", []), ("t", "lab_transformer", ["strategy=replay_controlled"])):
+            own = [*more, f"train.seed={seed}"]
+            invent_run(tmp_path / f"{name}_s{seed}", recipe, own, forgets=0.2 + 0.01 * seed, noise=0.0)
+            twin = [*own, f"model.replay_seed={100 + seed}"]
+            invent_run(tmp_path / f"{name}_twin_s{seed}", recipe, twin, forgets=0.1 + 0.03 * seed, noise=0.0)
+    scope = Scope(Evidence.of([tmp_path]))
+    assert [arm.title for arm in scope.competitors] == ["TRC²", "Transformer + controlled replay"]
+    assert len(repetition(scope, AREA)) == 4
+    assert margin(scope, AREA) == Cast(scope.evidence).margin(AREA), "one margin in tables and ledger"
+    rows = {row["arm"]: row for row in cells(boundary_table(scope))}
+    assert len(rows) == 4, "twins are shown"
+    assert not any(row.is_bound for row in area_table(scope).rows)
+    assert [row.is_bound for row in boundary_table(scope).rows].count(True) == 2
+
+
+def test_what_learnt_nothing_is_not_set_in_bold_for_forgetting_nothing(tmp_path: Path) -> None:
+    invent_run(tmp_path / "a", "lab_transformer", forgets=0.5)
+    invent_run(tmp_path / "b", "lab_mamba", forgets=0.4)
+    lazy = invent_run(tmp_path / "c", "lab_moe", forgets=0.0)
+    diary = lazy / "metrics.jsonl"
+    records = [json.loads(line) for line in diary.read_text().splitlines()]
+    for record in records:
+        for name in record["metrics"]:
+            if name.endswith("/perplexity"):
+                record["metrics"][name] = 4000.0
+    diary.write_text("".join(json.dumps(record) + "\n" for record in records))
+    table = area_table(Scope(Evidence.of([tmp_path])))
+    marked = {row.cells[0]: row.is_bound for row in table.rows}
+    assert {str(name): bound for name, bound in marked.items()} == {"Transformer": False, "MoE †": True, "Mamba": False}

@@ -114,6 +114,14 @@ def gain(table: ScoreTable, stretch: Stretch) -> float:
     return gained if gained >= least else 1.0
 
 
+def is_divided(table: ScoreTable, stretch: Stretch) -> bool:
+    """Whether a task's gaps are shares of its gain: it gained enough over the untrained model."""
+    first = table.steps[0]
+    if table.metric.min_gain is None or not table.has(first, stretch.task):
+        return False
+    return table.metric.gap(table.post(stretch), table.value(first, stretch.task)) >= table.metric.min_gain
+
+
 def rise(gap: float) -> float:
     """max(0, gap), but NaN where the gap is: Python's max(0, NaN) is 0."""
     return gap if math.isnan(gap) else max(0.0, gap)

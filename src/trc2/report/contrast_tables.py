@@ -19,7 +19,6 @@ from trc2.report.scope import (
     mean_of,
     measured,
     plain_twin,
-    twins,
 )
 from trc2.stats.equivalence import margin_from_aa
 from trc2.stats.paired import PairedDifference, compare_all
@@ -96,16 +95,12 @@ def _with_unit(measure: Measure) -> str:
 
 
 def comparisons(scope: Scope, measure: Measure) -> list[tuple[Arm, PairedDifference]]:
-    """The reference minus every other competitor on equal seeds, p-values corrected for their number (Holm).
-
-    The A/A twin is what sets the margin, so it is no comparison.
-    """
+    """The reference minus every other competitor on equal seeds, p-values corrected for their number (Holm)."""
     reference = scope.values(scope.reference, measured(measure))
-    known = twins(scope)
     others = {
         arm.title: values
         for arm in scope.competitors
-        if arm.title != scope.reference.title and (known is None or arm.title != known[1].title)
+        if arm.title != scope.reference.title
         if set(values := scope.values(arm, measured(measure))) & set(reference)
     }
     if not others:
@@ -115,13 +110,18 @@ def comparisons(scope: Scope, measure: Measure) -> list[tuple[Arm, PairedDiffere
 
 
 def margin(scope: Scope, measure: Measure) -> float | None:
-    """What repeating alone does, from A/A twins; None without them."""
-    known = twins(scope)
-    if known is None:
-        return None
-    first, second = (scope.values(arm, measured(measure)) for arm in known)
-    differences = [first[seed] - second[seed] for seed in first if seed in second]
+    """What two arms may differ by and still be called equal, from A/A twins; None without them."""
+    differences = repetition(scope, measure)
     return margin_from_aa(differences) if any(differences) else None
+
+
+def repetition(scope: Scope, measure: Measure) -> list[float]:
+    """What repeating alone does: the differences of all A/A pairs, by seed."""
+    found = []
+    for pair in scope.twins:
+        first, second = (scope.values(arm, measured(measure)) for arm in pair)
+        found += [first[seed] - second[seed] for seed in first if seed in second]
+    return found
 
 
 def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:
@@ -139,7 +139,7 @@ def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:
         verdict = decide(difference, within, direction=direction).value  # type: ignore[arg-type]
         rows.append(Row((scope.title(arm), *numbers, *chances, verdict)))
     equivalence = (
-        f" Equivalent: within ±{within:.3g}, what an A/A twin with other replay draws allows, by two one-sided tests."
+        f" Equivalent: within ±{within:.3g}, what A/A twins with other replay draws allow, by two one-sided tests."
         if within is not None
         else " No A/A twins set a margin, so nothing is called equivalent."
     )
@@ -171,25 +171,31 @@ def closed_table(scope: Scope) -> Table:
             numbers = (len(scope.runs(arm)), scope.number(arm, measured(PRIMARY)), closed)
             rows.append(Row((scope.title(arm), *numbers, plain.title, joint.title)))
     if not rows:
-        raise LeftOut("needs a joint run (stream.mode=joint) and a plain arm: no replay, no strategy, no parts")
+        raise LeftOut("needs a joint run (stream.mode=joint) that ends better than a plain arm of the same backbone")
     caption = (
         f"Share of the distance from plain to joint training that an arm closes, in {PRIMARY.title}: 0 % is the plain "
-        "arm on the same seeds, 100 % the joint one. The distance itself is that of the means and counts as known. The "
-        f"joint run is of the same backbone where there is one. {INTERVALS}{dagger_words(scope)}"
+        "arm on the same seeds, 100 % the joint one, both of the same backbone and size. The distance itself is that "
+        f"of the means and counts as known. {INTERVALS}{dagger_words(scope)}"
     )
     return Table("closed", "Distance from plain to joint", caption, tuple(columns), tuple(rows))
 
 
 def closing_ends(scope: Scope, arm: Arm) -> tuple[Arm, Arm] | None:
-    """The plain and the joint arm that an arm is measured between."""
+    """The plain and the joint arm that an arm is measured between; none if the joint one is no better."""
     plain, joint = plain_twin(scope, arm), joint_bound(scope, arm)
-    return None if plain is None or joint is None else (plain, joint)
+    if plain is None or joint is None or not distance(scope, plain, joint) > 0:
+        return None
+    return plain, joint
+
+
+def distance(scope: Scope, plain: Arm, joint: Arm) -> float:
+    """From plain to joint training, between the means over seeds; NaN if one of them has no score."""
+    far, near = (scope.number(arm, measured(PRIMARY)) for arm in (plain, joint))
+    return math.nan if far is None or near is None else far.value - near.value
 
 
 def closed_shares(scope: Scope, arm: Arm, plain: Arm, joint: Arm) -> dict[int, float]:
     """By seed: (plain − arm) / (mean of plain − mean of joint)."""
     ours, theirs = scope.values(arm, measured(PRIMARY)), scope.values(plain, measured(PRIMARY))
-    far, near = scope.number(plain, measured(PRIMARY)), scope.number(joint, measured(PRIMARY))
-    if far is None or near is None or far.value == near.value:
-        return {}
-    return {seed: (theirs[seed] - ours[seed]) / (far.value - near.value) for seed in ours if seed in theirs}
+    nats = distance(scope, plain, joint)
+    return {seed: (theirs[seed] - ours[seed]) / nats for seed in ours if seed in theirs}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trc2.errors import UserError
-from trc2.report.finished import FinishedRun, read_run
+from trc2.report.finished import FinishedRun, declares_length, read_run
 from trc2.report.names import (
     FAMILIES,
     Family,
@@ -39,6 +39,7 @@ class Measure:
     better: Literal["lower", "higher"]
     of: Callable[[FinishedRun], float]
     unit: str = ""
+    is_keeping: bool = False  # it says how much was kept of what was learnt, and nothing of one that learnt nothing
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,25 @@ class Evidence:
         return next((arm for arm in self.arms if arm.title == title), None)
 
 
+DRAWS = "model.replay_seed"
+
+
+def has_own_draws(arm: Arm) -> bool:
+    """Whether replay is drawn by another seed than the run's; 0 is the offset of runs that wrote down the same one."""
+    return arm.settings.get(DRAWS) not in (None, 0)
+
+
+def twins_among(arms: Iterable[Arm]) -> list[tuple[Arm, Arm]]:
+    """A/A pairs: arms that replay and differ in the draws only, which should not matter. No arm is in two pairs."""
+    known = [arm for arm in arms if arm.replays and not arm.is_bound]
+    others = [arm for arm in known if has_own_draws(arm)]
+    found = []
+    for first in (arm for arm in known if not has_own_draws(arm)):
+        rest = {**first.settings, DRAWS: None}
+        found += [(first, second) for second in others if {**second.settings, DRAWS: None} == rest][:1]
+    return found
+
+
 def repetition_of(run: FinishedRun) -> Repetition:
     return run.config.train.seed, order_of(run.config)
 
@@ -160,6 +180,15 @@ def _runs_below(folder: Path) -> list[Path]:
 def _check_one_stream(runs: list[FinishedRun]) -> None:
     """Refuse runs on other data, of other lengths, or with other batches: no table should hold both."""
     first = runs[0]
+    lengths: dict[frozenset[tuple[str, int]], FinishedRun] = {}
+    for run in (run for run in runs if not declares_length(run)):
+        lengths.setdefault(frozenset((s.task, s.end - s.start) for s in run.stretches), run)
+    if len(lengths) > 1:
+        one, other = list(lengths.values())[:2]
+        raise UserError(
+            f"{one.folder} and {other.folder} trained their tasks for other numbers of steps, and budget.match does "
+            "not say so: report them apart."
+        )
     for run in runs[1:]:
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise UserError(f"{run.folder} and {first.folder} were trained on different data: report them apart.")
@@ -273,10 +302,14 @@ def summary_value(metric: str, name: str) -> Callable[[FinishedRun], float]:
 PRIMARY = Measure(
     "log_perplexity", "mean log-perplexity of all tasks at the end", "lower", log_perplexity_at_end, "nats"
 )
-AREA = Measure("aufc", "forgetting area (AUFC, log-perplexity)", "lower", summary_value("perplexity", "aufc"), "nats")
+AREA = Measure(
+    "aufc", "forgetting area (AUFC, log-perplexity)", "lower", summary_value("perplexity", "aufc"), "nats",
+    is_keeping=True,
+)  # fmt: skip
 FORGETTING = Measure(
-    "forgetting", "forgetting at the end (log-perplexity)", "lower", summary_value("perplexity", "forgetting"), "nats"
-)
+    "forgetting", "forgetting at the end (log-perplexity)", "lower", summary_value("perplexity", "forgetting"), "nats",
+    is_keeping=True,
+)  # fmt: skip
 SPEED = Measure(
     "tokens_per_second", "training speed", "higher",
     lambda run: run.final("end").get("efficiency/tokens_per_second", math.nan), "tokens/s",

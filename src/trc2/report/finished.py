@@ -12,7 +12,7 @@ from typing import Any
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.files import reading
-from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch, metrics_of, summarise
+from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch, is_divided, metrics_of, summarise
 from trc2.runs.budget import equal_work
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
@@ -98,6 +98,21 @@ def read_run(folder: Path) -> FinishedRun:
     return run
 
 
+def gap_unit(runs: Iterable[FinishedRun], metric: str) -> str:
+    """What forgetting is measured in: nats, shares of what a task gained, or the score's own unit where it gained none.
+
+    With tied embeddings an untrained network repeats its input, which has an excellent BLEU: then nothing is gained.
+    """
+    tables = [run.tables[metric] for run in runs if metric in run.tables]
+    if any(table.metric.is_log for table in tables):
+        return "nats"
+    past = [(table, stretch) for table in tables for stretch in table.stretches[:-1]]
+    divided = [is_divided(table, stretch) for table, stretch in past]
+    if divided and all(divided):
+        return "share of the gain"
+    return "share of the gain, raw where there is none" if any(divided) else "raw, in its own unit"
+
+
 def scores_in(runs: Iterable[FinishedRun]) -> dict[str, Metric]:
     """Every score that some run has, ours in their usual order, then those of plug-ins."""
     found = {name: table.metric for run in runs for name, table in run.tables.items()}
@@ -116,7 +131,8 @@ def _check_data(run: FinishedRun) -> None:
                 raise TypeError("its overlaps are no numbers")
 
 
-def _declares_length(run: FinishedRun) -> bool:
+def declares_length(run: FinishedRun) -> bool:
+    """Whether a run says by its settings why it has another length: a bound, or a budget in tokens or FLOPs."""
     stream = run.config.stream
     assert stream is not None
     return run.config.budget.match != "steps" or stream.mode == "joint" or stream.only is not None
@@ -136,7 +152,7 @@ def check_comparable(runs: list[FinishedRun]) -> None:
             )
     first = runs[0]
     for run in runs[1:]:
-        if run.stretches != first.stretches and not (_declares_length(run) or _declares_length(first)):
+        if run.stretches != first.stretches and not (declares_length(run) or declares_length(first)):
             raise UserError(
                 f"{run.folder} and {first.folder} trained other tasks or other numbers of steps: not comparable."
             )

@@ -97,8 +97,13 @@ class Builder:
                 group = f"{METRIC_TITLES.get(metric, metric)} AUFC"
                 self.add_number(Column(title, group, panel, "lower"), area_at(metric, place))
 
-    def table(self, name: str, title: str, caption: str, arms: Sequence[Arm]) -> Table:
-        rows = tuple(Row(tuple(fill(arm) for fill in self.fillers), arm.is_bound) for arm in arms)
+    def table(
+        self, name: str, title: str, caption: str, arms: Sequence[Arm], may_win: Callable[[Arm], bool] | None = None
+    ) -> Table:
+        """Rows in the order of the arms; only competitors are set in bold, and of these those that may win."""
+        competes = [self.scope.competes(arm) and (may_win is None or may_win(arm)) for arm in arms]
+        cells = [tuple(fill(arm) for fill in self.fillers) for arm in arms]
+        rows = tuple(Row(here, not good) for here, good in zip(cells, competes, strict=True))
         return Table(name, title, caption, tuple(self.columns), rows)
 
 
@@ -142,7 +147,7 @@ def boundary_table(scope: Scope) -> Table:
     caption = (
         f"Task-boundary performance on {scope.order_words(scope.order)}: validation scores of every task right after "
         f"its own training, the last logged speed, and peak memory × hours. {INTERVALS}{text_words(scope)} Bold: the "
-        f"best mean; joint and single-task runs do not compete.{dagger_words(scope)}"
+        f"best mean; joint and single-task runs and A/A twins do not compete.{dagger_words(scope)}"
     )
     return builder.table("boundary", "Task-boundary performance", caption, scope.arms)
 
@@ -160,7 +165,7 @@ def area_table(scope: Scope) -> Table:
         "last task and at the end. Perplexity in nats of log-perplexity; BLEU and token accuracy divided by the task's "
         f"gain where it is large enough. {INTERVALS} Bold: the smallest mean.{dagger_words(scope)}"
     )
-    return builder.table("aufc", "Forgetting area", caption, scope.competitors)
+    return builder.table("aufc", "Forgetting area", caption, scope.competitors, lambda arm: not scope.unlearnt(arm))
 
 
 def ablation_table(scope: Scope) -> Table:

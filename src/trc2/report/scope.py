@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from trc2.bench.footprint import static_budget
 from trc2.bench.tables import quantity
 from trc2.errors import UserError, did_you_mean
 from trc2.metrics.learning import unlearned
-from trc2.report.evidence import Arm, Evidence, Measure, log_perplexity_at_end
+from trc2.report.evidence import Arm, Evidence, Measure, log_perplexity_at_end, twins_among
 from trc2.report.finished import FinishedRun, scores_in
 from trc2.report.grid import Number
 from trc2.report.names import PARTS, order_of
@@ -63,7 +62,16 @@ class Scope:
 
     @cached_property
     def competitors(self) -> list[Arm]:
-        return [arm for arm in self.arms if not arm.is_bound]
+        """No bounds, and no A/A twins: a repetition of an arm would win where chance favours it."""
+        repeated = {second.title for _, second in self.twins}
+        return [arm for arm in self.arms if not arm.is_bound and arm.title not in repeated]
+
+    @cached_property
+    def twins(self) -> list[tuple[Arm, Arm]]:
+        return twins_among(self.arms)
+
+    def competes(self, arm: Arm) -> bool:
+        return arm in self.competitors
 
     @cached_property
     def reference(self) -> Arm:
@@ -107,9 +115,13 @@ class Scope:
         }
         return titles if len(set(titles.values())) == len(titles) else {name: name for name in titles}
 
+    def unlearnt(self, arm: Arm) -> bool:
+        """Whether a run of the arm did not learn one of its tasks: what it forgot then means nothing."""
+        return any(unlearnt(run) for run in self.runs(arm))
+
     def title(self, arm: Arm) -> str:
         """What the arm is called, with a dagger if a run of it did not learn one of its tasks."""
-        return f"{arm.title} {NOT_LEARNT}" if any(unlearnt(run) for run in self.runs(arm)) else arm.title
+        return f"{arm.title} {NOT_LEARNT}" if self.unlearnt(arm) else arm.title
 
     def order_words(self, order: tuple[str, ...]) -> str:
         names = [self.task_titles[task] for task in order]
@@ -273,27 +285,13 @@ def factorial(scope: Scope) -> dict[Switches, Arm]:
     return dict(sorted(largest.items(), reverse=True))
 
 
-def twins(scope: Scope) -> tuple[Arm, Arm] | None:
-    """Two arms that differ in replay draws only, which should not matter: what repeating alone does."""
-    for arm, other in itertools.combinations(scope.competitors, 2):
-        paths = {
-            path for path in {**arm.settings, **other.settings} if arm.settings.get(path) != other.settings.get(path)
-        }
-        if paths == {"model.replay_seed"}:
-            return arm, other
-    return None
-
-
 METHODS = ("lora_drs",)  # backbones that are themselves a method against forgetting
 
 
 def plain_twin(scope: Scope, arm: Arm) -> Arm | None:
-    """The arm with nothing against forgetting: of the same backbone and size, else of the joint bound's backbone."""
+    """The arm of the same backbone and size with nothing against forgetting."""
     plain = [other for other in scope.competitors if _is_plain(other)]
-    own = [other for other in plain if (other.family, other.size) == (arm.family, arm.size)]
-    bound = joint_bound(scope, arm)
-    others = [other for other in plain if bound is not None and other.family == bound.family]
-    return next(iter(own or others), None)
+    return next((other for other in plain if (other.family, other.size) == (arm.family, arm.size)), None)
 
 
 def _is_plain(arm: Arm) -> bool:
@@ -303,29 +301,24 @@ def _is_plain(arm: Arm) -> bool:
 
 
 def joint_bound(scope: Scope, arm: Arm) -> Arm | None:
-    """The joint run of the same backbone, else of another of this stream."""
+    """The joint run of the same backbone and size: where another one ends says nothing about this."""
     joint = [a for a in scope.arms if a.is_bound and len(order_of(a.runs[0].config)) == len(scope.evidence.tasks)]
-    own = [other for other in joint if other.family == arm.family]
-    return next(iter(own or joint), None)
+    own = [other for other in joint if (other.family, other.size) == (arm.family, arm.size)]
+    return max(own, key=lambda other: len(scope.runs(other)), default=None)
 
 
 MANY = 10
 
 
 def headline(scope: Scope) -> list[Arm]:
-    """The arms that lines are drawn of: all competitors, or, of many, without A/A twins and partly lesioned TRC².
+    """The arms that lines are drawn of: all competitors, or, of many, without partly lesioned TRC².
 
     If these are still many and some are the same thing in several sizes, the best size of each.
     """
     if len(scope.competitors) <= MANY:
         return scope.competitors
-    known = twins(scope)
     whole = ((), PARTS, PARTS[:2], PARTS[2:])  # complete, plain, plain with replay, complete without replay
-    kept = [
-        arm
-        for arm in scope.competitors
-        if (arm.family.name != "trc2" or arm.lesions in whole) and (known is None or arm.title != known[1].title)
-    ]
+    kept = [arm for arm in scope.competitors if arm.family.name != "trc2" or arm.lesions in whole]
     if len(kept) <= MANY:
         return kept
     best: dict[str, tuple[float, Arm]] = {}
@@ -341,4 +334,4 @@ def headline(scope: Scope) -> list[Arm]:
 
 def headline_words(scope: Scope) -> str:
     missing = len(scope.competitors) - len(headline(scope))
-    return f" Not drawn: {missing} twins, partly lesioned arms and sizes that end worse." if missing else ""
+    return f" Not drawn: {missing} partly lesioned arms and sizes that end worse." if missing else ""

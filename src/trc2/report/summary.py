@@ -117,7 +117,7 @@ def forgetting_caption(run: FinishedRun) -> str:
     metrics = scores_in([run])
     in_logs = _joined([f"log-{name}" for name, metric in metrics.items() if metric.is_log])
     by_gain = _joined([name for name, metric in metrics.items() if metric.min_gain is not None])
-    divided = f"; for {by_gain} divided by the task's gain" if by_gain else ""
+    divided = f"; for {by_gain} divided by the task's gain where it has one" if by_gain else ""
     return f"Forgetting {_when(run)} ({in_logs}{divided}):"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from trc2.report.claims import paper
 from trc2.report.claims.casting import HIPPOCAMPUS, Cast, lesion_name, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, rule
-from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA
+from trc2.report.claims.ledger import Claim, Contrast, against, rule
+from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit
 from trc2.report.evidence import AREA, PRIMARY, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS
@@ -40,7 +40,7 @@ def ablation_claims(cast: Cast) -> list[Claim]:
             where=f"section 4.2; {paper.LESION_TABLE}",
             paper_says=f"BLEU: {paper.lesion_values('bleu_area_22k')}; "
             f"accuracy: {paper.lesion_values('accuracy_area_22k')}",
-            how="Each of the three areas: the full model minus each of the three lesions.",
+            how="Each of the three areas: the full model minus each of the three lesions.", notes=[bleu_unit(cast)],
         ),
         _lesions(
             cast, "lesion.last_task", "The lesions without hippocampus are better on the last task at the end",
@@ -85,7 +85,7 @@ def _end_of(task: str, metric: str) -> Measure:
 
 def _lesions(
     cast: Cast, key: str, statement: str, pairs: Sequence[Pair], measures: Sequence[Measure], *, where: str,
-    paper_says: str, how: str,
+    paper_says: str, how: str, notes: Sequence[str] = (),
 ) -> Claim:  # fmt: skip
     """Arms that lack one thing against arms that lack another, in each of the measures."""
     contrasts, missing = [], []
@@ -95,7 +95,9 @@ def _lesions(
             if first is not None and second is not None:
                 contrasts.append(cast.contrast(measure, first, second))
             missing += [f"runs of {lesion_name(*m)}" for m in (better, worse) if cast.lesion(*m) is None]
-    return rule(key, statement, where=where, paper=paper_says, how=how, contrasts=contrasts, missing=missing)
+    return rule(
+        key, statement, where=where, paper=paper_says, how=how, contrasts=contrasts, missing=missing, notes=notes
+    )
 
 
 def _pathways(cast: Cast) -> Claim:
@@ -106,20 +108,21 @@ def _pathways(cast: Cast) -> Claim:
     if full is not None and plain is not None:
         ours, bare = cast.seeds(full, AREA), cast.seeds(plain, AREA)
         parts = {seed: bare[seed] - ours[seed] for seed in ours if seed in bare}
+        contrasts.append(against("AUFC gained by the parts (plain twin → TRC²)", "TRC²", parts, 0.0, "higher"))
         for rival in rivals.values():
             theirs = cast.seeds(rival, AREA)
             body = {seed: theirs[seed] - bare[seed] for seed in theirs if seed in bare}
-            contrasts.append(
-                Contrast("AUFC gained", "by the parts (plain twin → TRC²)", f"by the body ({rival.title} → plain twin)",
-                         parts, body, "higher")
-            )  # fmt: skip
+            found = Contrast("AUFC gained", "by the parts (plain twin → TRC²)",
+                             f"by the body ({rival.title} → plain twin)", parts, body, "higher")  # fmt: skip
+            contrasts.append(cast.told(found, full, plain, rival, is_keeping=True))
     moe = next(row for row in paper.ROWS if row.family == "moe" and row.d_model == 768)
     bare_area, full_area = paper.LESIONS["neither"].area_22k, paper.LESIONS["full"].area_22k
     return rule(
         "lesion.pathways", "The gain comes from thalamus and hippocampus rather than from the rest of the backbone",
         where="abstract; sections 1 and 6",
         paper=f"at 22k against MoE d768: parts {bare_area - full_area:.2f}, body {moe.area_22k - bare_area:.2f}",
-        how="AUFC of the plain twin minus TRC² (parts) against AUFC of a baseline minus the plain twin (body).",
+        how="AUFC of the plain twin minus TRC² (parts) against AUFC of a baseline minus the plain twin (body), and "
+        "against 0.",
         contrasts=contrasts, missing=[*missing, *missing_baselines(rivals)],
         notes=("By the paper's own Table 1 and D.2 the plain twin already has the larger part of the gain at 22k, "
                "and none of it at 20k; see what arithmetic says.",),

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trc2.errors import UserError
 from trc2.metrics.learning import unlearned
 from trc2.report.claims.ledger import Contrast
-from trc2.report.evidence import Arm, Evidence, Measure
+from trc2.report.evidence import Arm, Evidence, Measure, has_own_draws, twins_among
 from trc2.report.finished import FinishedRun
 from trc2.report.names import FAMILIES, PARTS
 from trc2.stats.equivalence import margin_from_aa
 
 SWITCHES = {"model.thalamus", "model.memory", "model.replay", "control.mode"}
-DRAWS = "model.replay_seed"
+NEVER_LEARNT = "what was not learnt cannot be forgotten, so it is not counted"
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = frozenset({"memory", "replay"})  # what the paper switches off together
-
-Settings = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Cast:
             for arm in self.evidence.arms
             if not arm.is_bound
             and arm.runs[0].config.strategy.name == "none"
-            and not _has_own_draws(arm)
+            and not has_own_draws(arm)
             and self.runs(arm)
         ]
 
@@ -94,14 +92,7 @@ class Cast:
 
     @cached_property
     def twins(self) -> list[tuple[Arm, Arm]]:
-        """A/A: arms that replay and differ in the draws only. No run is in two pairs, for independence."""
-        arms = [arm for arm in self.evidence.arms if arm.replays and not arm.is_bound]
-        others = [arm for arm in arms if _has_own_draws(arm)]
-        found = []
-        for first in (arm for arm in arms if not _has_own_draws(arm)):
-            rest = _without(first.settings, DRAWS)
-            found += [(first, second) for second in others if _without(second.settings, DRAWS) == rest][:1]
-        return found
+        return twins_among(self.evidence.arms)
 
     def aa_differences(self, measure: Measure) -> list[float]:
         found = []
@@ -119,16 +110,31 @@ class Cast:
         return None if math.isnan(margin) else margin
 
     def unlearned(self, arm: Arm) -> list[str]:
-        """Tasks that some run of the arm was trained on and did not learn."""
-        found = [task for run in self.runs(arm) for task in unlearned(run.tables["perplexity"])]
+        """Tasks that some run of the arm was trained on, in whatever order, and did not learn."""
+        found = [task for run in arm.runs for task in unlearned(run.tables["perplexity"])]
         return list(dict.fromkeys(found))
 
     def contrast(self, measure: Measure, first: Arm, second: Arm) -> Contrast:
         """Two arms in one measure, by seed."""
-        return Contrast(
+        found = Contrast(
             measure.title, first.title, second.title, self.seeds(first, measure), self.seeds(second, measure),
-            measure.better, self.margin(measure),
+            measure.better, self.margin(measure), scale=measure.unit or measure.name.rsplit("/")[-1],
         )  # fmt: skip
+        return self.told(found, first, second, is_keeping=measure.is_keeping)
+
+    def told(self, contrast: Contrast, *arms: Arm, is_keeping: bool) -> Contrast:
+        """What an arm did not learn is said; where only keeping is compared, the contrast then does not count.
+
+        One with a score that is no number goes on counting: it stays in, and decides nothing.
+        """
+        lacking = {arm.title: tasks for arm in arms if (tasks := self.unlearned(arm))}
+        if not lacking:
+            return contrast
+        remark = "; ".join(f"{title} did not learn {', '.join(tasks)}" for title, tasks in lacking.items())
+        is_measured = all(map(math.isfinite, (*contrast.a.values(), *contrast.b.values())))
+        if not is_keeping or not is_measured:
+            return replace(contrast, remark=remark)
+        return replace(contrast, counts=False, remark=f"{remark}: {NEVER_LEARNT}")
 
 
 def missing_baselines(known: Mapping[str, Arm], what: str = "") -> list[str]:
@@ -148,14 +154,5 @@ def lesion_name(*missing: str) -> str:
     return " − ".join(["TRC²", *[part for part in PARTS if part in missing]])
 
 
-def _has_own_draws(arm: Arm) -> bool:
-    """Whether replay is drawn by another seed than the run's; 0 is the offset of runs that wrote down the same one."""
-    return arm.settings.get(DRAWS) not in (None, 0)
-
-
 def _mode(arm: Arm) -> str:
     return arm.runs[0].config.control.mode
-
-
-def _without(settings: Settings, path: str) -> dict[str, object]:
-    return {name: value for name, value in settings.items() if name != path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 
 from trc2.config import TRC2Config
@@ -72,29 +73,41 @@ def _after_start(run: FinishedRun, name: str) -> list[float]:
 
 
 def _sparse(cast: Cast) -> Claim:
-    def average(name: str) -> Callable[[FinishedRun], float | None]:
-        return lambda run: mean(values) if (values := _after_start(run, name)) else None
+    low, high = paper.KEEP_BAND
 
-    def share(run: FinishedRun) -> float | None:
-        low, high = paper.KEEP_BAND
-        values = _after_start(run, "keep_fraction")
-        return mean([float(low <= value <= high) for value in values]) if values else None
+    def share(name: str) -> dict[int, float]:
+        def of(run: FinishedRun) -> float | None:
+            values = _after_start(run, name)
+            return mean([float(low <= value <= high) for value in values]) if values else None
 
-    keep, raw = by_seed(cast, average("keep_fraction")), by_seed(cast, average("raw_fraction"))
-    shares = by_seed(cast, share)
-    high = paper.KEEP_BAND[1]
+        return by_seed(cast, of)
+
+    keep, raw = share("keep_fraction"), share("raw_fraction")
+    means = by_seed(cast, lambda run: mean(values) if (values := _after_start(run, "keep_fraction")) else None)
     return rule(
         "writes.sparse", "After warm-up writes are sparse: keep and raw write fraction are usually 0.1–0.4",
         where=TRACES, paper=f"{paper.LAST_KEEP_FRACTION} and {paper.LAST_RAW_FRACTION} at the end",
-        how="Mean fraction of candidates written, after three time constants of the threshold's average and the "
-        f"warm-up, against {high:g}.",
+        how=f"Share of logged steps with a fraction within {low:g}–{high:g}, after three time constants of the "
+        "threshold's average and the warm-up, against a half.",
         contrasts=[
-            against("mean keep fraction", "TRC²", keep, high, "lower"),
-            against("mean raw fraction", "TRC²", raw, high, "lower"),
+            against("steps with a keep fraction in the band", "TRC²", keep, 0.5, "higher"),
+            against("steps with a raw fraction in the band", "TRC²", raw, 0.5, "higher"),
         ] if keep else [],
         missing=_missing(cast, keep, "runs longer than the start-up transient of the threshold"),
-        notes=[f"Share of logged steps within 0.1–0.4: {_listed(shares)}."] if shares else [],
+        notes=[*([f"Mean keep fraction: {_listed(means)}."] if means else []), *_ceiling(cast)],
     )  # fmt: skip
+
+
+def _ceiling(cast: Cast) -> list[str]:
+    """Surprise is clipped at δ_max; candidates that all lie there cannot be told apart by a threshold."""
+
+    def share(run: FinishedRun) -> float | None:
+        assert isinstance(run.config.model, TRC2Config)
+        values = _after_start(run, "surprise_max")
+        return mean([float(value >= run.config.model.td_clip) for value in values]) if values else None
+
+    known = by_seed(cast, share)
+    return [f"Steps whose largest surprise is at its clip δ_max: {_listed(known)}."] if known else []
 
 
 def _saturated(cast: Cast) -> Claim:
@@ -107,17 +120,30 @@ def _saturated(cast: Cast) -> Claim:
         how="Share of logged steps after the start-up transient at which every candidate was written, against 5 %.",
         contrasts=[against("share of saturated steps", "TRC²", values, 0.05, "lower")] if values else [],
         missing=_missing(cast, values, "runs longer than the start-up transient of the threshold"),
+        notes=_ceiling(cast),
     )  # fmt: skip
 
 
 def _rises(run: FinishedRun, name: str) -> list[float]:
-    """At each switch of tasks: the beginning of the new one minus the end of the old."""
+    """At each switch of tasks: the beginning of the new one minus the end of the old, beyond the trend.
+
+    The trend is the change over an equal time before the switch: an average that is still climbing from 0 rises at any
+    step, and at a switch no more than elsewhere.
+    """
     series = points(run, f"hippocampus/{name}")
-    parts = [within(series, stretch) for stretch in run.stretches]
-    return [mean(early(b)) - mean(late(a)) for a, b in itertools.pairwise(parts) if a and b]
+    found = []
+    for old, new in itertools.pairwise(run.stretches):
+        a, b = within(series, old), within(series, new)
+        if (name == "threshold" and old.end < settled(run)) or len(a) < 3 or not b:
+            continue
+        count = len(late(a))
+        before = a[-2 * count : -count] or a[:1]
+        found.append((mean(early(b)) - mean(late(a))) - (mean(late(a)) - mean(before)))
+    return found
 
 
 SIGNALS = (("surprise_mean", "mean surprise"), ("threshold", "write threshold"))
+START_UP = "The threshold is an average that begins at 0: switches within three of its time constants are left out."
 
 
 def _switches(cast: Cast) -> Claim:
@@ -128,10 +154,12 @@ def _switches(cast: Cast) -> Claim:
     return rule(
         "surprise.switches", "Surprise and write threshold rise when the task changes",
         where=TRACES, paper="figure only",
-        how="Beginning of the new task (first fifth) minus end of the old (last fifth), mean over switches, against 0.",
+        how="Beginning of the new task (first fifth) minus end of the old (last fifth), less the change over the fifth "
+        "before that, mean over switches, against 0.",
         contrasts=[against(f"rise of {title}", "TRC²", values[name], 0.0, "higher")
                    for name, title in SIGNALS if values[name]],
-        missing=_missing(cast, values["threshold"], "a stream with a switch of tasks"),
+        missing=_missing(cast, values["threshold"], "a switch of tasks after the threshold's start-up"),
+        notes=[START_UP, *_ceiling(cast)],
     )  # fmt: skip
 
 
@@ -139,7 +167,9 @@ def _relaxes(cast: Cast) -> Claim:
     def fall(name: str) -> Callable[[FinishedRun], float | None]:
         def of(run: FinishedRun) -> float | None:
             series = points(run, f"hippocampus/{name}")
-            parts = [values for stretch in run.stretches[1:] if (values := within(series, stretch))]
+            since = settled(run) if name == "threshold" else 0
+            later = [stretch for stretch in run.stretches[1:] if stretch.start >= since]
+            parts = [values for stretch in later if (values := within(series, stretch))]
             return mean([mean(late(values)) - mean(early(values)) for values in parts]) if parts else None
 
         return of
@@ -151,7 +181,8 @@ def _relaxes(cast: Cast) -> Claim:
         how="End of a task minus its beginning, mean over tasks after the first, against 0.",
         contrasts=[against(f"change of {title}", "TRC²", values[name], 0.0, "lower")
                    for name, title in SIGNALS if values[name]],
-        missing=_missing(cast, values["threshold"], "a stream with a switch of tasks"),
+        missing=_missing(cast, values["threshold"], "a task that begins after the threshold's start-up"),
+        notes=[START_UP, *_ceiling(cast)],
     )  # fmt: skip
 
 
@@ -161,7 +192,7 @@ def _last_switch(cast: Cast) -> Claim:
     return rule(
         "surprise.last_switch", "The clearest rise is at the last switch (WikiText-103 → GSM8K)",
         where=TRACES, paper="figure only",
-        how="Rise of mean surprise at the last switch minus that at the first, by seed.",
+        how="Rise of mean surprise, beyond its trend, at the last switch minus that at the first, by seed.",
         contrasts=[Contrast("rise of mean surprise", "last switch", "first switch", last, first, "higher")]
         if last else [],
         missing=_missing(cast, last, "a stream with two switches"),
@@ -263,17 +294,27 @@ def _router_drift(cast: Cast) -> Claim:
 
 
 def _controller(cast: Cast) -> Claim:
+    def together(run: FinishedRun) -> float | None:
+        gaps, strengths = (dict(points(run, name, "control")) for name in ("replay/forgetting", "replay/coefficient"))
+        steps = sorted(gaps.keys() & strengths.keys())
+        if len(steps) < 3 or len({strengths[step] for step in steps}) < 2 or len({gaps[step] for step in steps}) < 2:
+            return None
+        return statistics.correlation([gaps[step] for step in steps], [strengths[step] for step in steps])
+
     def raised(run: FinishedRun) -> float | None:
         values = [value for _, value in points(run, "replay/coefficient", "control")]
         return mean(values) - base_settings(run.config.model).coefficient if values else None
 
-    values = by_seed(cast, raised)
+    values, more = by_seed(cast, together), by_seed(cast, raised)
     return rule(
         "replay.controller", "The controller strengthens replay when it measures forgetting",
-        where="section 3.2; section B.7", paper="no trace of it is shown",
-        how="Mean replay coefficient over all calls of the controller minus its base λ_0, against 0.",
-        contrasts=[against("coefficient above its base", "TRC²", values, 0.0, "higher")] if values else [],
-        missing=_missing(cast, values, "calls of the controller"),
+        where="section 3.2; section B.6", paper="no trace of it is shown",
+        how="Correlation of measured forgetting and replay coefficient over the calls of the controller, against 0.",
+        contrasts=[against("correlation of forgetting and coefficient", "TRC²", values, 0.0, "higher")]
+        if values else [],
+        missing=_missing(cast, values, "three calls of the controller that differ"),
+        notes=["Mean coefficient above its base: "
+               + ", ".join(f"{value:.3g} (seed {seed})" for seed, value in sorted(more.items())) + "."] if more else [],
     )  # fmt: skip
 
 

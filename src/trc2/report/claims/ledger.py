@@ -4,12 +4,14 @@ Every claim is put as "the first side is better than the second", on the same se
 outcomes of all of them (`trc2.stats.verdict.decide`, Holm over the claim):
 
     some comparison is decided the other way                    → does not hold
-    else some is equivalent within the A/A margin               → no difference
+    all are equivalent within the A/A margin                    → no difference
+    else some are: no better there, whatever the others say     → does not hold
     else some is undecided, or something is missing             → undecided
     else                                                        → holds
     no comparison can be made at all                            → not testable here
 
-One pair has no p-value, so n = 1 never decides; a value that is not a number neither.
+One pair has no p-value, so n = 1 never decides; a value that is not a number neither. A value that is the same in all
+of several seeds has no spread to test, but it lies on one side of a fixed bound: that decides.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Contrast:
     remark: str = ""
     counts: bool = True  # towards the verdict
     is_bound: bool = False  # the second side is a fixed number, which is its name
+    scale: str = ""  # what both are measured in: nats and points of BLEU cannot be ranked together
 
     @property
     def seeds(self) -> list[int]:
@@ -134,8 +137,18 @@ def compare(contrasts: Iterable[Contrast]) -> list[Finding]:
         if contrast.counts:
             difference = replace(difference, p_holm=corrected[str(i)])
         direction: Literal["min", "max"] = "min" if contrast.better == "lower" else "max"
-        findings.append(Finding(contrast, difference, decide(difference, contrast.margin, direction=direction)))
+        outcome = decide(difference, contrast.margin, direction=direction)
+        findings.append(Finding(contrast, difference, _by_side(contrast, difference) or outcome))
     return findings
+
+
+def _by_side(contrast: Contrast, difference: PairedDifference) -> Verdict | None:
+    """Several seeds with the very same value, compared with a fixed number."""
+    values = [contrast.a[seed] for seed in contrast.seeds]
+    is_one = len(values) > 1 and all(map(math.isfinite, values)) and max(values) == min(values)
+    if not contrast.is_bound or not is_one or difference.mean == 0:
+        return None
+    return Verdict.better if (difference.mean < 0) == (contrast.better == "lower") else Verdict.worse
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,11 @@ def judge(findings: Sequence[Finding], missing: Sequence[str]) -> tuple[Ruling, 
         return Ruling.fails, f"{_listed(worse)}: decided the other way"
     same = [f for f in counted if f.outcome is Verdict.equivalent]
     if same:
-        return Ruling.same, f"{_listed(same)}: equal within ±{same[0].contrast.margin:.2g}, as A/A pairs are"
+        equal = f"equal within what A/A pairs differ by (±{', ±'.join(_margins(same))})"
+        if len(same) == len(counted):
+            return Ruling.same, f"{_listed(same)}: {equal}"
+        better = sum(f.outcome is Verdict.better for f in counted)
+        return Ruling.fails, f"{_listed(same)}: {equal}; better in {better} of {len(counted)} comparisons"
     open_ones = [f for f in counted if f.outcome is Verdict.undecided]
     if open_ones:
         reason = _why_open(open_ones, len(counted))
@@ -231,6 +248,10 @@ def _listed(findings: Sequence[Finding]) -> str:
     return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
+def _margins(findings: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(f"{f.contrast.margin:.2g}" for f in findings))
+
+
 def _why_open(findings: Sequence[Finding], total: int) -> str:
     single = [f for f in findings if f.difference.n == 1]
     broken = [f for f in findings if math.isnan(f.difference.mean)]
@@ -240,19 +261,26 @@ def _why_open(findings: Sequence[Finding], total: int) -> str:
         reasons.append("n = 1" if len(single) == total else f"n = 1 in {len(single)} of {total} comparisons")
     if broken:
         reasons.append(f"{len(broken)} of {total} comparisons have a score that is not a number")
+    decided = total - len(findings)
     if rest:
         known = [f.difference.p_holm for f in rest if not math.isnan(f.difference.p_holm)]
         smallest = f", Holm p from {min(known):.2g}" if known else ""
         reasons.append(f"not decided in {len(rest)} of {total} comparisons (n = {rest[0].difference.n}{smallest})")
+    if decided:
+        reasons.append(f"holds in the other {decided}")
     return "; ".join(reasons)
 
 
 def headline(findings: Sequence[Finding], ruling: Ruling) -> Finding:
     """The comparison that a verdict hangs on: the one that refutes it, or the one nearest to doing so."""
     counted = [f for f in findings if f.contrast.counts] or list(findings)
-    deciding = {Ruling.fails: Verdict.worse, Ruling.same: Verdict.equivalent}.get(ruling)
-    among = [f for f in counted if f.outcome is deciding] or counted
-    return max(among, key=lambda finding: finding.shortfall)
+    deciding = {
+        Ruling.fails: (Verdict.worse, Verdict.equivalent),
+        Ruling.same: (Verdict.equivalent,),
+    }.get(ruling, ())
+    among = next((found for v in deciding if (found := [f for f in counted if f.outcome is v])), counted)
+    same_scale = [f for f in among if f.contrast.scale == among[0].contrast.scale]
+    return max(same_scale, key=lambda finding: finding.shortfall)
 
 
 def against(

@@ -23,9 +23,11 @@ RULES = (
     "Holds: every comparison is decided that way (two-sided paired t-test, Holm over the claim's comparisons, "
     f"p < {ALPHA:g}).",
     "Does not hold: at least one comparison is decided the other way.",
-    "No difference: none is decided the other way, and at least one is equivalent (two one-sided tests) within the "
-    "margin that A/A pairs set: arms that differ in their replay draws only. Without such pairs nothing is equal.",
-    "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number.",
+    "No difference: all are equivalent (two one-sided tests) within the margin that A/A pairs set: arms that differ in "
+    "their replay draws only. If some are and others are not, the claim does not hold for all. Without such pairs "
+    "nothing is equal.",
+    "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number. A value that "
+    "is the same in all of several seeds decides against a fixed bound, without a p-value.",
     "Not testable here: no comparison can be made; the reason says what is missing.",
     "An arm that did not learn a task is marked, and not counted where only forgetting is compared: what was never "
     "learnt cannot be forgotten.",
@@ -231,18 +233,16 @@ def _distances(distances: Sequence[Distance]) -> list[str]:
     lines = ["## Share of the distance to joint training", ""]
     if not distances:
         return [*lines, "Not testable here: needs joint and plain sequential runs of one backbone.", ""]
+    lines += ["Only within a backbone: where joint training of another one ends says nothing about it.", ""]
     for distance in distances:
         lines += [
             f"From {markdown(distance.plain)} (0) to {markdown(distance.joint)} (1) in {PRIMARY.title}: "
-            f"{number(distance.nats.mean, distance.nats)} nats ({bounds(distance.nats)})."
+            f"{distance.nats:.3g} nats, between the means over seeds."
             + (f" **Warning:** {markdown(distance.warning)}" if distance.warning else ""),
             "",
         ]
-        rows = [
-            (c.arm, number(c.share.mean, c.share), bounds(c.share), "" if c.is_same_backbone else "another backbone")
-            for c in distance.closed
-        ]
-        lines += [*_table(("arm", "share closed", "", ""), rows), ""]
+        rows = [(c.arm, number(c.share.mean, c.share), bounds(c.share)) for c in distance.closed]
+        lines += [*_table(("arm", "share closed", ""), rows), ""]
     return lines
 
 

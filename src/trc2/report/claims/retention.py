@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from trc2.metrics.forgetting import aufc_curve
 from trc2.report.claims import paper
 from trc2.report.claims.casting import Cast, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, rule
+from trc2.report.claims.ledger import Claim, Contrast, against, rule
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure, summary_value
-from trc2.report.finished import FinishedRun
+from trc2.report.finished import FinishedRun, gap_unit
 from trc2.report.names import size_of
 
-BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"))
-ACCURACY_AREA = Measure("accuracy_aufc", "token-accuracy AUFC", "lower", summary_value("token_accuracy", "aufc"))
-NOT_LEARNT = "did not learn {}: what was not learnt cannot be forgotten, so it is not counted"
+BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"), is_keeping=True)
+ACCURACY_AREA = Measure(
+    "accuracy_aufc", "token-accuracy AUFC", "lower", summary_value("token_accuracy", "aufc"), is_keeping=True
+)
 
 
 def area_at(boundary: int) -> Measure:
@@ -26,7 +27,7 @@ def area_at(boundary: int) -> Measure:
             return math.nan
         return run.summary("perplexity", run.stretches[boundary].end).get("cl/perplexity/aufc", math.nan)
 
-    return Measure(f"aufc_{boundary}", f"AUFC at boundary {boundary + 1}", "lower", of, "nats")
+    return Measure(f"aufc_{boundary}", f"AUFC at boundary {boundary + 1}", "lower", of, "nats", is_keeping=True)
 
 
 def just_learnt(metric: str, task: str) -> Measure:
@@ -57,7 +58,7 @@ def retention_claims(cast: Cast) -> list[Claim]:
         _of_forgetting(
             cast, "retention.bleu_area", "TRC² has the lowest BLEU AUFC of all models",
             where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("bleu_area_22k"), measures=[BLEU_AREA],
-            notes=("The paper's BLEU areas compare unlike with unlike; see what arithmetic says.",),
+            notes=("The paper's BLEU areas compare unlike with unlike; see what arithmetic says.", bleu_unit(cast)),
         ),
         _of_forgetting(
             cast, "retention.accuracy_area", "TRC² has the lowest token-accuracy AUFC of all models",
@@ -77,26 +78,17 @@ def retention_claims(cast: Cast) -> list[Claim]:
     ]  # fmt: skip
 
 
-def versus_baselines(
-    cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure], *, forgetting: bool
-) -> list[Contrast]:
-    """TRC² against each of them; where only forgetting counts, those that learnt nothing are shown, not counted."""
-    trc2 = cast.trc2
-    if trc2 is None:
+def versus_baselines(cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure]) -> list[Contrast]:
+    """TRC² against each of them."""
+    if cast.trc2 is None:
         return []
-    found = []
-    for measure in measures:
-        for rival in rivals.values():
-            contrast = cast.contrast(measure, trc2, rival)
-            lacking = cast.unlearned(rival)
-            is_measured = all(map(math.isfinite, contrast.b.values()))  # else NaN must stay in, and decide nothing
-            if forgetting and lacking and is_measured:
-                remark = NOT_LEARNT.format(", ".join(lacking))
-                contrast = Contrast(**{**vars(contrast), "counts": False, "remark": remark})
-            elif lacking:
-                contrast = Contrast(**{**vars(contrast), "remark": f"did not learn {', '.join(lacking)}"})
-            found.append(contrast)
-    return found
+    return [cast.contrast(measure, cast.trc2, rival) for measure in measures for rival in rivals.values()]
+
+
+def bleu_unit(cast: Cast) -> str:
+    """What our BLEU areas are measured in, which need not be what the paper's are."""
+    runs = [run for arm in cast.candidates for run in cast.runs(arm)]
+    return f"Our BLEU gaps: {gap_unit(runs, 'bleu')}. TRC²'s in the paper look divided by the gain."
 
 
 def needs_trc2(cast: Cast) -> list[str]:
@@ -115,7 +107,7 @@ def _of_forgetting(
     return rule(
         key, statement, where=where, paper=paper_says,
         how=f"{measures[0].title}: TRC² minus each baseline without replay, paired by seed.",
-        contrasts=versus_baselines(cast, plain, measures, forgetting=True), missing=missing, notes=notes,
+        contrasts=versus_baselines(cast, plain, measures), missing=missing, notes=notes,
     )  # fmt: skip
 
 
@@ -125,14 +117,9 @@ def _throughout(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         assert trc2 is not None
         ours, theirs = _curves(cast, trc2), _curves(cast, rival)
         gaps = {seed: _largest_gap(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
-        lacking = cast.unlearned(rival)
-        is_measured = all(map(math.isfinite, gaps.values()))
+        about = f"largest lead of {rival.title} over the stream"
         contrasts.append(
-            Contrast(
-                f"largest lead of {rival.title} over the stream", trc2.title, "0", gaps, dict.fromkeys(gaps, 0.0),
-                remark=NOT_LEARNT.format(", ".join(lacking)) if lacking else "", counts=not (lacking and is_measured),
-                is_bound=True,
-            )
+            cast.told(against(about, trc2.title, gaps, 0.0, "lower"), trc2, rival, is_keeping=True)
         )  # fmt: skip
     return rule(
         "retention.throughout", "TRC²'s perplexity AUFC stays below the baselines' throughout the stream",
@@ -165,7 +152,7 @@ def _lowest_at_boundaries(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         where=f"section 4.2; Figure 2; {paper.BOUNDARY_TABLE}",
         paper="; ".join(f"{task} {paper.lead(task)}" for task in ("c4", "wikitext", "gsm8k")),
         how="Log-perplexity of each task at its own boundary: TRC² minus each baseline without replay.",
-        contrasts=versus_baselines(cast, plain, measures, forgetting=False),
+        contrasts=versus_baselines(cast, plain, measures),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
         notes=("After the first task nothing can have been forgotten: a lead there is not continual learning.",),
     )  # fmt: skip
@@ -179,10 +166,13 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         for task in tasks[:-1]
         if leads
     ]
+    if leads and leads[tasks[-1]]:
+        contrasts.append(against(f"lead on {tasks[-1]}", "TRC²", leads[tasks[-1]], 0.0, "higher"))
     return rule(
         "boundary.separation", "The lead over the baselines is largest on the last task (GSM8K)",
         where="section 4.2; Figure 2",
-        how="Lead in log-perplexity over the best baseline at each task's boundary, by seed.",
+        how="Lead in log-perplexity over the best baseline at each task's boundary, by seed: the last task's against "
+        "each other's, and against 0. Baselines that lack a seed of TRC² are left out.",
         paper=", ".join(f"{task} {_paper_lead(task):.2f}" for task in ("c4", "wikitext", "gsm8k"))
         + " nats, best against best",
         contrasts=contrasts if plain else [],
@@ -200,13 +190,26 @@ def _leads(cast: Cast, task: str, plain: Mapping[str, Arm]) -> dict[int, float]:
     assert cast.trc2 is not None
     measure = just_learnt("perplexity", task)
     ours = cast.seeds(cast.trc2, measure)
-    theirs = [cast.seeds(arm, measure) for arm in plain.values()]
+    seeds, theirs = same_rivals(ours, [cast.seeds(arm, measure) for arm in plain.values()])
     found = {}
-    for seed, value in ours.items():
-        known = [values[seed] for values in theirs if seed in values]
-        if known:
-            found[seed] = math.nan if any(map(math.isnan, known)) else min(known) - value
+    for seed in seeds:
+        known = [values[seed] for values in theirs]
+        found[seed] = math.nan if any(map(math.isnan, known)) else min(known) - ours[seed]
     return found
+
+
+def same_rivals(
+    ours: Mapping[int, float], theirs: Sequence[Mapping[int, float]]
+) -> tuple[list[int], list[Mapping[int, float]]]:
+    """Seeds, and rivals that have all of them: a best or a median is of the same rivals in every seed.
+
+    Those that have every seed of ours, if there are any; else all of them, on the seeds they share.
+    """
+    whole = [values for values in theirs if ours.keys() <= values.keys()]
+    if whole:
+        return sorted(ours), whole
+    shared = set(ours).intersection(*map(set, theirs)) if theirs else set()
+    return sorted(shared), list(theirs) if shared else []
 
 
 def _text_scores(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
@@ -218,7 +221,7 @@ def _text_scores(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         paper=f"C4 BLEU {paper.lead('c4_bleu', 'higher')}; WikiText BLEU {paper.lead('wikitext_bleu', 'higher')}; "
         f"GSM8K accuracy {paper.lead('gsm8k_accuracy', 'higher')}",
         how="BLEU or token accuracy at each task's own boundary: TRC² minus each baseline without replay.",
-        contrasts=versus_baselines(cast, plain, measures, forgetting=False),
+        contrasts=versus_baselines(cast, plain, measures),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
     )  # fmt: skip
 
@@ -246,6 +249,6 @@ def primary_claim(cast: Cast) -> Claim:
         where=f"not in the paper, which has boundaries ({paper.BOUNDARY_TABLE}) and areas ({paper.AREA_TABLE}) apart",
         paper="not reported for baselines",
         how=f"{PRIMARY.title}: TRC² minus each baseline without replay, paired by seed.",
-        contrasts=versus_baselines(cast, plain, [PRIMARY], forgetting=False),
+        contrasts=versus_baselines(cast, plain, [PRIMARY]),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from trc2.report.claims.casting import Cast, missing_baselines
 from trc2.report.claims.ledger import Claim, Contrast, rule
-from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA, needs_trc2
+from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit, needs_trc2
 from trc2.report.evidence import AREA, Arm, Measure
 from trc2.report.names import FAMILIES
 from trc2.stats.equal_runs import average_orders
@@ -62,10 +62,9 @@ def _every_order(cast: Cast, rivals: Mapping[str, Arm], missing: list[str]) -> C
         assert cast.trc2 is not None
         for order in _shared(cast, rival):
             ours, theirs = _by_order(cast.trc2, AREA, order), _by_order(rival, AREA, order)
-            contrasts.append(
-                Contrast(f"AUFC, {' → '.join(order)}", cast.trc2.title, rival.title, ours, theirs,
-                         margin=cast.margin(AREA))
-            )  # fmt: skip
+            found = Contrast(f"AUFC, {' → '.join(order)}", cast.trc2.title, rival.title, ours, theirs,
+                             margin=cast.margin(AREA))  # fmt: skip
+            contrasts.append(cast.told(found, cast.trc2, rival, is_keeping=True))
     return rule(
         "orders.every", "TRC² has the lowest perplexity AUFC in every order of the tasks",
         where=f"section J; {SHUFFLES}", paper="figure only (ratio best baseline / TRC² above 1 in every shuffle)",
@@ -91,14 +90,14 @@ def _averaged(
             assert cast.trc2 is not None
             orders = _shared(cast, rival)
             ours, theirs = (_whole(cast, arm, measure, orders) for arm in (cast.trc2, rival))
-            contrasts.append(
-                Contrast(f"{measure.title}, mean of {len(orders)} orders", cast.trc2.title, rival.title,
-                         average_orders(ours) if ours else {}, average_orders(theirs) if theirs else {},
-                         measure.better, cast.margin(measure))
-            )  # fmt: skip
+            found = Contrast(f"{measure.title}, mean of {len(orders)} orders", cast.trc2.title, rival.title,
+                             average_orders(ours) if ours else {}, average_orders(theirs) if theirs else {},
+                             measure.better, cast.margin(measure), scale=measure.name)  # fmt: skip
+            contrasts.append(cast.told(found, cast.trc2, rival, is_keeping=True))
     return rule(
         key, statement, where=where, paper="figure only", contrasts=contrasts, missing=missing,
         how="Mean over the orders both have, by seed: orders of one seed share its weights, so seeds are counted.",
+        notes=[bleu_unit(cast)] if BLEU_AREA in measures else [],
     )  # fmt: skip
 
 
@@ -108,11 +107,9 @@ def _spread(cast: Cast, rivals: Mapping[str, Arm], missing: list[str]) -> Claim:
         assert cast.trc2 is not None
         orders = _shared(cast, rival)
         ours, theirs = (_deviations(_whole(cast, arm, AREA, orders)) for arm in (cast.trc2, rival))
-        contrasts.append(
-            Contrast(
-                f"standard deviation of AUFC over {len(orders)} orders", cast.trc2.title, rival.title, ours, theirs
-            )
-        )
+        about = f"standard deviation of AUFC over {len(orders)} orders"
+        found = Contrast(about, cast.trc2.title, rival.title, ours, theirs)
+        contrasts.append(cast.told(found, cast.trc2, rival, is_keeping=True))
     return rule(
         "orders.spread", "TRC²'s AUFC varies less with the order of the tasks than the baselines'",
         where=f"section J; {SHUFFLES}", paper="figure only (“much smaller”)",

@@ -9,12 +9,13 @@ from trc2.report.claims import paper
 from trc2.report.claims.ablation import HIPPO, THALAMUS
 from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
 from trc2.report.claims.ledger import NOTHING, Claim, Contrast, Ruling, against, rule
-from trc2.report.claims.retention import needs_trc2
+from trc2.report.claims.retention import needs_trc2, same_rivals
 from trc2.report.evidence import SPEED, Measure
 from trc2.report.names import PARTS
 
 COST = Measure("gb_hours", "GB·h", "lower", lambda run: run.final("end").get("efficiency/gb_hours", math.nan), "GB·h")
 SHARED = "Wall-clock numbers of jobs that may have shared a machine: seeds repeat it, but not what else was running."
+COMPETITIVE = 0.9  # of the median baseline's speed
 ROWS = {"− thalamus": THALAMUS, "− hippocampus": HIPPO, "neither": PARTS}
 
 
@@ -81,25 +82,26 @@ def _competitive(cast: Cast) -> Claim:
     values: dict[int, float] = {}
     if cast.trc2 is not None:
         ours = cast.seeds(cast.trc2, SPEED)
-        theirs = [cast.seeds(arm, SPEED) for arm in plain.values()]
-        values = {seed: _over_median(ours[seed], theirs, seed) for seed in ours if any(seed in v for v in theirs)}
+        seeds, theirs = same_rivals(ours, [cast.seeds(arm, SPEED) for arm in plain.values()])
+        values = {seed: _over_median(ours[seed], [known[seed] for known in theirs]) for seed in seeds}
     middle = statistics.median(row.tokens_per_second for row in paper.baselines())
     return rule(
-        "cost.competitive", "TRC² is competitive in throughput: as fast as the median baseline",
+        "cost.competitive", "TRC² is competitive in throughput: about as fast as the median baseline, or faster",
         where=f"abstract; section 4.2; {paper.BOUNDARY_TABLE}",
         paper=f"d768-l4 ×{103_000 / middle:.2f}; all five sizes ×"
         f"{min(r.tokens_per_second for r in paper.variants()) / middle:.2f}–×"
         f"{max(r.tokens_per_second for r in paper.variants()) / middle:.2f}",
-        how="Tokens/s of TRC² over the median of the baselines without replay, by seed, against 1.",
-        contrasts=[against("tokens/s over the median baseline's", "TRC²", values, 1.0, "higher")] if values else [],
+        how=f"Tokens/s of TRC² over the median of the baselines without replay, by seed, against {COMPETITIVE:g}. "
+        "Baselines that lack a seed of TRC² are left out.",
+        contrasts=[against("tokens/s over the median baseline's", "TRC²", values, COMPETITIVE, "higher")]
+        if values else [],
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
-        notes=[SHARED, "The paper does not say what competitive means; the median is ours."],
+        notes=[SHARED, "The paper does not say what competitive means; the median and a tenth less are ours."],
     )  # fmt: skip
 
 
-def _over_median(ours: float, theirs: list[dict[int, float]], seed: int) -> float:
-    known = [values[seed] for values in theirs if seed in values]
-    return math.nan if any(map(math.isnan, known)) else ours / statistics.median(known)
+def _over_median(ours: float, theirs: list[float]) -> float:
+    return math.nan if any(map(math.isnan, theirs)) else ours / statistics.median(theirs)
 
 
 def _elsewhere() -> list[Claim]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, compare, judge, numbers, rule
+from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
 from trc2.report.claims.retention import just_learnt, needs_trc2, versus_baselines
+from trc2.report.contrast_tables import closed_shares, distance
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS
+from trc2.report.scope import Scope, joint_bound, plain_twin
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.verdict import Verdict
 
@@ -112,10 +113,13 @@ def _replay_does_most(cast: Cast) -> Claim:
         if replay is not None and other is not None:
             a, b = ({seed: c.a[seed] - c.b[seed] for seed in c.seeds} for c in (replay, other))
             contrasts.append(Contrast(f"main effect on {PRIMARY.title}", "replay", part, a, b))
+    if gains["replay"] is not None:
+        gain = {seed: gains["replay"].a[seed] - gains["replay"].b[seed] for seed in gains["replay"].seeds}
+        contrasts.append(against(f"main effect on {PRIMARY.title}", "replay", gain, 0.0, "lower"))
     return rule(
         "open.replay_most", "Of the three parts, replay does most",
         where=NOT_THERE, paper="switched off only together with memory",
-        how="Main effect of replay minus that of thalamus and of memory, by seed.",
+        how="Main effect of replay minus that of thalamus and of memory, by seed, and against 0.",
         contrasts=contrasts, missing=_absent(cast),
     )  # fmt: skip
 
@@ -142,8 +146,8 @@ def _baselines_with_replay(cast: Cast) -> Claim:
         "open.baselines_replay", "TRC² is better than every baseline with the same controlled replay",
         where=NOT_THERE, paper="baselines have no replay",
         how=f"{PRIMARY.title}: TRC² minus each baseline with controlled replay, at equal tokens, paired by seed.",
-        contrasts=versus_baselines(cast, rivals, [PRIMARY], forgetting=False),
-        beside=versus_baselines(cast, rivals, [AREA], forgetting=True),
+        contrasts=versus_baselines(cast, rivals, [PRIMARY]),
+        beside=versus_baselines(cast, rivals, [AREA]),
         missing=[*needs_trc2(cast), *missing_baselines(rivals, " with controlled replay")], notes=notes,
     )  # fmt: skip
 
@@ -195,64 +199,45 @@ def _learning(cast: Cast) -> Claim:
 
 @dataclass(frozen=True)
 class Closed:
-    """Which share of the distance from plain sequential to joint training an arm closes, per seed and on average."""
+    """Which share of the distance from plain sequential to joint training an arm closes, over seeds."""
 
     arm: str
     share: Interval
-    is_same_backbone: bool
 
 
 @dataclass(frozen=True)
 class Distance:
-    """One scale from plain (0) to joint (1) and where arms stand on it."""
+    """One backbone's scale from plain (0) to joint (1), and where its arms stand on it."""
 
     plain: str
     joint: str
-    nats: Interval
+    nats: float
     closed: tuple[Closed, ...]
     warning: str
 
 
 def distances(cast: Cast) -> list[Distance]:
-    """One for each joint arm whose family has a plain sequential arm."""
-    found = []
+    """One for each joint arm whose backbone has a plain sequential arm; its numbers are those of the table `closed`."""
+    scope, found = Scope(cast.evidence), []
     for joint in cast.joints:
-        plain = _plain_of(cast, joint)
-        if plain is None:
+        plain = plain_twin(scope, joint)
+        if plain is None or joint_bound(scope, plain) is not joint:
             continue
-        top, bottom = cast.seeds(plain, PRIMARY), cast.seeds(joint, PRIMARY)
-        seeds = sorted(top.keys() & bottom.keys())
-        if not seeds:
-            continue
-        arms = [arm for arm in cast.evidence.arms if not arm.is_bound and cast.runs(arm)]
-        closed, better = [], []
-        for arm in arms:
-            values = cast.seeds(arm, PRIMARY)
-            shared = [seed for seed in seeds if seed in values]
-            if not shared or arm is plain:
-                continue
-            shares = [_share(top[seed], values[seed], bottom[seed]) for seed in shared]
-            closed.append(Closed(arm.title, mean_interval(shares), arm.family == joint.family))
-            if sum(values[s] for s in shared) < sum(bottom[s] for s in shared):
-                better.append(arm.title)
-        gap = mean_interval([top[seed] - bottom[seed] for seed in seeds])
-        found.append(Distance(plain.title, joint.title, gap, tuple(closed), _warning(joint.title, gap, better)))
+        nats = distance(scope, plain, joint)
+        arms = [arm for arm in scope.competitors if (arm.family, arm.size) == (joint.family, joint.size)]
+        closed = [
+            Closed(arm.title, mean_interval(shares))
+            for arm in arms
+            if arm is not plain and nats > 0 and (shares := [*closed_shares(scope, arm, plain, joint).values()])
+        ]
+        found.append(Distance(plain.title, joint.title, nats, tuple(closed), _warning(joint.title, nats, closed)))
     return found
 
 
-def _plain_of(cast: Cast, joint: Arm) -> Arm | None:
-    if joint.family.name == "trc2":
-        return cast.lesion(*PARTS)
-    return cast.baselines(with_replay=False).get(joint.family.name)
-
-
-def _share(plain: float, value: float, joint: float) -> float:
-    return (plain - value) / (plain - joint) if plain != joint else math.nan
-
-
-def _warning(joint: str, gap: Interval, better: list[str]) -> str:
-    if gap.mean <= 0:
-        return f"{joint} is no better than plain sequential training: it is no bound, and the shares mean nothing."
+def _warning(joint: str, nats: float, closed: list[Closed]) -> str:
+    if not nats > 0:
+        return f"{joint} is no better than plain sequential training: it is no bound, and there are no shares."
+    better = [entry.arm for entry in closed if entry.share.mean > 1]
     if better:
         more = f" and {len(better) - 3} more" if len(better) > 3 else ""
         return f"{joint} is no bound: {', '.join(better[:3])}{more} {'is' if len(better) == 1 else 'are'} better."

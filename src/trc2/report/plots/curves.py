@@ -10,7 +10,7 @@ from typing import Any
 from trc2.metrics.forgetting import aufc_curve, mean
 from trc2.report.evidence import Arm
 from trc2.report.figures import label
-from trc2.report.finished import FinishedRun, scores_in
+from trc2.report.finished import FinishedRun, gap_unit
 from trc2.report.plots.against_size import score_label, text_choice
 from trc2.report.plots.canvas import GREY, Picture, Sheet, bands, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks
@@ -72,8 +72,7 @@ def area_curves(scope: Scope) -> Picture:
     for axes, metric in zip(sheet.panels, known, strict=False):
         draw_arms(sheet, axes, partial(area_curve, metric=metric))
         axes.set_title(f"{METRIC_TITLES.get(metric, metric)} AUFC", pad=12)
-        how = scores_in(_runs(scope))[metric]
-        unit = "nats" if how.is_log else "share of the gain" if how.min_gain is not None else "its own unit"
+        unit = gap_unit(_runs(scope), metric).replace(", ", ",\n")
         axes.set_ylabel(f"forgetting area ↓ ({unit})")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         linear_ticks(axes.yaxis)

@@ -8,6 +8,7 @@ from typing import Any
 
 from trc2.report.evidence import Arm
 from trc2.report.figures import label
+from trc2.report.finished import gap_unit
 from trc2.report.grid import Number
 from trc2.report.names import order_of
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest, paler
@@ -171,7 +172,9 @@ def areas_by_metric_and_order(scope: Scope) -> Picture:
         heat_map(sheet, axes, arms, orders, cells, named=place == 0)
         axes.set_title(f"{METRIC_TITLES.get(metric, metric)} AUFC")
     _draw_profile(sheet, sheet.panels[count - 1], arms, tables)
-    words = " Perplexity in nats; BLEU and accuracy as shares of each task's gain. Lower is better everywhere."
+    runs = [run for arm in arms for run in arm.runs]
+    units = "; ".join(f"{METRIC_TITLES.get(metric, metric)}: {gap_unit(runs, metric)}" for metric in tables)
+    words = f" {units}. Lower is better everywhere."
     caption = f"Forgetting area at the end by metric, arm and order, and means over orders.{words}"
     return sheet.finish("orders_metrics", caption, _footer(scope, arms, orders, words))
 

@@ -8,7 +8,7 @@ from functools import partial
 from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.curves import band_words, draw_arms
 from trc2.report.plots.ticks import linear_ticks, log_ticks, quiet_axis, should_be_log
-from trc2.report.scope import LeftOut, Scope, twins
+from trc2.report.scope import LeftOut, Scope
 from trc2.report.signals import LOSSES, STRENGTHS, WRITES, Signal, train_curve, varies, worth_showing
 
 
@@ -48,8 +48,7 @@ def _moves(curve: Sequence[tuple[int, float]]) -> bool:
 
 
 def _draw(scope: Scope, name: str, signals: tuple[Signal, ...], title: str) -> Picture:
-    known = twins(scope)
-    arms = [a for a in scope.competitors if a.family.name == "trc2" and (known is None or a.title != known[1].title)]
+    arms = [arm for arm in scope.competitors if arm.family.name == "trc2"]
     runs = {arm.title: scope.runs(arm) for arm in arms}
     everyone = [run for here in runs.values() for run in here]
     shown, said = worth_showing(everyone, signals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trc2.report.contrast_tables import closed_shares, closing_ends, comparisons, margin
+from trc2.report.contrast_tables import closed_shares, closing_ends, comparisons, repetition
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.figures import label
 from trc2.report.grid import Number
@@ -15,6 +15,7 @@ from trc2.report.plots.against_size import FILLED, score_label, text_choice, whi
 from trc2.report.plots.canvas import GREY, Picture, Sheet
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import METRIC_TITLES, LeftOut, Reading, Scope, area_at, boundary_score, mean_of
+from trc2.stats.equivalence import noise_floor
 from trc2.stats.ranks import mean_ranks
 
 ROW = 0.17  # inches of one arm in a list
@@ -86,7 +87,7 @@ def forest_of_differences(scope: Scope) -> Picture:
     found = []
     for measure in (PRIMARY, AREA):
         try:
-            found.append((measure, comparisons(scope, measure), margin(scope, measure)))
+            found.append((measure, comparisons(scope, measure), repetition_band(scope, measure)))
         except LeftOut:
             continue
     if not found:
@@ -101,9 +102,18 @@ def forest_of_differences(scope: Scope) -> Picture:
         "Whiskers: 95 % t-intervals over pairs of equal seed. Bold: Holm-corrected p < 0.05." if is_tested else FILLED
     )
     if any(within is not None for _, _, within in found):
-        words += " Grey: what A/A twins differ by."
+        words += " Grey: what one pair of equal runs may differ by, from A/A twins (95 %)."
     caption = f"{title} minus every other arm on equal seeds; left of 0 {title} is better. {words}"
     return sheet.finish("forest_paired", caption, f"{scope.data_words(scope.competitors)}. {words}")
+
+
+def repetition_band(scope: Scope, measure: Measure) -> float | None:
+    """Beyond it repetition alone does not explain the difference of one pair; None without A/A twins.
+
+    With one pair nothing else says which points to take seriously, and with several it is on the careful side.
+    """
+    differences = repetition(scope, measure)
+    return noise_floor(differences) if any(differences) and len(differences) > 1 else None
 
 
 def _draw_differences(sheet: Sheet, axes: Any, measure: Measure, differences: Any, within: float | None) -> None:
@@ -164,6 +174,7 @@ def best_by_family(scope: Scope) -> Picture:
 
 def _best_of(scope: Scope, family: Family, of: Reading) -> tuple[Arm, Number] | None:
     known = [(arm, number) for arm in scope.competitors if arm.family == family and (number := scope.number(arm, of))]
+    known = [(arm, number) for arm, number in known if not scope.unlearnt(arm)] or known
     finite = [(arm, number) for arm, number in known if math.isfinite(number.value)]
     return min(finite, key=lambda entry: entry[1].value) if finite else None
 
@@ -232,7 +243,7 @@ def closed_distances(scope: Scope) -> Picture:
             if number is not None and math.isfinite(number.value):
                 found.append((arm, number))
     if not found:
-        raise LeftOut("needs a joint run (stream.mode=joint) and a plain arm: no replay, no strategy, no parts")
+        raise LeftOut("needs a joint run (stream.mode=joint) that ends better than a plain arm of the same backbone")
     sheet = Sheet(scope, 1, 1, size=(6.0, ROW * len(found) + 1.0))
     (axes,) = sheet.panels
     _list_arms(sheet, axes, [arm for arm, _ in found])
