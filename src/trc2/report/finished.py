@@ -110,7 +110,7 @@ def gap_unit(runs: Iterable[FinishedRun], metric: str) -> str:
     divided = [is_divided(table, stretch) for table, stretch in past]
     if divided and all(divided):
         return "share of the gain"
-    return "share of the gain, raw where there is none" if any(divided) else "raw, in its own unit"
+    return "share of the gain, else raw" if any(divided) else "raw"
 
 
 def scores_in(runs: Iterable[FinishedRun]) -> dict[str, Metric]:

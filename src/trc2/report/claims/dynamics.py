@@ -26,7 +26,8 @@ Points = list[tuple[int, float]]
 def dynamics_claims(cast: Cast) -> list[Claim]:
     return [
         _sparse(cast), _saturated(cast), _switches(cast), _relaxes(cast), _last_switch(cast), _critic_falls(cast),
-        _critic_decades(cast), _replay_loss(cast), _router_range(cast), _router_drift(cast), _controller(cast),
+        _critic_decades(cast), _replay_loss(cast), _loss_drift(cast), _router_range(cast), _router_drift(cast),
+        _controller(cast),
     ]  # fmt: skip
 
 
@@ -252,6 +253,25 @@ def _replay_loss(cast: Cast) -> Claim:
     )  # fmt: skip
 
 
+def _drift(run: FinishedRun, name: str) -> float | None:
+    """Last fifth of the run minus first fifth, relative to the mean."""
+    values = [value for _, value in points(run, name)]
+    return (mean(late(values)) - mean(early(values))) / mean(values) if values and mean(values) else None
+
+
+def _loss_drift(cast: Cast) -> Claim:
+    values = {name: by_seed(cast, lambda run, n=name: _drift(run, f"train/{n}"))  # type: ignore[misc]
+              for name in ("loss_td", "loss_replay")}  # fmt: skip
+    return rule(
+        "losses.drift", "The critic's and the replay loss do not drift upward over the stream",
+        where="Figure E.4, caption", paper="figure only",
+        how=f"Last fifth of the run minus first fifth, relative to the mean, against {DRIFT:g}.",
+        contrasts=[against(f"relative drift of {title}", "TRC²", values[name], DRIFT, "lower")
+                   for name, title in (("loss_td", "L_td"), ("loss_replay", "L_rep")) if values[name]],
+        missing=_missing(cast, values["loss_td"], "logged L_td and L_rep"),
+    )  # fmt: skip
+
+
 def _balance(run: FinishedRun) -> float:
     """λ_lb Σ A when all experts are equally loaded: A = 1 in each column."""
     assert isinstance(run.config.model, TRC2Config)
@@ -279,11 +299,7 @@ def _router_range(cast: Cast) -> Claim:
 
 
 def _router_drift(cast: Cast) -> Claim:
-    def drift(run: FinishedRun) -> float | None:
-        values = [value for _, value in points(run, "train/loss_load_balance")]
-        return (mean(late(values)) - mean(early(values))) / mean(values) if values and mean(values) else None
-
-    values = by_seed(cast, drift)
+    values = by_seed(cast, lambda run: _drift(run, "train/loss_load_balance"))
     return rule(
         "router.drift", "The router loss does not drift upward over the stream",
         where=LOSSES, paper=f"{paper.ROUTER_AT_END} at the end of {paper.ROUTER_RANGE[0]}–{paper.ROUTER_RANGE[1]}",

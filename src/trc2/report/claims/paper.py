@@ -143,7 +143,7 @@ def variants() -> list[Row]:
 
 
 def lead(field: str, better: str = "lower") -> str:
-    """What the paper prints: TRC² from its best to its worst size, and the best baseline."""
+    """What the paper prints: TRC² from its smallest to its largest number, and the best baseline."""
     ours, theirs = [getattr(row, field) for row in variants()], [getattr(row, field) for row in baselines()]
     best = min(theirs) if better == "lower" else max(theirs)
     return f"{_short(min(ours))}–{_short(max(ours))}, best baseline {_short(best)}"

@@ -12,6 +12,7 @@ from trc2.report.claims.ledger import Claim, Contrast, against, rule
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure, summary_value
 from trc2.report.finished import FinishedRun, gap_unit
 from trc2.report.names import size_of
+from trc2.report.scope import METRIC_TITLES
 
 BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"), is_keeping=True)
 ACCURACY_AREA = Measure(
@@ -19,15 +20,17 @@ ACCURACY_AREA = Measure(
 )
 
 
-def area_at(boundary: int) -> Measure:
+def area_at(boundary: int, metric: str = "perplexity") -> Measure:
     """AUFC at the end of a task, counted from 0; only tasks before it are past."""
 
     def of(run: FinishedRun) -> float:
-        if len(run.stretches) <= boundary:
+        if len(run.stretches) <= boundary or metric not in run.tables:
             return math.nan
-        return run.summary("perplexity", run.stretches[boundary].end).get("cl/perplexity/aufc", math.nan)
+        return run.summary(metric, run.stretches[boundary].end).get(f"cl/{metric}/aufc", math.nan)
 
-    return Measure(f"aufc_{boundary}", f"AUFC at boundary {boundary + 1}", "lower", of, "nats", is_keeping=True)
+    title = f"{'' if metric == 'perplexity' else METRIC_TITLES[metric] + ' '}AUFC at boundary {boundary + 1}"
+    unit = "nats" if metric == "perplexity" else ""
+    return Measure(f"aufc_{boundary}/{metric}", title, "lower", of, unit, is_keeping=True)
 
 
 def just_learnt(metric: str, task: str) -> Measure:
@@ -69,6 +72,12 @@ def retention_claims(cast: Cast) -> list[Claim]:
             cast, "retention.second_boundary",
             f"TRC² has the lowest perplexity AUFC already after {first_two}",
             where=f"{paper.AREA_TABLE}, 20k; Figure I.9", paper_says=paper.lead("area_20k"), measures=[area_at(1)],
+        ),
+        _of_forgetting(
+            cast, "retention.text_second_boundary", f"… and the lowest BLEU and token-accuracy AUFC after {first_two}",
+            where=f"{paper.AREA_TABLE}, 20k",
+            paper_says=f"BLEU {paper.lead('bleu_area_20k')}; accuracy {paper.lead('accuracy_area_20k')}",
+            measures=[area_at(1, "bleu"), area_at(1, "token_accuracy")], notes=(bleu_unit(cast),),
         ),
         _throughout(cast, plain),
         _lowest_at_boundaries(cast, plain),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 
 from trc2.report.claims import paper
 from trc2.report.claims.ablation import HIPPO, THALAMUS
@@ -20,7 +21,10 @@ ROWS = {"− thalamus": THALAMUS, "− hippocampus": HIPPO, "neither": PARTS}
 
 
 def throughput_claims(cast: Cast) -> list[Claim]:
-    return [_lesions_are_faster(cast), _lesions_are_cheaper(cast), _competitive(cast), *_elsewhere()]
+    return [
+        _lesions_are_faster(cast), _lesions_are_cheaper(cast), _competitive(cast), _affordable(cast), _fastest(cast),
+        *_elsewhere(),
+    ]  # fmt: skip
 
 
 def _ratios(cast: Cast, measure: Measure, missing: tuple[str, ...]) -> dict[int, float]:
@@ -79,11 +83,7 @@ def _lesions_are_cheaper(cast: Cast) -> Claim:
 
 def _competitive(cast: Cast) -> Claim:
     plain = cast.baselines(with_replay=False)
-    values: dict[int, float] = {}
-    if cast.trc2 is not None:
-        ours = cast.seeds(cast.trc2, SPEED)
-        seeds, theirs = same_rivals(ours, [cast.seeds(arm, SPEED) for arm in plain.values()])
-        values = {seed: _over_median(ours[seed], [known[seed] for known in theirs]) for seed in seeds}
+    values = _relative(cast, SPEED, statistics.median)
     middle = statistics.median(row.tokens_per_second for row in paper.baselines())
     return rule(
         "cost.competitive", "TRC² is competitive in throughput: about as fast as the median baseline, or faster",
@@ -100,8 +100,47 @@ def _competitive(cast: Cast) -> Claim:
     )  # fmt: skip
 
 
-def _over_median(ours: float, theirs: list[float]) -> float:
-    return math.nan if any(map(math.isnan, theirs)) else ours / statistics.median(theirs)
+def _affordable(cast: Cast) -> Claim:
+    values, most = _relative(cast, COST, statistics.median), 1 / COMPETITIVE
+    middle = statistics.median(row.gb_hours for row in paper.baselines())
+    ours = [row.gb_hours / middle for row in paper.variants()]
+    return rule(
+        "cost.total", "TRC² is competitive in total training cost: about as many GB·h as the median baseline, or fewer",
+        where=f"sections 4.2 and 5; {paper.BOUNDARY_TABLE}", paper=f"five sizes ×{min(ours):.2f}–×{max(ours):.2f}",
+        how=f"GB·h of TRC² over the median of the baselines without replay, by seed, against {most:.2f}. Baselines "
+        "that lack a seed of TRC² are left out.",
+        contrasts=[against("GB·h over the median baseline's", "TRC²", values, round(most, 2), "lower")]
+        if values else [],
+        missing=[*needs_trc2(cast), *missing_baselines(cast.baselines(with_replay=False))], notes=[SHARED],
+    )  # fmt: skip
+
+
+def _fastest(cast: Cast) -> Claim:
+    values = _relative(cast, SPEED, max)
+    fastest = max(row.tokens_per_second for row in paper.baselines())
+    return rule(
+        "cost.fastest", "The fastest runs are baselines",
+        where=f"section 4.2; {paper.BOUNDARY_TABLE}",
+        paper=f"fastest TRC² ×{max(row.tokens_per_second for row in paper.variants()) / fastest:.2f}",
+        how="Tokens/s of TRC² over the fastest baseline's without replay, by seed, against 1. Baselines that lack a "
+        "seed of TRC² are left out.",
+        contrasts=[against("tokens/s over the fastest baseline's", "TRC²", values, 1.0, "lower")] if values else [],
+        missing=[*needs_trc2(cast), *missing_baselines(cast.baselines(with_replay=False))], notes=[SHARED],
+    )  # fmt: skip
+
+
+def _relative(cast: Cast, measure: Measure, middle: Callable[[list[float]], float]) -> dict[int, float]:
+    """By seed: TRC²'s number over one of the baselines', the same baselines in every seed."""
+    if cast.trc2 is None:
+        return {}
+    ours = cast.seeds(cast.trc2, measure)
+    rivals = [cast.seeds(arm, measure) for arm in cast.baselines(with_replay=False).values()]
+    seeds, theirs = same_rivals(ours, rivals)
+    known = {seed: [values[seed] for values in theirs] for seed in seeds}
+    return {
+        seed: math.nan if any(map(math.isnan, values)) else ours[seed] / middle(values)
+        for seed, values in known.items()
+    }
 
 
 def _elsewhere() -> list[Claim]:

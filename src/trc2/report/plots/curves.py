@@ -72,7 +72,7 @@ def area_curves(scope: Scope) -> Picture:
     for axes, metric in zip(sheet.panels, known, strict=False):
         draw_arms(sheet, axes, partial(area_curve, metric=metric))
         axes.set_title(f"{METRIC_TITLES.get(metric, metric)} AUFC", pad=12)
-        unit = gap_unit(_runs(scope), metric).replace(", ", ",\n")
+        unit = gap_unit(_runs(scope), metric)
         axes.set_ylabel(f"forgetting area ↓ ({unit})")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         linear_ticks(axes.yaxis)
