@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import trc2
+from trc2.backbones.registry import replayed_chunks
 from trc2.bench import fitting
 from trc2.bench.fitting import MAX_PASSES, Proposal, look_at, propose, recipe_text
 from trc2.bench.probe import Speed, measure_speed, waiting_share
@@ -98,6 +99,12 @@ def test_the_recipe_says_what_was_proposed_with_a_comment_for_every_section(
     assert load_recipe(str(tmp_path / "my.yaml")) == found.config
     assert found.config.stream is not None
     assert [task.name for task in found.config.stream.tasks] == ["some-news", "some-news2"]
+    assert found.config.control.mode == "fixed"
+    new = found.config.train.tokens_per_step
+    replayed = replayed_chunks(found.config.model, new) * (found.config.model.replay_chunk_length - 1)
+    assert replayed / (replayed + new) == pytest.approx(0.4444)  # docs/which-recipe.md
+    paper = found.config.eval.batch_size * found.config.train.sequence_length  # new tokens of a step without a share
+    assert (replayed + new) / paper == pytest.approx(18 / 16, rel=0.02)
     lines = text.splitlines()
     for section in ("model:", "stream:", "train:", "control:", "eval:", "output:"):
         assert lines[lines.index(section) - 1].startswith("# ")

@@ -36,6 +36,8 @@ UTILISATION = 0.25  # of a large product's speed, to begin with; the probe corre
 BYTES_PER_TOKEN = 3.0
 OVERHEAD = 1.03  # diary, checkpoints
 SHARE_OF_SCORING = 0.15  # of the time, at most
+REPLAY_SHARE = 0.4444  # of a step's tokens: what forgot least (docs/which-recipe.md)
+NEW_ROWS = 5 / 8  # of a step without such a share: with its replay a step costs as much as one of the paper's
 PROBE_SECONDS = 4.0
 COMPRESSION = 3
 
@@ -211,18 +213,21 @@ def _config(corpora: list[Corpus], size: Size, folder: Path, steps: int) -> RunC
     """A run of one size over all corpora."""
     vocabulary = _vocabulary(sum(corpus.size for corpus in corpora), size)
     length, rows = _batch(corpora, 256 if torch.cuda.is_available() or size.d_model >= 256 else 128)
+    new_rows = max(1, round(NEW_ROWS * rows))
     return RunConfig(
         model={
             "vocab_size": vocabulary, "d_model": size.d_model, "num_columns": size.num_columns,
             "num_heads": size.num_heads, "num_kv_heads": max(1, size.num_heads // 2), "num_experts": size.num_experts,
             "max_positions": length, "memory_slots": 1024 if size.d_model < 256 else 4096,
             "memory_key_dim": 32 if size.d_model < 256 else 128, **_stores(length),
+            "replay_share": REPLAY_SHARE, "replay_long_fraction": 1.0,
         },
         stream={
             "tokenizer": {"vocab_size": vocabulary, "max_train_bytes": 5_000_000}, "control_batches": 2,
-            "tasks": _tasks(corpora, steps, rows * length),
+            "tasks": _tasks(corpora, steps, new_rows * length),
         },
-        train={"sequence_length": length, "batch_size": rows, "learning_rate": size.learning_rate},
+        train={"sequence_length": length, "batch_size": new_rows, "learning_rate": size.learning_rate},
+        control={"mode": "fixed"},
         eval={"batch_size": rows, "text_sequences": 0},
         output={"folder": folder},
     )  # fmt: skip
@@ -309,10 +314,12 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
     comments = {
         "model": "the model you have, and a tenth of every step's tokens from earlier text"
         if isinstance(config.model, HFConfig)
-        else "the largest model of the ladder that gets enough steps in the time",
+        else "the largest of the ladder with enough steps in the time; replay_share of their tokens is earlier text",
         "stream": "tasks in the order they are learnt; of large folders no more is read than the steps need",
-        "train": "a step reads batch_size × micro_batches rows of sequence_length tokens",
-        "control": "how often replay is adjusted to what is being forgotten",
+        "train": "a step reads batch_size × micro_batches new rows of sequence_length tokens; replay comes on top",
+        "control": "how often forgetting is measured; mode: closed_loop lets it steer replay"
+        if config.control.mode == "fixed"
+        else "how often replay is adjusted to what is being forgotten",
         "eval": "about a seventh of the time at most; text_sequences=16 adds BLEU and the like, which is slow",
         "output": "the run folder; `trc2 report` and `trc2 resume` take it",
     }
