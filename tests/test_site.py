@@ -23,7 +23,6 @@ from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.origins import explain
 from trc2.config.strategy import strategy_class
 from trc2.report.finished import read_run
-from trc2.report.summary import Comparison
 
 ROOT = Path(__file__).parents[1]
 MADE = {"reference/settings.md", "reference/commands.md", "contributing.md", "changelog.md"}  # docs/hooks.py
@@ -67,16 +66,6 @@ def test_every_command_and_option_is_on_the_page_of_commands() -> None:
 def test_every_public_name_is_on_the_page_of_names() -> None:
     shown = re.findall(r"^::: trc2\.(?:api\.)?(\w+)$", names_page("# Python\n"), flags=re.MULTILINE)
     assert shown == [name for name in trc2.__all__ if not name.startswith("__")]
-
-
-def test_the_numbers_of_which_recipe_are_those_of_the_committed_runs() -> None:
-    page = (ROOT / "docs" / "which-recipe.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(lab_\w+)` \| (?:yes|no) \| (?:yes|no) \| (.*) \|$", page, flags=re.MULTILINE)
-    comparison = Comparison.of([ROOT / "results" / "lab" / name for name, _ in rows])
-    assert len(rows) == 4
-    for (_, cells), (_, *ours) in zip(rows, comparison.rows(), strict=True):
-        *learnt, _, area, _ = ours
-        assert [cell.strip() for cell in cells.split("|")] == [*learnt, area]
 
 
 def test_the_learning_rates_of_which_recipe_are_those_of_the_committed_runs() -> None:

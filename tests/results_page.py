@@ -1,0 +1,165 @@
+"""The numbers of docs/which-recipe.md and README.md, computed from the committed runs.
+
+python -m tests.results_page    # after new runs were added to results/: writes the rows anew; read the words again
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from trc2.report.finished import read_run
+from trc2.stats.intervals import mean_interval
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "which-recipe.md"
+RUNS = ("results/*_ring", "results/lab")
+ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
+PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
+SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
+
+
+@dataclass(frozen=True)
+class End:
+    """A run after its last step."""
+
+    perplexities: list[float]
+    area: float
+
+    @property
+    def log(self) -> float:
+        return sum(map(math.log, self.perplexities)) / len(self.perplexities)
+
+    @property
+    def newest(self) -> float:
+        return math.log(self.perplexities[-1])
+
+
+@cache
+def ends(arm: str) -> dict[int, End]:
+    """The committed runs of an arm, by seed; tasks in the order in which they were trained."""
+    found = {}
+    for folder in (path for place in RUNS for path in ROOT.glob(f"{place}/{arm}+s*")):
+        run = read_run(folder)
+        assert run.is_finished
+        metrics = run.final("eval")
+        order = list(dict.fromkeys([*(stretch.task for stretch in run.stretches), *run.tasks]))
+        area = metrics.get("cl/perplexity/aufc", math.nan)
+        found[run.config.train.seed] = End([metrics[f"eval/{task}/perplexity"] for task in order], area)
+    assert found, arm
+    return dict(sorted(found.items()))
+
+
+def spread(values: Iterable[float], digits: int = 3) -> str:
+    """A mean over seeds and half of its 95 % interval, as the page writes it."""
+    known = mean_interval(list(values))
+    if math.isnan(known.mean):
+        return "–"
+    half = "" if math.isnan(known.high) else f" ± {known.high - known.mean:.{digits}f}"
+    return f"{known.mean:.{digits}f}{half}".replace("-", "−")
+
+
+def arm_row(arm: str) -> list[str]:
+    """n, every task's perplexity, mean logarithm, area; on the demo's stream the part of the way to joint training."""
+    runs = ends(arm)
+    tasks = zip(*(end.perplexities for end in runs.values()), strict=True)
+    cells = [str(len(runs)), *(f"{sum(task) / len(task):,.1f}" for task in tasks)]
+    cells += [spread(end.log for end in runs.values()), spread(end.area for end in runs.values())]
+    if arm.startswith("demo+"):
+        nothing, joint = ends("demo+plain"), ends("demo+joint")
+        way = [(nothing[s].log - end.log) / (nothing[s].log - joint[s].log) for s, end in runs.items()]
+        cells.append(spread(way, 2))
+    return cells
+
+
+def pair_row(ours: list[str], theirs: list[str]) -> list[str]:
+    """n, differences of the mean logarithm, ratio of the areas, difference of the newest task's logarithm.
+
+    Several orders of the tasks are averaged within a seed first.
+    """
+    seeds = sorted(set.intersection(*(set(ends(arm)) for arm in [*ours, *theirs])))
+
+    def of(arms: list[str], number: Callable[[End], float]) -> list[float]:
+        return [sum(number(ends(arm)[seed]) for arm in arms) / len(arms) for seed in seeds]
+
+    log, newest = (
+        spread(a - b for a, b in zip(of(ours, number), of(theirs, number), strict=True))
+        for number in (lambda end: end.log, lambda end: end.newest)
+    )
+    logs = [math.log(a / b) for a, b in zip(*(of(arms, lambda end: end.area) for arms in (ours, theirs)), strict=True)]
+    ratio = mean_interval(logs)
+    bounds = "" if math.isnan(ratio.high) else f" ({math.exp(ratio.low):.2f} … {math.exp(ratio.high):.2f})"
+    return [str(len(seeds)), log, "–" if math.isnan(ratio.mean) else f"{math.exp(ratio.mean):.2f}{bounds}", newest]
+
+
+def switch_row(name: str, task: str) -> list[str]:
+    """Loss and mean surprise over the last 20 steps before a task began, and over its first 5."""
+    (folder,) = ROOT.glob(f"results/*_ring/{name}")
+    run = read_run(folder)
+    start = next(stretch.start for stretch in run.stretches if stretch.task == task)
+    cells = []
+    for path in ("train/loss_lm", "hippocampus/surprise_mean"):
+        points = list(zip(*run.series("train", path), strict=True))
+        before, after = ([v for s, v in points if a <= s < b] for a, b in ((start - 20, start), (start, start + 5)))
+        cells.append(f"{sum(before) / len(before):.2f} → {sum(after) / len(after):.2f}")
+    return cells
+
+
+def refreshed(page: str) -> str:
+    """The page with every row of numbers as the runs have it."""
+
+    def filled(match: re.Match[str], cells: list[str]) -> str:
+        head = match.group(0)[: match.start(match.lastindex or 1) - match.start()]
+        return f"{head} {' | '.join(cells)} |"
+
+    def pair(match: re.Match[str]) -> str:
+        ours, theirs = (re.findall(r"`([^`]+)`", side) for side in match.group(1, 2))
+        return filled(match, pair_row(ours, theirs))
+
+    page = re.sub(ARM, lambda match: filled(match, arm_row(match[1])), page, flags=re.MULTILINE)
+    page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
+    return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
+
+
+# ------------------------------------------------------------------------------------------------------------- README
+
+RIVALS = ("lab_transformer", "lab_moe", "lab_mamba")
+
+
+def lab_sentence() -> str:
+    """What README.md says of results/lab."""
+
+    def mean(arm: str, number: Callable[[End], float]) -> float:
+        found = [number(end) for end in ends(arm).values()]
+        return sum(found) / len(found)
+
+    def area(arm: str) -> float:
+        return mean(arm, lambda end: end.area)
+
+    def log(arm: str) -> float:
+        return mean(arm, lambda end: end.log)
+
+    def between(values: list[float]) -> str:
+        return f"{min(values):.2f}–{max(values):.2f}"
+
+    replaying = [f"{arm}+replay_controlled" for arm in RIVALS]
+    return (
+        f"TRC²'s controlled replay takes the forgetting area of a Transformer, an MoE and a Mamba from "
+        f"{between([area(arm) for arm in RIVALS])} to {between([area(arm) for arm in replaying])}; TRC² has "
+        f"{area('lab_trc2+full'):.2f} with it and {area('lab_trc2+no_replay'):.2f} without. At the end it knows more "
+        f"than they do ({log('lab_trc2+full'):.2f} nats per token against "
+        f"{between([log(arm) for arm in replaying])}), and so does its twin without thalamus and memory "
+        f"({log('lab_trc2+no_thalamus_memory'):.2f})"
+    )
+
+
+SENTENCE = r"TRC²'s controlled replay takes .*? thalamus and memory \(\d\.\d+\)"
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(re.sub(SENTENCE, lab_sentence(), readme.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
