@@ -168,6 +168,8 @@ def best_by_family(scope: Scope) -> Picture:
         axes.set_xlim(0, axes.get_xlim()[1] * 1.75)
         linear_ticks(axes.xaxis)
     words = whiskers(scope)
+    counts = {family.title: sum(arm.family == family for arm in scope.competitors) for family in families}
+    words += " Chosen among " + ", ".join(f"{count} of {title}" for title, count in counts.items()) + "."
     caption = f"The arm with the smallest forgetting area of each family. {words}"
     return sheet.finish("best_aufc", caption, f"{scope.data_words(scope.competitors)}. {words}")
 
