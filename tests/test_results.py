@@ -71,4 +71,8 @@ def test_the_tables_of_which_recipe_are_those_of_the_committed_runs() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for pattern, least in ((ARM, 30), (PAIR, 6), (SWITCH, 5)):
         assert len(re.findall(pattern, page, flags=re.MULTILINE)) >= least
+    effects = (ROOT / "results" / "lab" / "tables" / "effects.md").read_text(encoding="utf-8")
+    for part in ("thalamus", "memory", "replay"):
+        (row,) = re.findall(rf"^\| {part} \|.*\|$", effects, flags=re.MULTILINE)
+        assert row in page
     assert refreshed(page) == page, "say python -m tests.results_page, and read the words around the numbers again"
