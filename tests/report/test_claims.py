@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.report.invented import LEARNT, TASKS, invent_matrix, invent_run
+from tests.report.invented import LEARNT, TASKS, invent_matrix, invent_run, rewrite
 from trc2.report.claims import Ruling, claims_of, write_claims
 from trc2.report.claims import paper as printed
 from trc2.report.claims.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
@@ -43,16 +43,6 @@ def arm(
 def lesion(root: Path, missing: Sequence[str], forgets: float, wobble: Sequence[float] = WOBBLE) -> list[Path]:
     settings = [f"model.{part}=false" for part in missing]
     return arm(root, "trc2", forgets, settings, wobble=wobble, name="_".join(["", *missing]))
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, float], int], None], kind: str = "eval") -> None:
-    """Change the metrics of all records of a kind."""
-    diary = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in diary.read_text().splitlines()]
-    for record in records:
-        if record["kind"] == kind:
-            change(record["metrics"], record["step"])
-    diary.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def claim(root: Path, key: str) -> Claim:

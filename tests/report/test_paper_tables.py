@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from tests.report.common import write_run
-from tests.report.invented import TASKS, invent_matrix, invent_run
+from tests.report.invented import TASKS, invent_matrix, invent_run, rewrite
 from tests.report.test_grid import assert_is_latex
 from trc2.backbones.registry import build_model
 from trc2.config import load_recipe
@@ -320,13 +320,7 @@ def test_what_learnt_nothing_is_not_set_in_bold_for_forgetting_nothing(tmp_path:
     invent_run(tmp_path / "a", "lab_transformer", forgets=0.5)
     invent_run(tmp_path / "b", "lab_mamba", forgets=0.4)
     lazy = invent_run(tmp_path / "c", "lab_moe", forgets=0.0)
-    diary = lazy / "metrics.jsonl"
-    records = [json.loads(line) for line in diary.read_text().splitlines()]
-    for record in records:
-        for name in record["metrics"]:
-            if name.endswith("/perplexity"):
-                record["metrics"][name] = 4000.0
-    diary.write_text("".join(json.dumps(record) + "\n" for record in records))
+    rewrite(lazy, lambda metrics, _: metrics.update({f"eval/{task}/perplexity": 4000.0 for task in TASKS}))
     table = area_table(Scope(Evidence.of([tmp_path])))
     marked = {row.cells[0]: row.is_bound for row in table.rows}
     assert {str(name): bound for name, bound in marked.items()} == {"Transformer": False, "MoE †": True, "Mamba": False}

@@ -104,22 +104,24 @@ class ScoreTable:
 
 def gain(table: ScoreTable, stretch: Stretch) -> float:
     """Divisor of a task's gaps: its gain over the untrained model where the metric asks for it, else 1."""
-    least = table.metric.min_gain
-    first = table.steps[0]
-    if least is None or not table.has(first, stretch.task):
-        return 1.0
-    gained = table.metric.gap(better=table.post(stretch), worse=table.value(first, stretch.task))
-    if not math.isfinite(gained):
+    gained = _gained(table, stretch)
+    if gained is not None and not math.isfinite(gained):
         return math.nan
-    return gained if gained >= least else 1.0
+    return gained if gained is not None and is_divided(table, stretch) else 1.0
 
 
 def is_divided(table: ScoreTable, stretch: Stretch) -> bool:
     """Whether a task's gaps are shares of its gain: it gained enough over the untrained model."""
+    gained, least = _gained(table, stretch), table.metric.min_gain
+    return gained is not None and least is not None and gained >= least
+
+
+def _gained(table: ScoreTable, stretch: Stretch) -> float | None:
+    """How much better than the untrained model a task was when it ended; None where the metric does not ask."""
     first = table.steps[0]
     if table.metric.min_gain is None or not table.has(first, stretch.task):
-        return False
-    return table.metric.gap(table.post(stretch), table.value(first, stretch.task)) >= table.metric.min_gain
+        return None
+    return table.metric.gap(better=table.post(stretch), worse=table.value(first, stretch.task))
 
 
 def rise(gap: float) -> float:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Measure
+from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Measure, aa_differences
 from trc2.report.grid import Column, Number, Row, Table
 from trc2.report.names import PARTS
 from trc2.report.paper_tables import INTERVALS, dagger_words
@@ -117,11 +117,7 @@ def margin(scope: Scope, measure: Measure) -> float | None:
 
 def repetition(scope: Scope, measure: Measure) -> list[float]:
     """What repeating alone does: the differences of all A/A pairs, by seed."""
-    found = []
-    for pair in scope.twins:
-        first, second = (scope.values(arm, measured(measure)) for arm in pair)
-        found += [first[seed] - second[seed] for seed in first if seed in second]
-    return found
+    return aa_differences(scope.twins, lambda arm: scope.values(arm, measured(measure)))
 
 
 def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:

@@ -142,6 +142,15 @@ def twins_among(arms: Iterable[Arm]) -> list[tuple[Arm, Arm]]:
     return found
 
 
+def aa_differences(pairs: Iterable[tuple[Arm, Arm]], values: Callable[[Arm], Mapping[int, float]]) -> list[float]:
+    """What repeating alone does: first minus second of every pair, by seed."""
+    found = []
+    for first, second in pairs:
+        ours, theirs = values(first), values(second)
+        found += [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return found
+
+
 def repetition_of(run: FinishedRun) -> Repetition:
     return run.config.train.seed, order_of(run.config)
 

@@ -68,9 +68,8 @@ def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig |
     tokens = train.batch_size * train.sequence_length
     replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
     costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=False)
-    once, learnt = sum(costs.values(), Cost()).forward / tokens, sum(costs.values(), Cost()).training / tokens
-    own = config.strategy.replayed_tokens(model, train) / train.micro_batches
-    return config.strategy.forward_tokens(tokens, replayed) * once + own * learnt
+    cost, own = sum(costs.values(), Cost()), config.strategy.replayed_tokens(model, train) / train.micro_batches
+    return (config.strategy.forward_tokens(tokens, replayed) * cost.forward + own * cost.training) / tokens
 
 
 def _flops_at(train: TrainConfig, config: RunConfig) -> float:

@@ -10,7 +10,7 @@ from functools import cached_property
 from trc2.errors import UserError
 from trc2.metrics.learning import unlearned
 from trc2.report.claims.ledger import Contrast
-from trc2.report.evidence import Arm, Evidence, Measure, has_own_draws, twins_among
+from trc2.report.evidence import Arm, Evidence, Measure, aa_differences, has_own_draws, twins_among
 from trc2.report.finished import FinishedRun
 from trc2.report.names import FAMILIES, PARTS
 from trc2.stats.equivalence import margin_from_aa
@@ -95,11 +95,7 @@ class Cast:
         return twins_among(self.evidence.arms)
 
     def aa_differences(self, measure: Measure) -> list[float]:
-        found = []
-        for first, second in self.twins:
-            ours, theirs = self.seeds(first, measure), self.seeds(second, measure)
-            found += [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-        return found
+        return aa_differences(self.twins, lambda arm: self.seeds(arm, measure))
 
     def margin(self, measure: Measure) -> float | None:
         """The difference below which two arms are called equal; None without A/A pairs that tell."""

@@ -5,6 +5,7 @@ Numbering follows the LaTeX counters, as in docs/fidelity.md: the appendices' co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,18 @@ def lead(field: str, better: str = "lower") -> str:
     ours, theirs = [getattr(row, field) for row in variants()], [getattr(row, field) for row in baselines()]
     best = min(theirs) if better == "lower" else max(theirs)
     return f"{_short(min(ours))}–{_short(max(ours))}, best baseline {_short(best)}"
+
+
+def lowest(field: str) -> tuple[float, float]:
+    """A column's smallest number among the baselines, and among TRC²'s sizes."""
+    theirs, ours = (min(getattr(row, field) for row in rows) for rows in (baselines(), variants()))
+    return theirs, ours
+
+
+def lead_in_nats(task: str) -> float:
+    """Log-perplexity of the best baseline minus that of the best TRC²."""
+    theirs, ours = lowest(task)
+    return math.log(theirs / ours)
 
 
 def lesion_values(field: str) -> str:

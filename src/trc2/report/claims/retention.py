@@ -182,17 +182,12 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         where="section 4.2; Figure 2",
         how="Lead in log-perplexity over the best baseline at each task's boundary, by seed: the last task's against "
         "each other's, and against 0. Baselines that lack a seed of TRC² are left out.",
-        paper=", ".join(f"{task} {_paper_lead(task):.2f}" for task in ("c4", "wikitext", "gsm8k"))
+        paper=", ".join(f"{task} {paper.lead_in_nats(task):.2f}" for task in ("c4", "wikitext", "gsm8k"))
         + " nats, best against best",
         contrasts=contrasts if plain else [],
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
         notes=("GSM8K perplexities of the paper's baselines do not fit their accuracies; see what arithmetic says.",),
     )  # fmt: skip
-
-
-def _paper_lead(task: str) -> float:
-    theirs, ours = ([getattr(row, task) for row in rows] for rows in (paper.baselines(), paper.variants()))
-    return math.log(min(theirs) / min(ours))
 
 
 def _leads(cast: Cast, task: str, plain: Mapping[str, Arm]) -> dict[int, float]:
