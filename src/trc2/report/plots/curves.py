@@ -32,11 +32,13 @@ def perplexity_curves(scope: Scope) -> Picture:
     tasks = scope.evidence.tasks
     sheet = _sheet(scope, len(tasks))
     for axes, task in zip(sheet.panels, tasks, strict=False):
-        draw_arms(sheet, axes, partial(score_curve, metric="perplexity", task=task))
+        draw_arms(sheet, axes, partial(score_curve, metric="perplexity", task=task), is_log=True)
         axes.set_title(label(scope.task_titles[task]).strip(), pad=12)
         axes.set_ylabel("perplexity ↓")
         log_ticks(axes)
-    caption = f"Perplexity over the stream, means over seeds; markers at task boundaries.{headline_words(scope)}"
+    caption = (
+        f"Perplexity over the stream, geometric means over seeds; markers at task boundaries.{headline_words(scope)}"
+    )
     return _finish(sheet, "curves_perplexity", caption, "", len(tasks))
 
 
@@ -117,7 +119,7 @@ def area_curve(run: FinishedRun, metric: str) -> Curve:
 
 def draw_arms(
     sheet: Sheet, axes: Any, of: Callable[[FinishedRun], Curve], *, sigma: float = 0.0, arms: list[Arm] | None = None,
-    runs: Callable[[Arm], list[FinishedRun]] | None = None, boundary_marks: bool = True,
+    runs: Callable[[Arm], list[FinishedRun]] | None = None, boundary_marks: bool = True, is_log: bool = False,
 ) -> None:  # fmt: skip
     """A line per arm over bands of tasks: the mean over seeds, its range, and what was measured if it is smoothed."""
     scope = sheet.scope
@@ -127,7 +129,7 @@ def draw_arms(
         curves = [curve for curve in map(of, here) if curve]
         if not curves:
             continue
-        averaged = average(curves)
+        averaged = average(curves, is_log=is_log)
         smooth = gaussian_smooth([(float(step), value) for step, value, _, _ in averaged], sigma)
         look = sheet.looks[arm.title]
         steps = [step for step, _, _, _ in averaged]
@@ -154,13 +156,20 @@ def draw_arms(
     sheet.label_ends(axes, ends)
 
 
-def average(curves: list[Curve]) -> list[tuple[int, float, float, float]]:
-    """(step, mean, smallest, largest) at the steps that all curves have; a broken value breaks the mean."""
+def average(curves: list[Curve], *, is_log: bool = False) -> list[tuple[int, float, float, float]]:
+    """(step, mean, smallest, largest) at the steps that all curves have; a broken value breaks the mean.
+
+    On a logarithmic axis the mean is that of the logarithms: the middle that the eye sees.
+    """
     shared = set.intersection(*({step for step, _ in curve} for curve in curves))
     tables = [dict(curve) for curve in curves]
     found = []
     for step in sorted(shared):
         values = [table[step] for table in tables]
         whole = [value for value in values if math.isfinite(value)] or [math.nan]
-        found.append((step, moments(values).mean, min(whole), max(whole)))
+        found.append((step, _geometric(values) if is_log else moments(values).mean, min(whole), max(whole)))
     return found
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(moments(map(math.log, values)).mean) if min(values) > 0 else math.nan
