@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "which-recipe.md"
 RUNS = ("results/*_ring", "results/lab")
 ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
+ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
 SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
 
 
@@ -109,6 +110,16 @@ def switch_row(name: str, task: str) -> list[str]:
     return cells
 
 
+def alone_row(task: str) -> list[str]:
+    """A task's perplexity after its own training: alone, after what the stream had before it, and with replay too."""
+    known = []
+    for name in (f"lab_single_{task}", "lab_transformer", "lab_transformer+replay_controlled"):
+        run = read_run(ROOT / "results" / "lab" / f"{name}+s0")
+        (end,) = (stretch.end for stretch in run.stretches if stretch.task == task)
+        known.append(f"{run.score('perplexity', task, end):,.1f}")
+    return known
+
+
 def refreshed(page: str) -> str:
     """The page with every row of numbers as the runs have it."""
 
@@ -122,12 +133,13 @@ def refreshed(page: str) -> str:
 
     page = re.sub(ARM, lambda match: filled(match, arm_row(match[1])), page, flags=re.MULTILINE)
     page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
+    page = re.sub(ALONE, lambda match: filled(match, alone_row(match[1])), page, flags=re.MULTILINE)
     return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------------------- README
 
-RIVALS = ("lab_transformer", "lab_moe", "lab_mamba")
+RIVALS = tuple(f"lab_{name}" for name in ("transformer", "moe", "mamba", "deepseek_moe", "blk_attn_res", "falcon"))
 
 
 def lab_sentence() -> str:
@@ -148,7 +160,7 @@ def lab_sentence() -> str:
 
     replaying = [f"{arm}+replay_controlled" for arm in RIVALS]
     return (
-        f"TRC²'s controlled replay takes the forgetting area of a Transformer, an MoE and a Mamba from "
+        f"TRC²'s controlled replay takes the forgetting area of six baselines from "
         f"{between([area(arm) for arm in RIVALS])} to {between([area(arm) for arm in replaying])}; TRC² has "
         f"{area('lab_trc2+full'):.2f} with it and {area('lab_trc2+no_replay'):.2f} without. At the end it knows more "
         f"than they do ({log('lab_trc2+full'):.2f} nats per token against "

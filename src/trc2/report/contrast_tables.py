@@ -139,10 +139,12 @@ def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:
         if within is not None
         else " No A/A twins set a margin, so nothing is called equivalent."
     )
+    tested = sum(not math.isnan(difference.p) for _, difference in found)
     caption = (
         f"{title} against every other arm on equal seeds, {measure.title}, {measure.better} is better: mean difference "
-        f"± half width of its 95 % t-interval, p-values of paired t-tests, corrected for {len(found)} comparisons "
-        f"(Holm). Better and worse are said of {title}, at a corrected p below 0.05.{equivalence}{dagger_words(scope)}"
+        f"± half width of its 95 % t-interval, p-values of paired t-tests, corrected for the {tested} comparisons "
+        f"that have one (Holm). Better and worse are said of {title}, at a corrected p below 0.05."
+        f"{equivalence}{dagger_words(scope)}"
     )
     return Table(f"paired_{measure.name}", f"Paired: {measure.title}", caption, tuple(columns), tuple(rows))
 
