@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,30 @@ from trc2.report.plots.against_size import score_label, text_choice
 from trc2.report.plots.canvas import GREY, Picture, Sheet, bands, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks
 from trc2.report.scope import METRIC_TITLES, LeftOut, Scope, headline, headline_words, metrics_of
-from trc2.stats.moments import moments
+from trc2.stats.moments import Moments, moments
 from trc2.stats.smoothing import gaussian_smooth
 
 Curve = list[tuple[int, float]]
 SIGMA = 1.0  # evaluations
 
 
-def band_words(scope: Scope, arms: list[Arm]) -> str:
+class Spread(str, Enum):
+    """What the band around a mean over seeds is. The paper has the first for scores, the second for areas."""
+
+    error = "one standard error of the mean"
+    deviation = "one standard deviation over seeds"
+
+    def of(self, known: Moments) -> float:
+        return known.standard_error if self is Spread.error else known.sd
+
+    @property
+    def words(self) -> str:
+        return f" Bands: ± {self.value}."
+
+
+def band_words(scope: Scope, arms: list[Arm], spread: Spread = Spread.error) -> str:
     """What bands are, where there are any."""
-    return " Bands: smallest to largest over seeds." if any(len(scope.runs(arm)) > 1 for arm in arms) else ""
+    return spread.words if any(len(scope.runs(arm)) > 1 for arm in arms) else ""
 
 
 def perplexity_curves(scope: Scope) -> Picture:
@@ -72,7 +87,7 @@ def area_curves(scope: Scope) -> Picture:
         raise LeftOut("needs runs of at least two tasks one after another")
     sheet = _sheet(scope, len(known))
     for axes, metric in zip(sheet.panels, known, strict=False):
-        draw_arms(sheet, axes, partial(area_curve, metric=metric))
+        draw_arms(sheet, axes, partial(area_curve, metric=metric), spread=Spread.deviation)
         axes.set_title(f"{METRIC_TITLES.get(metric, metric)} AUFC", pad=12)
         unit = gap_unit(_runs(scope), metric)
         axes.set_ylabel(f"forgetting area ↓ ({unit})")
@@ -82,7 +97,7 @@ def area_curves(scope: Scope) -> Picture:
         "Area under the forgetting curve over the stream, mean over past tasks, lower is better; markers at task "
         f"boundaries.{headline_words(scope)}"
     )
-    return _finish(sheet, "curves_aufc", caption, " Mean over past tasks.", len(known))
+    return _finish(sheet, "curves_aufc", caption, " Mean over past tasks.", len(known), Spread.deviation)
 
 
 def _runs(scope: Scope) -> list[FinishedRun]:
@@ -94,10 +109,12 @@ def _sheet(scope: Scope, panels: int) -> Sheet:
     return Sheet(scope, rows, columns, size=(3.6, 2.7))
 
 
-def _finish(sheet: Sheet, name: str, caption: str, words: str, used: int) -> Picture:
+def _finish(
+    sheet: Sheet, name: str, caption: str, words: str, used: int, spread: Spread = Spread.error
+) -> Picture:  # fmt: skip
     hide_rest(sheet.panels, used)
     scope, arms = sheet.scope, headline(sheet.scope)
-    more = band_words(scope, arms)
+    more = band_words(scope, arms, spread)
     return sheet.finish(name, f"{caption}{more}", f"{scope.data_words(arms)}.{words}{more}")
 
 
@@ -120,8 +137,9 @@ def area_curve(run: FinishedRun, metric: str) -> Curve:
 def draw_arms(
     sheet: Sheet, axes: Any, of: Callable[[FinishedRun], Curve], *, sigma: float = 0.0, arms: list[Arm] | None = None,
     runs: Callable[[Arm], list[FinishedRun]] | None = None, boundary_marks: bool = True, is_log: bool = False,
+    spread: Spread = Spread.error,
 ) -> None:  # fmt: skip
-    """A line per arm over bands of tasks: the mean over seeds, its range, and what was measured if it is smoothed."""
+    """A line per arm over bands of tasks: the mean over seeds, its spread, and what was measured if it is smoothed."""
     scope = sheet.scope
     ends, stretches, last = [], None, 0
     for arm in headline(scope) if arms is None else arms:
@@ -129,7 +147,7 @@ def draw_arms(
         curves = [curve for curve in map(of, here) if curve]
         if not curves:
             continue
-        averaged = average(curves, is_log=is_log)
+        averaged = average(curves, spread, is_log=is_log)
         smooth = gaussian_smooth([(float(step), value) for step, value, _, _ in averaged], sigma)
         look = sheet.looks[arm.title]
         steps = [step for step, _, _, _ in averaged]
@@ -156,20 +174,24 @@ def draw_arms(
     sheet.label_ends(axes, ends)
 
 
-def average(curves: list[Curve], *, is_log: bool = False) -> list[tuple[int, float, float, float]]:
-    """(step, mean, smallest, largest) at the steps that all curves have; a broken value breaks the mean.
+def average(
+    curves: list[Curve], spread: Spread = Spread.error, *, is_log: bool = False
+) -> list[tuple[int, float, float, float]]:
+    """(step, mean, low and high end of its band) at the steps that all curves have; a broken value breaks both.
 
-    On a logarithmic axis the mean is that of the logarithms: the middle that the eye sees.
+    On a logarithmic axis mean and spread are those of the logarithms: the middle that the eye sees.
     """
     shared = set.intersection(*({step for step, _ in curve} for curve in curves))
     tables = [dict(curve) for curve in curves]
     found = []
     for step in sorted(shared):
         values = [table[step] for table in tables]
-        whole = [value for value in values if math.isfinite(value)] or [math.nan]
-        found.append((step, _geometric(values) if is_log else moments(values).mean, min(whole), max(whole)))
+        known = moments(map(_log, values) if is_log else values)
+        ends = (known.mean, known.mean - spread.of(known), known.mean + spread.of(known))
+        middle, low, high = map(math.exp, ends) if is_log else ends
+        found.append((step, middle, low, high))
     return found
 
 
-def _geometric(values: list[float]) -> float:
-    return math.exp(moments(map(math.log, values)).mean) if min(values) > 0 else math.nan
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else math.nan

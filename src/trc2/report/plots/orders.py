@@ -12,7 +12,7 @@ from trc2.report.finished import gap_unit
 from trc2.report.grid import Number
 from trc2.report.names import order_of
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest, paler
-from trc2.report.plots.curves import area_curve, draw_arms
+from trc2.report.plots.curves import Spread, area_curve, draw_arms
 from trc2.report.plots.ticks import linear_ticks, log_ticks, tick_words
 from trc2.report.scope import (
     METRIC_TITLES,
@@ -67,7 +67,7 @@ def area_by_order(scope: Scope) -> Picture:
     sheet = Sheet(scope, rows, columns, size=(3.4, 2.3))
     for axes, order in zip(sheet.panels, orders, strict=False):
         curve = partial(area_curve, metric="perplexity")
-        draw_arms(sheet, axes, curve, arms=arms, runs=partial(Arm.in_order, order=order))
+        draw_arms(sheet, axes, curve, arms=arms, runs=partial(Arm.in_order, order=order), spread=Spread.deviation)
         axes.set_title(scope.order_letters(order), pad=12)
         axes.set_ylabel("forgetting area ↓ (nats)")
     high = max(axes.get_ylim()[1] for axes in sheet.panels[: len(orders)])
@@ -76,7 +76,7 @@ def area_by_order(scope: Scope) -> Picture:
         linear_ticks(axes.yaxis)
     hide_rest(sheet.panels, len(orders))
     several = any(len(arm.in_order(order)) > 1 for arm in arms for order in orders)
-    words = " One scale in all panels." + (" Bands: smallest to largest over seeds." if several else "")
+    words = " One scale in all panels." + (Spread.deviation.words if several else "")
     caption = f"Forgetting area (log-perplexity) over the stream in every order; markers at task boundaries.{words}"
     return sheet.finish("orders_curves", caption, _footer(scope, arms, orders, words))
 
