@@ -112,7 +112,7 @@ def scores_by_width(scope: Scope) -> Picture:
         _draw_bars(sheet, axes, boundary_score(metric, task), scale, widths)
         axes.set_title(label(scope.task_titles[task]).strip())
         axes.set_ylabel(score_label(metric))
-    words = f"Bars start at 0 where the axis is linear. {whiskers(scope)}"
+    words = f"Bars start at 0 where the axis is linear; longer whiskers are cut. {whiskers(scope)}"
     caption = f"Task-boundary scores grouped by width d. {words}"
     return sheet.finish("families_by_width", caption, f"{scope.data_words(scope.competitors)}. {words}")
 
@@ -149,5 +149,9 @@ def _draw_bars(sheet: Sheet, panel: Any, of: Reading, scale: float, widths: list
         panel.set_ylim(min(seen) * 0.6, max(seen) * 1.3)
         log_ticks(panel)
     else:
+        # No score is below 0, and bars numbered at their feet stand on the axis; the whisker of a few seeds may be
+        # many times its bar, and is cut before it flattens all of them.
+        highest = max(seen, default=0.0) or 1.0
+        panel.set_ylim(0, min(panel.get_ylim()[1], 2 * highest))
         linear_ticks(panel.yaxis)
         tick_words(panel.yaxis)
