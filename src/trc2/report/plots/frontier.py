@@ -17,7 +17,7 @@ from trc2.report.scope import LeftOut, Reading, Scope, area_at, boundary_score, 
 
 Better = Literal["lower", "higher"]
 NEAR = 1.0
-FRONTIER = "Grey line: no arm is better in both."
+FRONTIER = "Grey line: no arm that learnt its tasks is better in both. "
 
 
 def text_frontier(scope: Scope) -> Picture:
@@ -27,13 +27,15 @@ def text_frontier(scope: Scope) -> Picture:
         raise LeftOut("needs a text score in every evaluation")
     rows, columns = grid_of(len(chosen))
     sheet = Sheet(scope, rows, columns)
+    lines = []
     for axes, (task, (metric, scale)) in zip(sheet.panels, chosen.items(), strict=False):
-        scatter(sheet, axes, (cost("gb_hours"), 1.0), (boundary_score(metric, task), scale), "higher", cheap="lower")
+        score = (boundary_score(metric, task), scale)
+        lines.append(scatter(sheet, axes, (cost("gb_hours"), 1.0), score, "higher", cheap="lower"))
         axes.set_title(label(scope.task_titles[task]).strip())
         axes.set_xlabel("peak memory × time (GB·h per device)")
         axes.set_ylabel(score_label(metric))
     hide_rest(sheet.panels, len(chosen))
-    return _finish(sheet, "frontier_text", "Task-boundary text scores against the bill of the whole run.")
+    return _finish(sheet, "frontier_text", "Task-boundary text scores against the bill of the whole run.", any(lines))
 
 
 def loss_frontier(scope: Scope) -> Picture:
@@ -43,24 +45,28 @@ def loss_frontier(scope: Scope) -> Picture:
         ("mean log-perplexity at the end ↓ (nats)", measured(PRIMARY)),
         ("forgetting area at the end ↓ (nats)", area_at("perplexity", -1)),
     )
+    lines = []
     for axes, (title, of) in zip(sheet.panels, readings, strict=True):
-        scatter(sheet, axes, (cost("training_flops_per_token"), 1e-6), (of, 1.0), "lower", cheap="lower")
+        work = (cost("training_flops_per_token"), 1e-6)
+        lines.append(scatter(sheet, axes, work, (of, 1.0), "lower", cheap="lower"))
         axes.set_xlabel("training arithmetic (MFLOP per token)")
         axes.set_ylabel(title)
-    return _finish(sheet, "frontier_loss", "Loss and forgetting against arithmetic.")
+    return _finish(sheet, "frontier_loss", "Loss and forgetting against arithmetic.", any(lines))
 
 
 def speed_and_retention(scope: Scope) -> Picture:
     """Forgetting area at the end against training speed: the lower right corner is preferred."""
     sheet = Sheet(scope, 1, 1, size=(6.6, 3.6))
     (axes,) = sheet.panels
-    scatter(sheet, axes, (cost("tokens_per_second"), 1e-3), (area_at("perplexity", -1), 1.0), "lower", cheap="higher")
+    speed, area = (cost("tokens_per_second"), 1e-3), (area_at("perplexity", -1), 1.0)
+    has_line = scatter(sheet, axes, speed, area, "lower", cheap="higher")
     axes.set_xlabel("training speed (thousand tokens/s)")
     axes.set_ylabel("forgetting area at the end ↓ (AUFC, nats)")
     axes.annotate(
         "better ↘", (0.99, 0.02), xycoords="axes fraction", ha="right", va="bottom", fontsize=7, color=GREY, zorder=0
     )
-    return _finish(sheet, "speed_retention", "Speed against retention; the preferred corner is the lower right.")
+    caption = "Speed against retention; the preferred corner is the lower right."
+    return _finish(sheet, "speed_retention", caption, has_line)
 
 
 def keeping_and_learning(scope: Scope) -> Picture:
@@ -75,7 +81,7 @@ def keeping_and_learning(scope: Scope) -> Picture:
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
     _equal_ends(axes)
-    _draw(sheet, axes, near, "lower", cheap="lower")
+    has_line = _draw(sheet, axes, near, "lower", cheap="lower")
     for axis in (axes.xaxis, axes.yaxis):
         linear_ticks(axis)
         tick_words(axis)
@@ -85,7 +91,7 @@ def keeping_and_learning(scope: Scope) -> Picture:
     far = [arm.title for arm, _, _ in known if arm not in [shown for shown, _, _ in near]]
     outside = f" Not drawn, as they end more than {NEAR:g} nat worse than the best: {', '.join(far)}." if far else ""
     caption = "Learning against keeping. Along a slanted line the mean log-perplexity at the end is the number on it."
-    return _finish(sheet, "keeping_learning", f"{caption}{outside}")
+    return _finish(sheet, "keeping_learning", f"{caption}{outside}", has_line)
 
 
 def _equal_ends(axes: Any) -> None:
@@ -123,17 +129,17 @@ def lost_since(run: FinishedRun) -> float | None:
     return sum(table.value(end, stretch.task) for stretch in run.stretches) / len(run.stretches) - learnt
 
 
-def _finish(sheet: Sheet, name: str, caption: str) -> Picture:
-    words = f"{FRONTIER} {whiskers(sheet.scope)}"
+def _finish(sheet: Sheet, name: str, caption: str, has_line: bool) -> Picture:
+    words = f"{FRONTIER if has_line else ''}{whiskers(sheet.scope)}"
     return sheet.finish(name, f"{caption} {words}", f"{sheet.scope.data_words(sheet.scope.competitors)}. {words}")
 
 
 def scatter(
     sheet: Sheet, axes: Any, across: tuple[Reading, float], up: tuple[Reading, float], better: Better, *, cheap: Better
-) -> None:
-    """One point per competitor, those that nothing beats in both joined by steps."""
+) -> bool:
+    """One point per competitor, those that nothing beats in both joined by steps; whether there are such steps."""
     known = _known(sheet.scope, across, up)
-    _draw(sheet, axes, known, better, cheap=cheap)
+    has_line = _draw(sheet, axes, known, better, cheap=cheap)
     axes.margins(0.1)
     for which, values in (("x", [x.value for _, x, _ in known]), ("y", [y.value for _, _, y in known])):
         axis = axes.xaxis if which == "x" else axes.yaxis
@@ -143,6 +149,7 @@ def scatter(
             linear_ticks(axis)
             tick_words(axis)
     sheet.label_points(axes, [(arm, x.value, y.value) for arm, x, y in known], is_wide=len(sheet.panels) < 3)
+    return has_line
 
 
 Place = tuple[Arm, Number, Number]
@@ -161,13 +168,17 @@ def _known(scope: Scope, across: tuple[Reading, float], up: tuple[Reading, float
     return known
 
 
-def _draw(sheet: Sheet, axes: Any, places: list[Place], better: Better, *, cheap: Better) -> None:
+def _draw(sheet: Sheet, axes: Any, places: list[Place], better: Better, *, cheap: Better) -> bool:
+    """The points, and steps along those that nothing beats: not learning is cheap and forgets nothing, so who did not
+    learn a task beats nobody. Whether there are steps."""
     for arm, x, y in places:
         sheet.point(axes, arm, x, y)
-    best = unbeaten([(x.value, y.value) for _, x, y in places], cheap, better)
-    if len(best) > 1:
-        steps = "post" if cheap == "lower" else "pre"
-        axes.step(*zip(*best, strict=True), where=steps, color="#999999", linewidth=0.9, zorder=1)
+    best = unbeaten([(x.value, y.value) for arm, x, y in places if not sheet.scope.unlearnt(arm)], cheap, better)
+    if len(best) < 2:
+        return False
+    steps = "post" if cheap == "lower" else "pre"
+    axes.step(*zip(*best, strict=True), where=steps, color="#999999", linewidth=0.9, zorder=1)
+    return True
 
 
 def unbeaten(points: Sequence[tuple[float, float]], cheap: Better, better: Better) -> list[tuple[float, float]]:
