@@ -311,6 +311,48 @@ def test_an_order_in_which_it_is_worse_refutes_every_order(tmp_path: Path) -> No
     assert averaged.findings[0].contrast.about.endswith("mean of 2 orders")
     assert averaged.findings[0].difference.n == 3  # seeds, not runs
     assert ledger.claim("orders.spread").ruling is Ruling.fails
+    throughout = ledger.claim("orders.throughout")
+    assert throughout.ruling is Ruling.fails
+    assert "gsm8k → wikitext → c4" in throughout.reason
+    assert "c4 → wikitext → gsm8k" not in throughout.reason
+
+
+def test_boundaries_are_compared_in_every_order(tmp_path: Path) -> None:
+    for name in ("trc2", "transformer"):
+        for settings, suffix in ((), ""), (["stream.order=[gsm8k,wikitext,c4]"], "_reverse"):
+            for seed, folder in enumerate(arm(tmp_path, name, 0.3, settings, name=suffix)):
+
+                def shift(metrics: dict[str, float], step: int, by: float = 0.01 * seed, here: str = name) -> None:
+                    if here == "trc2":  # learns c4 better, gsm8k worse, by a little more in each seed
+                        metrics["eval/c4/perplexity"] *= math.exp(-0.3 - by)
+                        metrics["eval/gsm8k/perplexity"] *= math.exp(0.3 + by)
+
+                rewrite(folder, shift)
+    found = claim(tmp_path, "orders.boundary")
+    assert found.ruling is Ruling.fails
+    outcomes = {finding.contrast.about: finding.outcome.value for finding in found.findings}
+    for order in ("c4 → wikitext → gsm8k", "gsm8k → wikitext → c4"):
+        assert outcomes[f"c4 log-perplexity just after its training, {order}"] == "better"
+        assert outcomes[f"gsm8k log-perplexity just after its training, {order}"] == "worse"
+
+
+def test_whether_orders_are_weathered_by_replay_or_by_the_backbone_is_asked(tmp_path: Path) -> None:
+    other = [0.004, 0.001, -0.005]
+    for settings, suffix in ((), ""), (["stream.order=[gsm8k,wikitext,c4]"], "_reverse"):
+        arm(tmp_path, "trc2", 0.20, settings, name=suffix)
+        arm(tmp_path, "trc2", 0.45, [*settings, "model.replay=false"], name=f"_no_replay{suffix}")
+        arm(tmp_path, "transformer", 0.60, settings, wobble=other, name=suffix)
+        arm(tmp_path, "transformer", 0.10, [*settings, "strategy=replay_controlled"], wobble=other,
+            name=f"_replay{suffix}")  # fmt: skip
+    ledger = claims_of(Evidence.of([tmp_path]))
+    replaying, backbone = ledger.claim("open.orders_replay"), ledger.claim("open.orders_backbone")
+    assert replaying.ruling is Ruling.fails
+    assert replaying.findings[0].contrast.second == "Transformer + controlled replay"
+    assert backbone.findings[0].contrast.first == "TRC² − replay"
+    assert backbone.ruling is Ruling.undecided
+    assert backbone.reason.startswith("holds in all 1 comparisons there are; needs all 6 orders (there are 2)")
+    assert "runs of MoE, Mamba" in backbone.reason
+    assert [finding.contrast.about for finding in backbone.beside] == [f"{PRIMARY.title}, mean of 2 orders"]
 
 
 def test_a_joint_run_that_is_no_bound_is_warned_of(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
 from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
 from trc2.report.claims.retention import just_learnt, needs_trc2, versus_baselines
+from trc2.report.claims.shuffles import orders_left_open
 from trc2.report.contrast_tables import closed_shares, distance
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun
@@ -28,7 +29,7 @@ COMBINATIONS = [tuple(c) for size in range(4) for c in itertools.combinations(PA
 
 def open_claims(cast: Cast) -> list[Claim]:
     return [*_factorial(cast), _replay_does_most(cast), _twin_with_replay(cast), _baselines_with_replay(cast),
-            _control(cast), _learning(cast)]  # fmt: skip
+            *orders_left_open(cast), _control(cast), _learning(cast)]  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- thalamus × memory × replay
