@@ -355,6 +355,20 @@ def test_whether_orders_are_weathered_by_replay_or_by_the_backbone_is_asked(tmp_
     assert [finding.contrast.about for finding in backbone.beside] == [f"{PRIMARY.title}, mean of 2 orders"]
 
 
+def test_steering_is_compared_with_constants_of_any_strength_and_with_nothing_else(tmp_path: Path) -> None:
+    fixed = "control.mode=fixed"
+    arm(tmp_path, "trc2", 0.20)
+    arm(tmp_path, "trc2", 0.50, [fixed], wobble=[0.004, 0.001, -0.005], name="_weak")
+    arm(tmp_path, "trc2", 0.10, [fixed, "model.replay_coefficient=0.082"], wobble=[0.0, 0.002, 0.0], name="_mean")
+    arm(tmp_path, "trc2", 0.05, [fixed, "model.replay_share=0.4"], name="_share")
+    arm(tmp_path, "trc2", 0.05, [fixed, "model.memory=false"], name="_lesioned")
+    found = claim(tmp_path, "open.control")
+    assert found.ruling is Ruling.fails
+    outcomes = {finding.contrast.second: finding.outcome.value for finding in found.findings}
+    assert sorted(outcomes.values()) == ["better", "worse"]
+    assert all("constant replay" in title for title in outcomes)
+
+
 def test_a_joint_run_that_is_no_bound_is_warned_of(tmp_path: Path) -> None:
     arm(tmp_path, "transformer", 0.6)
     arm(tmp_path, "transformer", 0.3, ["strategy=replay_controlled"], name="_replay")

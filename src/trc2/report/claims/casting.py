@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from trc2.errors import UserError
 from trc2.metrics.learning import unlearned
@@ -16,6 +17,7 @@ from trc2.report.names import FAMILIES, PARTS
 from trc2.stats.equivalence import margin_from_aa
 
 SWITCHES = {"model.thalamus", "model.memory", "model.replay", "control.mode"}
+STRENGTHS = {"model.replay_coefficient", "model.replay_batch_size", "model.replay_long_fraction"}  # what is steered
 NEVER_LEARNT = "what was not learnt cannot be forgotten, so it is not counted"
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = frozenset({"memory", "replay"})  # what the paper switches off together
@@ -69,9 +71,18 @@ class Cast:
         return self.lesion()
 
     @property
-    def constant(self) -> Arm | None:
-        """TRC² with replay that nobody steers."""
-        return next((arm for arm in self._trc2_arms if not arm.lesions and _mode(arm) == "fixed"), None)
+    def constants(self) -> dict[str, Arm]:
+        """TRC² with replay that nobody steers, at one strength or another; alike in everything else. By title."""
+        if self.trc2 is None:
+            return {}
+        steered = {"control.mode", *STRENGTHS}
+
+        def rest(arm: Arm) -> dict[str, Any]:
+            return {path: value for path, value in arm.settings.items() if path not in steered}
+
+        wanted = rest(self.trc2)
+        found = [arm for arm in self.candidates if _mode(arm) == "fixed" and not arm.lesions and rest(arm) == wanted]
+        return {arm.title: arm for arm in found}
 
     def baselines(self, *, with_replay: bool) -> dict[str, Arm]:
         """By family: the baseline alone or with controlled replay; of several the one with most runs."""

@@ -87,7 +87,7 @@ def retention_claims(cast: Cast) -> list[Claim]:
     ]  # fmt: skip
 
 
-def versus_baselines(cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure]) -> list[Contrast]:
+def versus(cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure]) -> list[Contrast]:
     """TRC² against each of them."""
     if cast.trc2 is None:
         return []
@@ -116,7 +116,7 @@ def _of_forgetting(
     return rule(
         key, statement, where=where, paper=paper_says,
         how=f"{measures[0].title}: TRC² minus each baseline without replay, paired by seed.",
-        contrasts=versus_baselines(cast, plain, measures), missing=missing, notes=notes,
+        contrasts=versus(cast, plain, measures), missing=missing, notes=notes,
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def _lowest_at_boundaries(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         where=f"section 4.2; Figure 2; {paper.BOUNDARY_TABLE}",
         paper="; ".join(f"{task} {paper.lead(task)}" for task in ("c4", "wikitext", "gsm8k")),
         how="Log-perplexity of each task at its own boundary: TRC² minus each baseline without replay.",
-        contrasts=versus_baselines(cast, plain, measures),
+        contrasts=versus(cast, plain, measures),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
         notes=("After the first task nothing can have been forgotten: a lead there is not continual learning.",),
     )  # fmt: skip
@@ -228,7 +228,7 @@ def _text_scores(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         paper=f"C4 BLEU {paper.lead('c4_bleu', 'higher')}; WikiText BLEU {paper.lead('wikitext_bleu', 'higher')}; "
         f"GSM8K accuracy {paper.lead('gsm8k_accuracy', 'higher')}",
         how="BLEU or token accuracy at each task's own boundary: TRC² minus each baseline without replay.",
-        contrasts=versus_baselines(cast, plain, measures),
+        contrasts=versus(cast, plain, measures),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
     )  # fmt: skip
 
@@ -256,6 +256,6 @@ def primary_claim(cast: Cast) -> Claim:
         where=f"not in the paper, which has boundaries ({paper.BOUNDARY_TABLE}) and areas ({paper.AREA_TABLE}) apart",
         paper="not reported for baselines",
         how=f"{PRIMARY.title}: TRC² minus each baseline without replay, paired by seed.",
-        contrasts=versus_baselines(cast, plain, [PRIMARY]),
+        contrasts=versus(cast, plain, [PRIMARY]),
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
     )  # fmt: skip
