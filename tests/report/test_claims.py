@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trc2.report.claims import paper as printed
 from trc2.report.claims.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
 from trc2.report.claims.casting import Cast
 from trc2.report.claims.ledger import Claim, Contrast, against, compare, headline, rule
-from trc2.report.claims.retention import same_rivals
+from trc2.report.claims.retention import on_shared_seeds
 from trc2.report.claims.unasked import distances, effect
 from trc2.report.evidence import AREA, PRIMARY, Evidence
 from trc2.report.finished import read_run
@@ -115,11 +116,27 @@ def test_the_number_shown_is_one_of_the_first_measure() -> None:
     assert headline(compare([nats, points]), Ruling.fails).contrast is points, "the one that refutes it"
 
 
-def test_a_best_or_a_median_is_of_the_same_rivals_in_every_seed() -> None:
-    ours, whole, part = {0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0, 2: 2.0}, {0: 3.0}
-    assert same_rivals(ours, [whole, part]) == ([0, 1], [whole])
-    assert same_rivals(ours, [part]) == ([0], [part])
-    assert same_rivals(ours, []) == ([], [])
+def test_a_best_or_a_median_is_of_all_rivals_on_the_seeds_they_share() -> None:
+    ours, whole, part = {0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.0, 2: 9.0}, {0: 5.0}
+    assert on_shared_seeds(ours, [whole]) == {0: [3.0], 1: [4.0]}
+    assert on_shared_seeds(ours, [whole, part]) == {0: [3.0, 5.0]}
+    assert on_shared_seeds(ours, [whole, {1: 1.0}, part]) == {}
+    assert on_shared_seeds(ours, []) == {}
+
+
+def test_a_baseline_with_one_seed_is_not_left_out_of_the_best(tmp_path: Path) -> None:
+    family(tmp_path, trc2=0.2, others=0.6)
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / f"falcon_s{seed}")
+
+    def master(metrics: dict[str, float], step: int) -> None:
+        metrics["eval/gsm8k/perplexity"] *= math.exp(-1.0)  # far better there than all others and TRC²
+
+    rewrite(tmp_path / "falcon_s0", master)
+    found = claim(tmp_path, "boundary.separation")
+    assert found.ruling is Ruling.undecided
+    assert [finding.difference.n for finding in found.findings] == [1, 1, 1]
+    assert found.findings[-1].difference.mean < 0  # the lead on the last task
 
 
 def test_no_lead_is_no_largest_lead(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         "boundary.separation", "The lead over the baselines is largest on the last task (GSM8K)",
         where="section 4.2; Figure 2",
         how="Lead in log-perplexity over the best baseline at each task's boundary, by seed: the last task's against "
-        "each other's, and against 0. Baselines that lack a seed of TRC² are left out.",
+        "each other's, and against 0; on the seeds that all baselines have.",
         paper=", ".join(f"{task} {paper.lead_in_nats(task):.2f}" for task in ("c4", "wikitext", "gsm8k"))
         + " nats, best against best",
         contrasts=contrasts if plain else [],
@@ -197,26 +197,20 @@ def _leads(cast: Cast, task: str, plain: Mapping[str, Arm]) -> dict[int, float]:
     assert cast.trc2 is not None
     measure = just_learnt("perplexity", task)
     ours = cast.seeds(cast.trc2, measure)
-    seeds, theirs = same_rivals(ours, [cast.seeds(arm, measure) for arm in plain.values()])
     found = {}
-    for seed in seeds:
-        known = [values[seed] for values in theirs]
+    for seed, known in on_shared_seeds(ours, [cast.seeds(arm, measure) for arm in plain.values()]).items():
         found[seed] = math.nan if any(map(math.isnan, known)) else min(known) - ours[seed]
     return found
 
 
-def same_rivals(
-    ours: Mapping[int, float], theirs: Sequence[Mapping[int, float]]
-) -> tuple[list[int], list[Mapping[int, float]]]:
-    """Seeds, and rivals that have all of them: a best or a median is of the same rivals in every seed.
+def on_shared_seeds(ours: Mapping[int, float], theirs: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    """The numbers of all rivals, on the seeds that all of them and we have.
 
-    Those that have every seed of ours, if there are any; else all of them, on the seeds they share.
+    A best or a median of some rivals in one seed and of others in the next would compare unlike with unlike, and one
+    of those that happen to have more seeds is not what a claim about all of them says.
     """
-    whole = [values for values in theirs if ours.keys() <= values.keys()]
-    if whole:
-        return sorted(ours), whole
     shared = set(ours).intersection(*map(set, theirs)) if theirs else set()
-    return sorted(shared), list(theirs) if shared else []
+    return {seed: [values[seed] for values in theirs] for seed in sorted(shared)}
 
 
 def _text_scores(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
