@@ -99,6 +99,28 @@ def test_every_comparison_must_be_decided_and_one_reverse_refutes() -> None:
     assert verdict(shifted(CLEAR), uncounted).ruling is Ruling.holds
 
 
+def test_one_equivalence_among_many_refutes_only_after_correction() -> None:
+    near = (0.004, -0.004, 0.001)  # within ±0.012 with p = 0.03, in one comparison
+    assert verdict(shifted(near, margin=0.012)).ruling is Ruling.same
+    many = verdict(shifted(near, margin=0.012), *[shifted(CLEAR, margin=0.012)] * 5)
+    assert many.ruling is Ruling.undecided
+    assert many.findings[0].outcome.value == "equivalent"
+    assert many.reason == "not decided in 1 of 6 comparisons (n = 3, Holm p from 0.9); holds in the other 5"
+
+
+def test_the_number_of_an_undecided_claim_is_one_that_is_open() -> None:
+    found = verdict(shifted(CLEAR), shifted(UNCLEAR))
+    assert found.brief.startswith("1.003 against 1.003"), found.brief
+
+
+def test_who_is_not_counted_is_named() -> None:
+    skipped = shifted(UNCLEAR, counts=False, remark="second did not learn c4")
+    assert verdict(shifted(CLEAR), skipped).reason == "decided; not counted: second"
+    alone = verdict(skipped)
+    assert alone.ruling is Ruling.untestable
+    assert alone.reason == "needs a comparison that counts (second did not learn c4)"
+
+
 def test_a_value_that_all_seeds_share_lies_on_one_side_of_a_bound() -> None:
     full = dict.fromkeys(range(3), 1.0)
     assert verdict(against("share", "TRC²", full, 0.05, "lower")).ruling is Ruling.fails
@@ -281,6 +303,7 @@ def test_the_three_parts_have_their_effects(tmp_path: Path) -> None:
     assert {s: contrast.a[s] - contrast.b[s] for s in range(3)} == pytest.approx(by_hand)
     pair = effect(ledger.cast, PRIMARY, ["memory", "replay"])
     assert pair is not None
+    assert contrast.margin is pair.margin is None  # without twins
     assert abs(pair.a[0] - pair.b[0]) < 0.01
 
 
@@ -311,6 +334,75 @@ def test_inside_a_run_claims_follow_the_records(tmp_path: Path) -> None:
     for key in ("writes.sparse", "surprise.switches", "surprise.relaxes", "critic.falls", "replay.loss"):
         assert ledger.claim(key).ruling is Ruling.holds, (key, ledger.claim(key).ours)
     assert ledger.claim("critic.decades").ruling is Ruling.fails
+
+
+def test_a_threshold_that_averages_a_constant_shows_nothing(tmp_path: Path) -> None:
+    for seed, folder in enumerate(arm(tmp_path, "trc2", 0.2)):
+
+        def clip(metrics: dict[str, float], step: int, seed: int = seed) -> None:
+            metrics["hippocampus/threshold"] = 1 - 0.99**step
+            metrics["hippocampus/surprise_mean"] *= 1 + 0.01 * seed
+            metrics["hippocampus/keep_fraction"] = metrics["hippocampus/raw_fraction"] = 1.0
+
+        rewrite(folder, clip, "train")
+    ledger = claims_of(Evidence.of([tmp_path]))
+    for key in ("surprise.switches", "surprise.relaxes"):
+        surprise, threshold = ledger.claim(key).findings
+        assert surprise.contrast.counts
+        assert not threshold.contrast.counts
+        assert threshold.outcome.value == "worse", "its start-up would have decided the claim"
+        assert ledger.claim(key).ruling is Ruling.holds
+    assert ledger.claim("writes.sparse").ruling is Ruling.fails
+
+
+def test_the_critic_is_also_followed_from_its_peak(tmp_path: Path) -> None:
+    for seed, folder in enumerate(arm(tmp_path, "trc2", 0.2)):
+
+        def hump(metrics: dict[str, float], step: int, seed: int = seed) -> None:
+            into = next(step - start for start in (500, 250, 0) if step > start)
+            metrics["train/loss_td"] = 0.1 + 0.01 * seed * into / 250 + (0.9 if 40 < into <= 180 else 0.0)
+
+        rewrite(folder, hump, "train")
+    found = claim(tmp_path, "critic.falls")
+    assert found.ruling is not Ruling.holds
+    by_task = {finding.contrast.about: finding for finding in found.beside}
+    assert by_task["decades L_td falls in c4 from its peak"].difference.mean > 0.8
+
+
+def test_text_that_gained_nothing_can_lose_nothing(tmp_path: Path) -> None:
+    arm(tmp_path, "trc2", 0.2)
+    for folder in arm(tmp_path, "transformer", 0.6):
+
+        def echo(metrics: dict[str, float], step: int) -> None:
+            for task in TASKS:
+                metrics[f"eval/{task}/bleu"] = 98.0 if step == 0 else 0.2
+
+        rewrite(folder, echo)
+    ledger = claims_of(Evidence.of([tmp_path]))
+    bleu = ledger.claim("retention.bleu_area")
+    assert bleu.ruling is Ruling.untestable
+    assert bleu.reason.startswith("needs a comparison that counts (BLEU gained nothing in Transformer")
+    accuracy = ledger.claim("retention.accuracy_area")
+    assert [finding.contrast.counts for finding in accuracy.findings] == [True]
+
+
+def test_what_was_not_learnt_in_one_order_is_told_there_only(tmp_path: Path) -> None:
+    arm(tmp_path, "trc2", 0.2)
+    arm(tmp_path, "transformer", 0.6)
+    reverse = ["stream.order=[gsm8k,wikitext,c4]"]
+    arm(tmp_path, "trc2", 0.2, reverse, name="_reverse")
+    for folder in arm(tmp_path, "transformer", 0.6, reverse, name="_reverse"):
+
+        def freeze(metrics: dict[str, float], step: int) -> None:
+            for task in TASKS:
+                metrics[f"eval/{task}/perplexity"] = math.exp(7.2 if step else 7.25)
+
+        rewrite(folder, freeze)
+    ledger = claims_of(Evidence.of([tmp_path]))
+    (listed,) = ledger.claim("retention.area").findings
+    assert listed.contrast.counts
+    every = {f.contrast.about: f.contrast.counts for f in ledger.claim("orders.every").findings}
+    assert every == {"AUFC, c4 → wikitext → gsm8k": True, "AUFC, gsm8k → wikitext → c4": False}
 
 
 def test_an_order_in_which_it_is_worse_refutes_every_order(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Measure:
     of: Callable[[FinishedRun], float]
     unit: str = ""
     is_keeping: bool = False  # it says how much was kept of what was learnt, and nothing of one that learnt nothing
+    gained: str = ""  # the score of which it measures how much of a gain was kept, where that is not perplexity
 
 
 @dataclass(frozen=True)

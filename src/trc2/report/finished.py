@@ -98,6 +98,9 @@ def read_run(folder: Path) -> FinishedRun:
     return run
 
 
+WHOLE_GAIN = "share of the gain"
+
+
 def gap_unit(runs: Iterable[FinishedRun], metric: str) -> str:
     """What forgetting is measured in: nats, shares of what a task gained, or the score's own unit where it gained none.
 
@@ -109,7 +112,7 @@ def gap_unit(runs: Iterable[FinishedRun], metric: str) -> str:
     past = [(table, stretch) for table in tables for stretch in table.stretches[:-1]]
     divided = [is_divided(table, stretch) for table, stretch in past]
     if divided and all(divided):
-        return "share of the gain"
+        return WHOLE_GAIN
     return "share of the gain, else raw" if any(divided) else "raw"
 
 

@@ -114,15 +114,19 @@ def _pathways(cast: Cast) -> Claim:
             body = {seed: theirs[seed] - bare[seed] for seed in theirs if seed in bare}
             found = Contrast("AUFC gained", "by the parts (plain twin → TRC²)",
                              f"by the body ({rival.title} → plain twin)", parts, body, "higher")  # fmt: skip
-            contrasts.append(cast.told(found, full, plain, rival, is_keeping=True))
+            contrasts.append(cast.told(found, full, plain, rival, measure=AREA))
+    for part in ("thalamus", "memory"):  # replay apart: any backbone can have it
+        lesioned = cast.lesion(part)
+        missing += [] if lesioned else [f"runs of {lesion_name(part)}"]
+        contrasts += [cast.contrast(AREA, full, lesioned)] if full and lesioned else []
     moe = next(row for row in paper.ROWS if row.family == "moe" and row.d_model == 768)
     bare_area, full_area = paper.LESIONS["neither"].area_22k, paper.LESIONS["full"].area_22k
     return rule(
-        "lesion.pathways", "The gain comes from thalamus and hippocampus rather than from the rest of the backbone",
+        "lesion.pathways", "The gain is driven by thalamus and hippocampus rather than by the rest of the backbone",
         where="abstract; sections 1 and 6",
         paper=f"at 22k against MoE d768: parts {bare_area - full_area:.2f}, body {moe.area_22k - bare_area:.2f}",
         how="AUFC of the plain twin minus TRC² (parts) against AUFC of a baseline minus the plain twin (body), and "
-        "against 0.",
+        "against 0; and TRC² against itself without thalamus, and without memory: replay alone must not make it hold.",
         contrasts=contrasts, missing=[*missing, *missing_baselines(rivals)],
         notes=("By the paper's own Table 1 and D.2 the plain twin already has the larger part of the gain at 22k, "
                "and none of it at 20k; see what arithmetic says.",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,15 @@ from trc2.errors import UserError
 from trc2.metrics.learning import unlearned
 from trc2.report.claims.ledger import Contrast
 from trc2.report.evidence import Arm, Evidence, Measure, aa_differences, has_own_draws, twins_among
-from trc2.report.finished import FinishedRun
+from trc2.report.finished import WHOLE_GAIN, FinishedRun, gap_unit
 from trc2.report.names import FAMILIES, PARTS
+from trc2.report.scope import METRIC_TITLES
 from trc2.stats.equivalence import margin_from_aa
 
 SWITCHES = {"model.thalamus", "model.memory", "model.replay", "control.mode"}
 STRENGTHS = {"model.replay_coefficient", "model.replay_batch_size", "model.replay_long_fraction"}  # what is steered
 NEVER_LEARNT = "what was not learnt cannot be forgotten, so it is not counted"
+Order = tuple[str, ...]
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = frozenset({"memory", "replay"})  # what the paper switches off together
 
@@ -116,10 +118,10 @@ class Cast:
             return None
         return None if math.isnan(margin) else margin
 
-    def unlearned(self, arm: Arm) -> list[str]:
-        """Tasks that some run of the arm was trained on, in whatever order, and did not learn."""
-        found = [task for run in arm.runs for task in unlearned(run.tables["perplexity"])]
-        return list(dict.fromkeys(found))
+    def unlearned(self, arm: Arm, orders: Sequence[Order] | None = None) -> list[str]:
+        """Tasks that some run of the arm did not learn in one of these orders; by default in the listed one."""
+        runs = [run for order in orders or [self.evidence.listed_order] for run in arm.in_order(order)]
+        return list(dict.fromkeys(task for run in runs for task in unlearned(run.tables["perplexity"])))
 
     def contrast(self, measure: Measure, first: Arm, second: Arm) -> Contrast:
         """Two arms in one measure, by seed."""
@@ -127,21 +129,31 @@ class Cast:
             measure.title, first.title, second.title, self.seeds(first, measure), self.seeds(second, measure),
             measure.better, self.margin(measure), scale=measure.unit or measure.name.rsplit("/")[-1],
         )  # fmt: skip
-        return self.told(found, first, second, is_keeping=measure.is_keeping)
+        return self.told(found, first, second, measure=measure)
 
-    def told(self, contrast: Contrast, *arms: Arm, is_keeping: bool) -> Contrast:
+    def told(self, contrast: Contrast, *arms: Arm, measure: Measure, orders: Sequence[Order] | None = None) -> Contrast:
         """What an arm did not learn is said; where only keeping is compared, the contrast then does not count.
 
-        One with a score that is no number goes on counting: it stays in, and decides nothing.
+        Nor does one of kept gains in a score that gained nothing. One with a score that is no number goes on counting:
+        it stays in, and decides nothing.
         """
-        lacking = {arm.title: tasks for arm in arms if (tasks := self.unlearned(arm))}
-        if not lacking:
+        lacking = {arm.title: tasks for arm in arms if (tasks := self.unlearned(arm, orders))}
+        words = [f"{title} did not learn {', '.join(tasks)}" for title, tasks in lacking.items()]
+        if measure.gained:
+            raw = [arm.title for arm in arms if not self._gained(arm, measure.gained, orders)]
+            words += [f"{METRIC_TITLES.get(measure.gained, measure.gained)} gained nothing in {title}" for title in raw]
+        if not words:
             return contrast
-        remark = "; ".join(f"{title} did not learn {', '.join(tasks)}" for title, tasks in lacking.items())
+        remark = "; ".join(words)
         is_measured = all(map(math.isfinite, (*contrast.a.values(), *contrast.b.values())))
-        if not is_keeping or not is_measured:
+        if not measure.is_keeping or not is_measured:
             return replace(contrast, remark=remark)
         return replace(contrast, counts=False, remark=f"{remark}: {NEVER_LEARNT}")
+
+    def _gained(self, arm: Arm, metric: str, orders: Sequence[Order] | None) -> bool:
+        """Whether every past task's score rose above the untrained network's, so that gaps are shares of a gain."""
+        runs = [run for order in orders or [self.evidence.listed_order] for run in arm.in_order(order)]
+        return gap_unit(runs, metric) == WHOLE_GAIN
 
 
 def missing_baselines(known: Mapping[str, Arm], what: str = "") -> list[str]:

@@ -5,7 +5,7 @@ outcomes of all of them (`trc2.stats.verdict.decide`, Holm over the claim):
 
     some comparison is decided the other way                    → does not hold
     all are equivalent within the A/A margin                    → no difference
-    else some are: no better there, whatever the others say     → does not hold
+    else some are, also after Holm: no better there             → does not hold
     else some is undecided, or something is missing             → undecided
     else                                                        → holds
     no comparison can be made at all                            → not testable here
@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
+from trc2.stats.equivalence import tost
 from trc2.stats.intervals import bounds, number
 from trc2.stats.moments import moments
 from trc2.stats.paired import PairedDifference, holm, paired_difference
-from trc2.stats.verdict import Verdict, decide
+from trc2.stats.verdict import ALPHA, Verdict, decide
 
 Better = Literal["lower", "higher"]
 
@@ -68,6 +69,11 @@ class Finding:
     contrast: Contrast
     difference: PairedDifference
     outcome: Verdict
+    p_equal: float = math.nan  # of equivalence, corrected over the claim
+
+    @property
+    def is_surely_equal(self) -> bool:
+        return self.outcome is Verdict.equivalent and self.p_equal < ALPHA
 
     @property
     def means(self) -> tuple[float, float]:
@@ -116,6 +122,7 @@ class Finding:
             "n": known.n,
             "p": known.p,
             "p_holm": known.p_holm,
+            "p_equal_holm": self.p_equal,
             "margin": contrast.margin,
             "outcome": self.outcome.value,
             "counts": contrast.counts,
@@ -132,13 +139,15 @@ def compare(contrasts: Iterable[Contrast]) -> list[Finding]:
     """All comparisons of one claim, their p-values corrected together; those without a shared seed are left out."""
     known = [(c, paired_difference({s: c.a[s] for s in c.seeds}, c.b)) for c in contrasts if c.seeds]
     corrected = holm({str(i): d.p for i, (c, d) in enumerate(known) if c.counts})
+    equal = holm({str(i): tost(d, c.margin) for i, (c, d) in enumerate(known) if c.counts and c.margin is not None})
     findings = []
     for i, (contrast, difference) in enumerate(known):
         if contrast.counts:
             difference = replace(difference, p_holm=corrected[str(i)])
         direction: Literal["min", "max"] = "min" if contrast.better == "lower" else "max"
         outcome = decide(difference, contrast.margin, direction=direction)
-        findings.append(Finding(contrast, difference, _by_side(contrast, difference) or outcome))
+        outcome = _by_side(contrast, difference) or outcome
+        findings.append(Finding(contrast, difference, outcome, equal.get(str(i), math.nan)))
     return findings
 
 
@@ -219,28 +228,42 @@ def numbers(findings: Sequence[Finding], ruling: Ruling) -> tuple[str, str]:
 
 
 def judge(findings: Sequence[Finding], missing: Sequence[str]) -> tuple[Ruling, str]:
-    """The rule above, and the reason in words."""
+    """The rule above, and the reason in words, which also say who was not counted."""
     counted = [finding for finding in findings if finding.contrast.counts]
     needs = "; ".join(dict.fromkeys(missing))
     if not counted:
-        return Ruling.untestable, f"needs {needs or 'an arm to compare with that learnt every task'}"
+        if findings:
+            needs = "; ".join(filter(None, [f"a comparison that counts ({findings[0].contrast.remark})", needs]))
+        return Ruling.untestable, f"needs {needs}"
+    ruling, reason = _of_counted(counted, needs)
+    others = [finding.contrast.second for finding in findings if not finding.contrast.counts]
+    return ruling, f"{reason}; not counted: {', '.join(dict.fromkeys(others))}" if others else reason
+
+
+def _of_counted(counted: Sequence[Finding], needs: str) -> tuple[Ruling, str]:
     worse = [f for f in counted if f.outcome is Verdict.worse]
     if worse:
         return Ruling.fails, f"{_listed(worse)}: decided the other way"
     same = [f for f in counted if f.outcome is Verdict.equivalent]
-    if same:
-        equal = f"equal within what A/A pairs differ by (±{', ±'.join(_margins(same))})"
-        if len(same) == len(counted):
-            return Ruling.same, f"{_listed(same)}: {equal}"
-        better = sum(f.outcome is Verdict.better for f in counted)
-        return Ruling.fails, f"{_listed(same)}: {equal}; better in {better} of {len(counted)} comparisons"
-    open_ones = [f for f in counted if f.outcome is Verdict.undecided]
-    if open_ones:
-        reason = _why_open(open_ones, len(counted))
+    if len(same) == len(counted):
+        return Ruling.same, f"{_listed(same)}: {_equal(same)}"
+    surely = [f for f in same if f.is_surely_equal]
+    better = [f for f in counted if f.outcome is Verdict.better]
+    if surely:
+        return (
+            Ruling.fails,
+            f"{_listed(surely)}: {_equal(surely)}; better in {len(better)} of {len(counted)} comparisons",
+        )
+    if len(better) < len(counted):
+        reason = _why_open([f for f in counted if f not in better], len(counted))
         return Ruling.undecided, f"{reason}; needs {needs}" if needs else reason
     if needs:
         return Ruling.undecided, f"holds in all {len(counted)} comparisons there are; needs {needs}"
     return Ruling.holds, f"decided in all {len(counted)} comparisons" if len(counted) > 1 else "decided"
+
+
+def _equal(findings: Sequence[Finding]) -> str:
+    return f"equal within what A/A pairs differ by (±{', ±'.join(_margins(findings))})"
 
 
 def _listed(findings: Sequence[Finding]) -> str:
@@ -265,7 +288,9 @@ def _why_open(findings: Sequence[Finding], total: int) -> str:
     if rest:
         known = [f.difference.p_holm for f in rest if not math.isnan(f.difference.p_holm)]
         smallest = f", Holm p from {min(known):.2g}" if known else ""
-        reasons.append(f"not decided in {len(rest)} of {total} comparisons (n = {rest[0].difference.n}{smallest})")
+        counts = sorted({f.difference.n for f in rest})
+        n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        reasons.append(f"not decided in {len(rest)} of {total} comparisons (n = {n}{smallest})")
     if decided:
         reasons.append(f"holds in the other {decided}")
     return "; ".join(reasons)
@@ -277,6 +302,7 @@ def headline(findings: Sequence[Finding], ruling: Ruling) -> Finding:
     deciding = {
         Ruling.fails: (Verdict.worse, Verdict.equivalent),
         Ruling.same: (Verdict.equivalent,),
+        Ruling.undecided: (Verdict.undecided, Verdict.equivalent),
     }.get(ruling, ())
     among = next((found for v in deciding if (found := [f for f in counted if f.outcome is v])), counted)
     same_scale = [f for f in among if f.contrast.scale == among[0].contrast.scale]

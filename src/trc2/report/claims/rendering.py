@@ -21,16 +21,16 @@ from trc2.stats.verdict import ALPHA
 RULES = (
     "A claim is one or several comparisons “the first side is better”, paired by seed in the listed order of tasks.",
     "Holds: every comparison is decided that way (two-sided paired t-test, Holm over the claim's comparisons, "
-    f"p < {ALPHA:g}).",
+    f"p < {ALPHA:g}). That all of several hold would need no correction; with it fewer claims hold by chance.",
     "Does not hold: at least one comparison is decided the other way.",
     "No difference: all are equivalent (two one-sided tests) within the margin that A/A pairs set: arms that differ in "
-    "their replay draws only. If some are and others are not, the claim does not hold for all. Without such pairs "
-    "nothing is equal.",
+    "their replay draws only. If some are, also after Holm over the claim's equivalence tests, and others are not, the "
+    "claim does not hold for all. Without such pairs nothing is equal.",
     "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number. A value that "
     "is the same in all of several seeds decides against a fixed bound, without a p-value.",
     "Not testable here: no comparison can be made; the reason says what is missing.",
     "An arm that did not learn a task is marked, and not counted where only forgetting is compared: what was never "
-    "learnt cannot be forgotten.",
+    "learnt cannot be forgotten. The same goes for text scores that gained nothing over an untrained network.",
     "The family of a correction is one claim, not the ledger: of twenty claims without any effect, one may be decided "
     "by chance.",
 )
@@ -106,7 +106,7 @@ def _arm_data(cast: Cast, title: str) -> dict[str, Any]:
         "runs": len(arm.runs),
         "seeds": sorted({run.config.train.seed for run in arm.runs}),
         "orders": len({tuple(stretch.task for stretch in run.stretches) for run in arm.runs}),
-        "not_learnt": [] if arm.is_bound else cast.unlearned(arm),
+        "not_learnt": [] if arm.is_bound else cast.unlearned(arm, cast.evidence.orders),
     }
 
 
@@ -146,8 +146,8 @@ def _evidence_line(ledger: Ledger) -> str:
     more = f"; {len(evidence.unfinished)} unfinished runs count nowhere" if evidence.unfinished else ""
     return (
         f"What {len(evidence.runs)} finished runs say to the paper's claims: {len(evidence.arms)} arms, seeds "
-        f"{', '.join(map(str, seeds))}, {tasks}, {steps:,} steps{more}. Computed from run folders; no number is typed "
-        "in but the paper's."
+        f"{', '.join(map(str, seeds))}, {tasks}, {steps:,} steps{more}. Computed from run folders; typed in are "
+        "the paper's numbers and, named with each test, the bounds that its words leave open."
     )
 
 
@@ -220,7 +220,7 @@ def _margins(cast: Cast) -> list[str]:
 
 
 def _unlearned(cast: Cast) -> list[str]:
-    marked = [(arm.title, cast.unlearned(arm)) for arm in cast.evidence.arms if not arm.is_bound]
+    marked = [(arm.title, cast.unlearned(arm, cast.evidence.orders)) for arm in cast.evidence.arms if not arm.is_bound]
     lines = [f"- {markdown(title)} did not learn {markdown(', '.join(tasks))}." for title, tasks in marked if tasks]
     return (
         ["**Arms that did not learn a task** (a small forgetting area is no merit there):", "", *lines, ""]

@@ -14,10 +14,11 @@ from trc2.report.finished import FinishedRun, gap_unit
 from trc2.report.names import size_of
 from trc2.report.scope import METRIC_TITLES
 
-BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"), is_keeping=True)
+BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", "lower", summary_value("bleu", "aufc"), is_keeping=True, gained="bleu")
 ACCURACY_AREA = Measure(
-    "accuracy_aufc", "token-accuracy AUFC", "lower", summary_value("token_accuracy", "aufc"), is_keeping=True
-)
+    "accuracy_aufc", "token-accuracy AUFC", "lower", summary_value("token_accuracy", "aufc"), is_keeping=True,
+    gained="token_accuracy",
+)  # fmt: skip
 
 
 def area_at(boundary: int, metric: str = "perplexity") -> Measure:
@@ -30,7 +31,8 @@ def area_at(boundary: int, metric: str = "perplexity") -> Measure:
 
     title = f"{'' if metric == 'perplexity' else METRIC_TITLES[metric] + ' '}AUFC at boundary {boundary + 1}"
     unit = "nats" if metric == "perplexity" else ""
-    return Measure(f"aufc_{boundary}/{metric}", title, "lower", of, unit, is_keeping=True)
+    gained = "" if metric == "perplexity" else metric
+    return Measure(f"aufc_{boundary}/{metric}", title, "lower", of, unit, is_keeping=True, gained=gained)
 
 
 def just_learnt(metric: str, task: str) -> Measure:
@@ -56,28 +58,32 @@ def retention_claims(cast: Cast) -> list[Claim]:
     return [
         _of_forgetting(
             cast, "retention.area", "TRC² has the lowest perplexity AUFC of all models at the end of the stream",
-            where=f"section 4.2; {paper.AREA_TABLE}; Figure 5", paper_says=paper.lead("area_22k"), measures=[AREA],
+            where=f"section 4.2; {paper.AREA_TABLE}; Figure 5", paper_says=paper.lead("area_22k"), measure=AREA,
         ),
         _of_forgetting(
             cast, "retention.bleu_area", "TRC² has the lowest BLEU AUFC of all models",
-            where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("bleu_area_22k"), measures=[BLEU_AREA],
+            where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("bleu_area_22k"), measure=BLEU_AREA,
             notes=("The paper's BLEU areas compare unlike with unlike; see what arithmetic says.", bleu_unit(cast)),
         ),
         _of_forgetting(
             cast, "retention.accuracy_area", "TRC² has the lowest token-accuracy AUFC of all models",
             where=f"{paper.AREA_TABLE}; section K", paper_says=paper.lead("accuracy_area_22k"),
-            measures=[ACCURACY_AREA],
+            measure=ACCURACY_AREA,
         ),
         _of_forgetting(
             cast, "retention.second_boundary",
             f"TRC² has the lowest perplexity AUFC already after {first_two}",
-            where=f"{paper.AREA_TABLE}, 20k; Figure I.9", paper_says=paper.lead("area_20k"), measures=[area_at(1)],
+            where=f"{paper.AREA_TABLE}, 20k; Figure I.9", paper_says=paper.lead("area_20k"), measure=area_at(1),
         ),
         _of_forgetting(
-            cast, "retention.text_second_boundary", f"… and the lowest BLEU and token-accuracy AUFC after {first_two}",
-            where=f"{paper.AREA_TABLE}, 20k",
-            paper_says=f"BLEU {paper.lead('bleu_area_20k')}; accuracy {paper.lead('accuracy_area_20k')}",
-            measures=[area_at(1, "bleu"), area_at(1, "token_accuracy")], notes=(bleu_unit(cast),),
+            cast, "retention.bleu_second_boundary", f"… and the lowest BLEU AUFC after {first_two}",
+            where=f"{paper.AREA_TABLE}, 20k", paper_says=paper.lead("bleu_area_20k"),
+            measure=area_at(1, "bleu"), notes=(bleu_unit(cast),),
+        ),
+        _of_forgetting(
+            cast, "retention.accuracy_second_boundary", f"… and the lowest token-accuracy AUFC after {first_two}",
+            where=f"{paper.AREA_TABLE}, 20k", paper_says=paper.lead("accuracy_area_20k"),
+            measure=area_at(1, "token_accuracy"),
         ),
         _throughout(cast, plain),
         _lowest_at_boundaries(cast, plain),
@@ -105,7 +111,7 @@ def needs_trc2(cast: Cast) -> list[str]:
 
 
 def _of_forgetting(
-    cast: Cast, key: str, statement: str, *, where: str, paper_says: str, measures: list[Measure],
+    cast: Cast, key: str, statement: str, *, where: str, paper_says: str, measure: Measure,
     notes: tuple[str, ...] = (),
 ) -> Claim:  # fmt: skip
     plain = cast.baselines(with_replay=False)
@@ -115,8 +121,8 @@ def _of_forgetting(
         missing.append(f"a TRC² that learns {', '.join(lacking)}")
     return rule(
         key, statement, where=where, paper=paper_says,
-        how=f"{measures[0].title}: TRC² minus each baseline without replay, paired by seed.",
-        contrasts=versus(cast, plain, measures), missing=missing, notes=notes,
+        how=f"{measure.title}: TRC² minus each baseline without replay, paired by seed.",
+        contrasts=versus(cast, plain, [measure]), missing=missing, notes=notes,
     )  # fmt: skip
 
 
@@ -125,7 +131,7 @@ def _throughout(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
     for rival in plain.values() if trc2 is not None else ():
         assert trc2 is not None
         found = never_above(trc2, rival, cast.evidence.listed_order)
-        contrasts.append(cast.told(found, trc2, rival, is_keeping=True))
+        contrasts.append(cast.told(found, trc2, rival, measure=AREA))
     return rule(
         "retention.throughout", "TRC²'s perplexity AUFC stays below the baselines' throughout the stream",
         where="section K; Figure K.16", paper="figure only",

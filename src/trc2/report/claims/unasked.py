@@ -54,7 +54,10 @@ def effect(cast: Cast, measure: Measure, parts: Sequence[str]) -> Contrast | Non
     name = " × ".join(parts)
     first, second = SIDES[len(parts)]
     about = f"{'effect of' if len(parts) == 1 else 'interaction'} {name} on {measure.title}"
-    return Contrast(about, first, second, a, b, measure.better, cast.margin(measure))
+    margin = cast.margin(measure)
+    if margin is not None:
+        margin /= 2 ** (len(parts) - 1)  # an interaction is half, or a quarter, of what a part's worth changes by
+    return Contrast(about, first, second, a, b, measure.better, margin)
 
 
 def _effects(cast: Cast, measure: Measure) -> list[Finding]:
