@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -71,6 +72,21 @@ def test_replay_by_a_share_is_called_by_it_and_pays_for_what_it_replayed(tmp_pat
     assert [arm.title for arm in Evidence.of([tmp_path]).arms] == [
         "TRC² plain + 44 % replay", "TRC² plain + controlled replay", "TRC² plain + steered 22 % replay + jump"
     ]  # fmt: skip
+
+
+def test_what_may_be_reported_together_does_not_depend_on_names(tmp_path: Path) -> None:
+    """16 new rows without replay and 18 belong together where there are 16 with replay, and only there."""
+    bare = ["model.thalamus=false", "model.memory=false", "model.replay=false"]
+    settings = {"replaying": [], "plain": bare, "joint": [*bare, "stream.mode=joint", "train.batch_size=18"]}
+    made = {name: invent_run(tmp_path / name, "lab_trc2", overrides) for name, overrides in settings.items()}
+    for order in itertools.permutations(made.values()):
+        again = tmp_path / "again"
+        for place, folder in enumerate(order):
+            shutil.copytree(folder, again / str(place))
+        assert len(Evidence.of([again]).runs) == 3
+        shutil.rmtree(again)
+    with pytest.raises(UserError, match=r"2304 new tokens a step, .*2048|2048 new tokens a step, .*2304"):
+        Evidence.of([made["plain"], made["joint"]])
 
 
 def test_an_unfinished_run_counts_nowhere(tmp_path: Path) -> None:

@@ -207,12 +207,26 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
                 f"{run.folder} has the tasks {', '.join(run.tasks)}, {first.folder} {', '.join(first.tasks)}: report "
                 "them apart."
             )
-        if not equal_work(run.as_trained, first.as_trained):
-            ours, theirs = run.config.train.tokens_per_step, first.config.train.tokens_per_step
+    _check_equal_work(runs)
+
+
+def _check_equal_work(runs: list[FinishedRun]) -> None:
+    """Refuse a run that does the work of no other, directly or by others between them, whatever their order.
+
+    By others: an arm of 2,048 new tokens a step belongs with one of 2,304 where there is one that replays 256.
+    """
+    reached, rest = runs[:1], runs[1:]
+    while rest:
+        is_equal = [any(equal_work(run.as_trained, known.as_trained) for known in reached) for run in rest]
+        if not any(is_equal):
+            odd, first = rest[0], runs[0]
+            ours, theirs = odd.config.train.tokens_per_step, first.config.train.tokens_per_step
             raise UserError(
-                f"{run.folder} has {ours} new tokens a step, {first.folder} {theirs}, and replay does not make up for "
+                f"{odd.folder} has {ours} new tokens a step, {first.folder} {theirs}, and replay does not make up for "
                 "it: report them apart."
             )
+        reached = [run for run, equal in zip(rest, is_equal, strict=True) if equal]
+        rest = [run for run, equal in zip(rest, is_equal, strict=True) if not equal]
 
 
 def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:

@@ -237,7 +237,7 @@ def _distances(distances: Sequence[Distance]) -> list[str]:
     for distance in distances:
         lines += [
             f"From {markdown(distance.plain)} (0) to {markdown(distance.joint)} (1) in {PRIMARY.title}: "
-            f"{distance.nats:.3g} nats, between the means over seeds."
+            f"{distance.nats:.3g} nats, between the means over seeds, which count as known.{markdown(distance.steps)}"
             + (f" **Warning:** {markdown(distance.warning)}" if distance.warning else ""),
             "",
         ]

@@ -10,7 +10,7 @@ from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
 from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
 from trc2.report.claims.retention import just_learnt, needs_trc2, versus
 from trc2.report.claims.shuffles import orders_left_open
-from trc2.report.contrast_tables import closed_shares, distance
+from trc2.report.contrast_tables import closed_shares, distance, step_words
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS
@@ -218,6 +218,7 @@ class Distance:
     nats: float
     closed: tuple[Closed, ...]
     warning: str
+    steps: str = ""  # how much text a step of both had, where that differs
 
 
 def distances(cast: Cast) -> list[Distance]:
@@ -234,7 +235,9 @@ def distances(cast: Cast) -> list[Distance]:
             for arm in arms
             if arm is not plain and nats > 0 and (shares := [*closed_shares(scope, arm, plain, joint).values()])
         ]
-        found.append(Distance(plain.title, joint.title, nats, tuple(closed), _warning(joint.title, nats, closed)))
+        steps = "" if step_words(plain) == step_words(joint) else f" {step_words(plain)} and {step_words(joint)}."
+        warning = _warning(joint.title, nats, closed)
+        found.append(Distance(plain.title, joint.title, nats, tuple(closed), warning, steps))
     return found
 
 
