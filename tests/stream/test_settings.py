@@ -81,7 +81,7 @@ def test_an_order_changes_what_is_trained_when_and_nothing_else() -> None:
         ("code", r"order=\[code\] is no order of the tasks"),
         (3, "order=3 is no list of names"),
         ([1, 2, 3], "is no list of names"),
-        ("all", "order=all is many runs: write it into a matrix for `trc2 sweep`"),
+        ("all", "order=all is many runs: give it to `trc2 sweep`"),
     ],
 )
 def test_what_is_no_order_is_refused(order: object, message: str) -> None:

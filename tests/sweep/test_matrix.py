@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_all_orders_and_all_the_others() -> None:
     assert len(others) == 5
     assert others[0].name == "demo+prose-arithmetic-code+s0"
     assert [c.config.stream.order for c in cells(orders=[listed]) if c.config.stream] == [listed]
+
+
+@pytest.mark.parametrize("given", [{"extra": ("stream.order=all",)}, {"settings": ["stream.order=all"]}])
+def test_a_setting_that_asks_for_all_orders_is_as_many_runs(given: dict[str, Any]) -> None:
+    axes = {"seeds": [0, 1], **{name: value for name, value in given.items() if name != "extra"}}
+    found = cells(*given.get("extra", ()), **axes)
+    assert [(c.name, c.config) for c in found] == [(c.name, c.config) for c in cells(orders="all", seeds=[0, 1])]
+    assert len(found) == 12
 
 
 def test_seeds_are_outermost_so_that_an_early_stop_has_something_of_everything() -> None:
@@ -93,7 +102,7 @@ def test_the_packaged_matrices_are_valid_and_the_labs_has_the_runs_it_promises(t
     with pytest.raises(UserError, match=r"There is no matrix or file 'lba': .*lab"):
         load_matrix("lba")
     found = load_matrix("lab").cells() + load_matrix("lab_orders").cells()
-    assert len({cell.name for cell in found}) == len(found) == 96
+    assert len({cell.name for cell in found}) == len(found) == 90
     file = tmp_path / "mine.yaml"
     file.write_text("grids: [{recipes: [demo], seeds: [0, 1]}]")
     assert [cell.name for cell in load_matrix(str(file)).cells()] == ["demo+s0", "demo+s1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     assert read_run(alone).tables == read_run(out / "tiny+s0").tables
     assert len(Evidence.of([out]).runs) == 1
 
+    assert (alone / "checkpoints").is_dir()
+    shutil.rmtree(out / "tiny+s0")
+    shutil.move(alone, out / "tiny+s0")  # one that ended while no sweep was looking is made small too
+    assert run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False).failed == outcome.failed
+    assert not (out / "tiny+s0" / "checkpoints").exists()
+    assert (out / "tiny+s0" / "metrics.jsonl.gz").is_file()
+
+    outcome = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET)
     before = (out / "tiny+s0" / "metrics.jsonl.gz").stat().st_mtime_ns
     again = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET)
     assert again == outcome  # nothing left to do: neither the ended nor the failed one is touched

@@ -124,7 +124,7 @@ class StreamConfig(Section):
     @classmethod
     def _one_order(cls, order: Any) -> Any:
         if order == ["all"]:
-            raise ValueError("order=all is many runs: write it into a matrix for `trc2 sweep`, or name one order here.")
+            raise ValueError("order=all is many runs: give it to `trc2 sweep`, or name one order here.")
         if order is None or (isinstance(order, list | tuple) and all(isinstance(name, str) for name in order)):
             return order
         raise ValueError(f"order={shown(order)} is no list of names: write it as [first, second, …].")

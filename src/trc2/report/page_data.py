@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,9 +224,10 @@ def _arm(
 def intervals(arm: Arm, evidence: Evidence, columns: Sequence[Column]) -> dict[str, list[Any]]:
     """[mean, low, high, n] of every column, by what is looked at: `ORDER|SEED`, each a number or `all`.
 
-    In one order repetitions are seeds. Over all orders they are the orders, each with the mean of its seeds: orders
-    differ more than seeds do, and one that has more seeds should not count for more. A bound has no order to choose:
-    it stands under `any`, with every run. One seed in one order is one run, which the page has already.
+    Repetitions are seeds. Over all orders a seed counts once, with the mean over its orders: they share its weights,
+    and all orders there are, are no sample of orders. Seeds that lack an order are left out, and so are arms that lack
+    one in all seeds. A bound has no order to choose: it stands under `any`, with every run. One seed in one order is
+    one run, which the page has already.
     """
     seeds = sorted({run.config.train.seed for run in arm.runs})
     scopes: dict[str, list[list[FinishedRun]]] = {}
@@ -234,18 +235,17 @@ def intervals(arm: Arm, evidence: Evidence, columns: Sequence[Column]) -> dict[s
         scopes["any|all"] = [[run] for run in arm.runs]
         scopes |= {f"any|{seed}": [[run] for run in arm.runs if run.config.train.seed == seed] for seed in seeds}
     else:
-        scopes["all|all"] = _by_order(arm.runs)
-        scopes |= {f"all|{seed}": _by_order(run for run in arm.runs if run.config.train.seed == seed) for seed in seeds}
+        by_seed = {seed: [run for run in arm.runs if run.config.train.seed == seed] for seed in seeds}
+        whole = {seed: runs for seed, runs in by_seed.items() if {*map(_order_of, runs)} == {*evidence.orders}}
+        scopes["all|all"] = list(whole.values())
+        scopes |= {f"all|{seed}": [runs] for seed, runs in whole.items()}
         for index, order in enumerate(evidence.orders):
             scopes[f"{index}|all"] = [[run] for run in arm.in_order(order)]
     return {key: [_interval(groups, column) for column in columns] for key, groups in scopes.items() if groups}
 
 
-def _by_order(runs: Iterable[FinishedRun]) -> list[list[FinishedRun]]:
-    groups: dict[tuple[str, ...], list[FinishedRun]] = {}
-    for run in runs:
-        groups.setdefault(order_of(run.config), []).append(run)
-    return [groups[order] for order in sorted(groups)]
+def _order_of(run: FinishedRun) -> tuple[str, ...]:
+    return order_of(run.config)
 
 
 def _interval(groups: list[list[FinishedRun]], column: Column) -> list[Any] | None:

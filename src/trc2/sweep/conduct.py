@@ -75,6 +75,8 @@ class _Sweep:
             if retry:
                 forget_failure(self.out / cell.name)
             self.standings[cell.name] = standing(cell, self.out)
+            if self.standings[cell.name].state == "ended" and not self.keep:
+                compact(RunFolder(self.out / cell.name))  # it ended while no sweep was looking
         waiting = [name for name, found in self.standings.items() if found.left]
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)

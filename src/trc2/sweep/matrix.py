@@ -19,6 +19,8 @@ from trc2.errors import UserError, brief, did_you_mean
 MAX_CELLS = 10_000
 Changes = dict[str, tuple[str, ...]]
 """Names, and the overrides that each stands for."""
+Orders = tuple[tuple[str, ...], ...] | Literal["all", "others"] | None
+EVERY_ORDER = "stream.order=all"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Grid(Section):
     lesions: Changes = Field({}, description="name: [model.memory=false, …]")
     strategies: Changes = Field({}, description="names of strategies, or name: [strategy=ewc, strategy.strength=10]")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1)
-    orders: tuple[tuple[str, ...], ...] | Literal["all", "others"] | None = Field(
+    orders: Orders = Field(
         None, description="orders of the tasks; all: every one; others: every one but the listed one"
     )
     settings: tuple[str, ...] = Field((), description="overrides of every run; {seed} stands for its seed")
@@ -68,18 +70,20 @@ class Grid(Section):
                 *map(_entries, (self.sizes, self.lesions, self.strategies))
             ):
                 fixed = (*size[1], *lesion[1], *strategy[1], *self.settings, *extra)
-                fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed)
-                for order in self._orders_of(recipe, fixed):
+                every = EVERY_ORDER in fixed
+                fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed if override != EVERY_ORDER)
+                for order in self._orders_of(recipe, fixed, "all" if every else self.orders):
                     overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
                     words = [recipe_name(recipe), size[0], lesion[0], strategy[0], "-".join(order), f"s{seed}"]
                     name = "+".join(word for word in words if word and word != "none")
                     yield Cell(name, recipe, overrides, _config(name, recipe, overrides))
 
-    def _orders_of(self, recipe: str, overrides: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-        if self.orders is None:
+    @staticmethod
+    def _orders_of(recipe: str, overrides: tuple[str, ...], orders: Orders) -> Iterable[tuple[str, ...]]:
+        if orders is None:
             return [()]
-        if isinstance(self.orders, tuple):
-            return self.orders
+        if isinstance(orders, tuple):
+            return orders
         stream = load_recipe(recipe, overrides).stream
         if stream is None:
             raise UserError(f"The recipe {recipe} has no stream of tasks, so it has no orders: leave orders out.")
@@ -87,7 +91,7 @@ class Grid(Section):
         every = list(itertools.permutations(listed))
         if len(every) > MAX_CELLS:
             raise UserError(f"{len(listed)} tasks have {len(every)} orders: name those you want.")
-        return every if self.orders == "all" else every[1:]
+        return every if orders == "all" else every[1:]
 
 
 class Matrix(Section):

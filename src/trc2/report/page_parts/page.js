@@ -214,7 +214,7 @@ function drawTable() {
   const heads = [element("th", { scope: "col" }, "arm"), element("th", { scope: "col" }, "n"), ...columns.map(([index, column]) => head(title(column), index, column))];
   const bodies = [rows.filter((row) => !data.arms[row.arm].bound), rows.filter((row) => data.arms[row.arm].bound)].filter((part) => part.length);
   $("table").replaceChildren(element("thead", {}, element("tr", {}, ...heads)), ...bodies.map((part) => element("tbody", {}, ...part.map(tableRow))));
-  const over = state.order === ALL ? "orders, each the mean of its seeds" : "seeds";
+  const over = state.order === ALL ? "seeds that have every order, each the mean of its orders" : "seeds";
   const bounds = rows.some((row) => data.arms[row.arm].bound) ? " Bounds stand below the line and have no order." : "";
   const unlearnt = rows.some((row) => unlearntOf(runsOf(row.arm)).length) ? " † trained a task and did not learn it, which is not the same as not forgetting it." : "";
   $("table-note").textContent = `Means over ${over}, with 95 % t-intervals where n is at least 2. Press a heading to sort, an arm to see its runs.${bounds}${unlearnt} ${data.metrics[state.metric].note}`;
