@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.errors import UserError
-from trc2.stats.equivalence import margin_from_aa, noise_floor, tost
+from trc2.stats.equivalence import margin_from_aa, noise_floor, tost, without_largest
 from trc2.stats.intervals import interval_of
 from trc2.stats.paired import PairedDifference, paired_difference
 
@@ -91,3 +91,17 @@ def test_what_is_unknown_is_never_equivalent() -> None:
     assert tost(difference(0.0, 0.0), 0.0) == 1
     with pytest.raises(UserError, match="negative"):
         tost(difference(0.0, 0.0), -1.0)
+
+
+def test_one_pair_that_went_astray_does_not_widen_the_margin() -> None:
+    usual = [-0.025, 0.025, -0.037, -0.022, -0.041]
+    assert without_largest([*usual, 0.358]) == usual
+    assert without_largest([*usual, -0.358]) == usual
+    assert margin_from_aa(without_largest([*usual, 0.358])) == margin_from_aa(usual)
+    assert without_largest([0.1, -0.2]) == [0.1, -0.2]  # of two, neither is known to be the odd one
+    assert len(without_largest([0.1, math.nan, 0.2])) == 3  # a broken one is for the margin to refuse
+
+
+@given(st.lists(st.floats(-10, 10).filter(lambda x: abs(x) > 1e-6), min_size=1, max_size=12))
+def test_leaving_the_largest_out_only_narrows_the_margin(differences: list[float]) -> None:
+    assert margin_from_aa(without_largest(differences)) <= margin_from_aa(differences) * (1 + 1e-12)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Measure, aa_differences
+from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Measure, aa_differences, aa_margin
 from trc2.report.grid import Column, Number, Row, Table
 from trc2.report.names import PARTS
 from trc2.report.paper_tables import INTERVALS, dagger_words
@@ -20,7 +20,6 @@ from trc2.report.scope import (
     measured,
     plain_twin,
 )
-from trc2.stats.equivalence import margin_from_aa
 from trc2.stats.paired import PairedDifference, compare_all
 from trc2.stats.verdict import decide
 
@@ -111,8 +110,7 @@ def comparisons(scope: Scope, measure: Measure) -> list[tuple[Arm, PairedDiffere
 
 def margin(scope: Scope, measure: Measure) -> float | None:
     """What two arms may differ by and still be called equal, from A/A twins; None without them."""
-    differences = repetition(scope, measure)
-    return margin_from_aa(differences) if any(differences) else None
+    return aa_margin(repetition(scope, measure))
 
 
 def repetition(scope: Scope, measure: Measure) -> list[float]:
@@ -133,6 +131,8 @@ def paired_table(scope: Scope, measure: Measure = PRIMARY) -> Table:
         chances = [None if math.isnan(p) else Number(p) for p in (difference.p, difference.p_holm)]
         direction = "min" if measure.better == "lower" else "max"
         verdict = decide(difference, within, direction=direction).value  # type: ignore[arg-type]
+        if measure.is_keeping and (scope.unlearnt(arm) or scope.unlearnt(scope.reference)):
+            verdict = "not learnt"  # so nothing could be forgotten
         rows.append(Row((scope.title(arm), *numbers, *chances, verdict)))
     equivalence = (
         f" Equivalent: within ±{within:.3g}, what A/A twins with other replay draws allow, by two one-sided tests."

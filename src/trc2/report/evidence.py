@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from trc2.report.names import (
 )
 from trc2.runs.budget import equal_work
 from trc2.runs.folder import RunFolder
+from trc2.stats.equivalence import margin_from_aa, without_largest
 
 Repetition = tuple[int, tuple[str, ...]]
 """What repetitions of one experiment may differ in: (seed, order of the tasks)."""
@@ -150,6 +151,14 @@ def aa_differences(pairs: Iterable[tuple[Arm, Arm]], values: Callable[[Arm], Map
         ours, theirs = values(first), values(second)
         found += [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return found
+
+
+def aa_margin(differences: Sequence[float]) -> float | None:
+    """What two arms may differ by and still be called equal; None where A/A differences do not tell."""
+    known = without_largest(differences)
+    if not any(known) or not all(map(math.isfinite, known)):
+        return None
+    return margin_from_aa(known)
 
 
 def repetition_of(run: FinishedRun) -> Repetition:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trc2.errors import UserError
 from trc2.metrics.learning import unlearned
 from trc2.report.claims.ledger import Contrast
-from trc2.report.evidence import Arm, Evidence, Measure, aa_differences, has_own_draws, twins_among
+from trc2.report.evidence import Arm, Evidence, Measure, aa_differences, aa_margin, has_own_draws, twins_among
 from trc2.report.finished import WHOLE_GAIN, FinishedRun, gap_unit
 from trc2.report.names import FAMILIES, PARTS
 from trc2.report.scope import METRIC_TITLES
-from trc2.stats.equivalence import margin_from_aa
 
 SWITCHES = {"model.thalamus", "model.memory", "model.replay", "control.mode"}
 STRENGTHS = {"model.replay_coefficient", "model.replay_batch_size", "model.replay_long_fraction"}  # what is steered
@@ -112,11 +110,7 @@ class Cast:
 
     def margin(self, measure: Measure) -> float | None:
         """The difference below which two arms are called equal; None without A/A pairs that tell."""
-        try:
-            margin = margin_from_aa(self.aa_differences(measure))
-        except UserError:  # none, or all 0
-            return None
-        return None if math.isnan(margin) else margin
+        return aa_margin(self.aa_differences(measure))
 
     def unlearned(self, arm: Arm, orders: Sequence[Order] | None = None) -> list[str]:
         """Tasks that some run of the arm did not learn in one of these orders; by default in the listed one."""

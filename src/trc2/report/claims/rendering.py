@@ -15,6 +15,7 @@ from trc2.report.claims.ledger import NOTHING, Claim, Finding, Ruling, signed
 from trc2.report.claims.unasked import Distance
 from trc2.report.evidence import AREA, PRIMARY
 from trc2.report.markdown import markdown
+from trc2.stats.equivalence import without_largest
 from trc2.stats.intervals import bounds, number
 from trc2.stats.verdict import ALPHA
 
@@ -24,8 +25,8 @@ RULES = (
     f"p < {ALPHA:g}). That all of several hold would need no correction; with it fewer claims hold by chance.",
     "Does not hold: at least one comparison is decided the other way.",
     "No difference: all are equivalent (two one-sided tests) within the margin that A/A pairs set: arms that differ in "
-    "their replay draws only. If some are, also after Holm over the claim's equivalence tests, and others are not, the "
-    "claim does not hold for all. Without such pairs nothing is equal.",
+    "their replay draws only, without the pair that differs most. If some are, also after Holm over the claim's "
+    "equivalence tests, and others are not, the claim does not hold for all. Without such pairs nothing is equal.",
     "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number. A value that "
     "is the same in all of several seeds decides against a fixed bound, without a p-value.",
     "Not testable here: no comparison can be made; the reason says what is missing.",
@@ -213,10 +214,16 @@ def _margins(cast: Cast) -> list[str]:
             lines.append(f"- No A/A margin for {measure.title}: needs twins that differ in their replay draws only.")
         else:
             lines.append(
-                f"- A/A margin of {measure.title}: ±{margin:.3g} {measure.unit}, from {len(differences)} pairs "
-                f"(largest difference {max(map(abs, differences)):.3g})."
+                f"- A/A margin of {measure.title}: ±{margin:.3g} {measure.unit}, from {len(differences)} pairs"
+                f"{_left_out(differences)}."
             )
     return lines
+
+
+def _left_out(differences: Sequence[float]) -> str:
+    largest = max(map(abs, differences))
+    is_left_out = len(without_largest(differences)) < len(differences)
+    return f" but for the largest difference, {largest:.3g}" if is_left_out else f" (largest difference {largest:.3g})"
 
 
 def _unlearned(cast: Cast) -> list[str]:
@@ -237,7 +244,8 @@ def _distances(distances: Sequence[Distance]) -> list[str]:
     for distance in distances:
         lines += [
             f"From {markdown(distance.plain)} (0) to {markdown(distance.joint)} (1) in {PRIMARY.title}: "
-            f"{distance.nats:.3g} nats, between the means over seeds, which count as known.{markdown(distance.steps)}"
+            f"{distance.nats:.3g} nats, between the means over seeds, which count as known."
+            + (f" {markdown(distance.steps)}" if distance.steps else "")
             + (f" **Warning:** {markdown(distance.warning)}" if distance.warning else ""),
             "",
         ]

@@ -56,7 +56,9 @@ def effect(cast: Cast, measure: Measure, parts: Sequence[str]) -> Contrast | Non
     about = f"{'effect of' if len(parts) == 1 else 'interaction'} {name} on {measure.title}"
     margin = cast.margin(measure)
     if margin is not None:
-        margin /= 2 ** (len(parts) - 1)  # an interaction is half, or a quarter, of what a part's worth changes by
+        # Means of four runs each repeat twice as closely as single ones, and an interaction of three parts is a quarter
+        # of what a part's worth changes by.
+        margin /= max(2, 2 ** (len(parts) - 1))
     return Contrast(about, first, second, a, b, measure.better, margin)
 
 
@@ -235,7 +237,9 @@ def distances(cast: Cast) -> list[Distance]:
             for arm in arms
             if arm is not plain and nats > 0 and (shares := [*closed_shares(scope, arm, plain, joint).values()])
         ]
-        steps = "" if step_words(plain) == step_words(joint) else f" {step_words(plain)} and {step_words(joint)}."
+        steps = (
+            "" if step_words(plain) == step_words(joint) else f"They had {step_words(plain)} and {step_words(joint)}."
+        )
         warning = _warning(joint.title, nats, closed)
         found.append(Distance(plain.title, joint.title, nats, tuple(closed), warning, steps))
     return found
