@@ -1,7 +1,8 @@
 """When "no difference" may be said: a margin that repetition sets, and a test that must be passed.
 
 A/A runs are two runs of one setting that differ only in what should not matter: in reports their replay draws. Their
-differences are what this experiment does when nothing was changed. By symmetry they have mean 0, so n of them give n degrees of freedom:
+differences are what this experiment does when nothing was changed. By symmetry they have mean 0, so n of them give n
+degrees of freedom:
 
     d ~ N(0, σ²),   Σd² / σ² ~ χ²_n,   δ = z_{0.975} σ: 95 % of A/A differences are within ±δ.
 
