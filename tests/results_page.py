@@ -5,6 +5,7 @@ python -m tests.results_page    # after new runs were added to results/: writes 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ RUNS = ("results/*_ring", "results/lab")
 ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
 ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
+ORDERS = r"^\| six orders of `([^`|]+)`(?: less `([^`|]+)`)? \|(.*)\|$"
 SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
 
 
@@ -100,6 +102,30 @@ def pair_row(ours: list[str], theirs: list[str]) -> list[str]:
     return [str(len(seeds)), log, "–" if math.isnan(ratio.mean) else f"{math.exp(ratio.mean):.2f}{bounds}", newest]
 
 
+@cache
+def in_six_orders(arm: str) -> list[End]:
+    """Seed 0 of an arm in the listed order and in the five others."""
+    others = ["-".join(order) for order in itertools.permutations(("c4", "wikitext", "gsm8k"))][1:]
+    return [ends(name)[0] for name in (arm, *(f"{arm}+{order}" for order in others))]
+
+
+def orders_row(ours: str, theirs: str | None) -> list[str]:
+    """Mean log-perplexity and area over the orders, with the smallest and the largest; or what differs between two."""
+    if theirs is None:
+        known = in_six_orders(ours)
+        return [_ranged([end.log for end in known]), _ranged([end.area for end in known])]
+    pairs = list(zip(in_six_orders(ours), in_six_orders(theirs), strict=True))
+    ratios = [math.log(a.area / b.area) for a, b in pairs]
+    middle = math.exp(sum(ratios) / len(ratios))
+    span = f"{math.exp(min(ratios)):.2f} … {math.exp(max(ratios)):.2f}"
+    return [_ranged([a.log - b.log for a, b in pairs]), f"{middle:.2f} ({span})"]
+
+
+def _ranged(values: list[float]) -> str:
+    text = f"{sum(values) / len(values):.3f} ({min(values):.3f} … {max(values):.3f})"
+    return text.replace("-", "−")
+
+
 def switch_row(name: str, task: str) -> list[str]:
     """Loss and mean surprise over the last 20 steps before a task began, and over its first 5."""
     (folder,) = ROOT.glob(f"results/*_ring/{name}")
@@ -136,6 +162,7 @@ def refreshed(page: str) -> str:
 
     page = re.sub(ARM, lambda match: filled(match, arm_row(match[1])), page, flags=re.MULTILINE)
     page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
+    page = re.sub(ORDERS, lambda match: filled(match, orders_row(match[1], match[2])), page, flags=re.MULTILINE)
     page = re.sub(ALONE, lambda match: filled(match, alone_row(match[1])), page, flags=re.MULTILINE)
     return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
 

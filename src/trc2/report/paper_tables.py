@@ -163,7 +163,8 @@ def area_table(scope: Scope) -> Table:
     caption = (
         "Area under the forgetting curve (AUFC), divided by time, mean over past tasks: at the boundary before the "
         "last task and at the end. Perplexity in nats of log-perplexity; BLEU and token accuracy divided by the task's "
-        f"gain where it is large enough. {INTERVALS} Bold: the smallest mean.{dagger_words(scope)}"
+        f"gain where it is large enough. {INTERVALS} Bold: the smallest mean of an arm that learnt its tasks."
+        f"{dagger_words(scope)}"
     )
     return builder.table("aufc", "Forgetting area", caption, scope.competitors, lambda arm: not scope.unlearnt(arm))
 

@@ -333,5 +333,9 @@ def headline(scope: Scope) -> list[Arm]:
 
 
 def headline_words(scope: Scope) -> str:
-    missing = len(scope.competitors) - len(headline(scope))
-    return f" Not drawn: {missing} partly lesioned arms and sizes that end worse." if missing else ""
+    drawn = {arm.title for arm in headline(scope)}
+    missing = [arm for arm in scope.competitors if arm.title not in drawn]
+    lesioned = sum(bool(arm.lesions) for arm in missing)
+    kinds = [f"{lesioned} partly lesioned arms"] if lesioned else []
+    kinds += [f"{len(missing) - lesioned} sizes that end worse"] if len(missing) > lesioned else []
+    return f" Not drawn: {' and '.join(kinds)}." if kinds else ""

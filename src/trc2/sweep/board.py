@@ -32,7 +32,7 @@ def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], s
 
 
 class Board:
-    """A bar over all steps of all runs on a terminal; elsewhere a line when a run ends."""
+    """A bar over all steps of all runs on a terminal; elsewhere a line every minute, and when a run ends."""
 
     def __init__(self, cells: Mapping[str, Cell], console: Console, slots: int, every: float = 60.0) -> None:
         self.cells, self.console, self.slots, self.every = cells, console, slots, every

@@ -41,7 +41,7 @@ class RayLauncher:
         return done
 
     def _code(self, reference: Any) -> int:
-        """A worker that was lost, e.g. with its node, counts as killed: the run is resumed by the next sweep."""
+        """A worker that was lost, e.g. with its node, counts as killed: `--retry` goes on with the run."""
         try:
             return int(self.ray.get(reference))
         except self.ray.exceptions.RayError:

@@ -60,7 +60,7 @@ def papers_reach() -> list[tuple[str, Reach]]:
     total, target = sum(paper.STEPS.values()), paper.SEQUENCES_PER_STEP * paper.TARGET_WRITES
     logged = paper.LAST_WRITES * paper.MICRO_BATCHES_PER_STEP
     return [
-        (f"paper, {paper.TARGET_WRITES} writes a sequence", Reach.of(paper.READ_WINDOW, target, total)),
+        (f"paper, {paper.TARGET_WRITES} writes a sequence (our n_target)", Reach.of(paper.READ_WINDOW, target, total)),
         ("paper, as logged at its end (18 of 64, 16 micro-batches)", Reach.of(paper.READ_WINDOW, logged, total)),
         ("paper, with the 512 slots of its text", Reach.of(paper.SLOTS_IN_TEXT, target, total)),
     ]
@@ -126,7 +126,9 @@ def _bleu() -> Remark:
         "bleu_areas", "The paper's BLEU areas compare unlike with unlike",
         f"{paper.AREA_TABLE} says gaps are divided by the task's gain where that is known, else raw. {len(above)} of "
         f"{len(paper.baselines())} baselines have areas above 1 at 20k. Divided, they would have lost more than they "
-        f"gained, which needs untrained networks with {min(needed):.1f}–{max(needed):.1f} BLEU; so they look raw. "
+        f"gained, which needs untrained networks with {min(needed):.1f}–{max(needed):.1f} BLEU. Networks with tied "
+        "embeddings repeat their input before any training and may have more: then nothing is gained, and the paper's "
+        "rule takes gaps raw. "
         f"TRC²'s look divided: raw, its 0.12 at 22k would be hard to reach when C4 alone went from {full.c4_bleu} to "
         f"{paper.LESIONS['full'].c4_bleu} ({paper.LESION_TABLE}). With the raw ones divided by the C4 score at 10k "
         f"they are {min(shares):.2f}–{max(shares):.2f}, beside {min(ours):.2f}–{max(ours):.2f} of TRC² and "
@@ -154,14 +156,16 @@ def _guessing() -> Remark:
     rows.append(("TRC² d768-L4, neither", f"{bare.gsm8k:g}", f"{bare.gsm8k_accuracy:.2f} %", f"{wrong:.1f}", ""))
     count = sum(cost_of_wrong_tokens(row.gsm8k, row.gsm8k_accuracy / 100) > uniform for row in paper.baselines())
     worst = max((row for row in _shown() if not row.is_trc2), key=lambda row: row.gsm8k)
+    above = max(paper.baselines(), key=lambda row: row.gsm8k)
     share = worst.gsm8k_accuracy / 100
     right = (math.log(worst.gsm8k) - (1 - share) * uniform) / share
     return Remark(
-        "gsm8k_perplexity", "The paper's GSM8K perplexities of baselines do not fit their accuracies",
+        "gsm8k_perplexity", "The paper's GSM8K perplexities of baselines are hard to reconcile with their accuracies",
         "About half of the tokens are right. If these cost little, as right ones do, the rest carry the whole loss: in "
         f"{count} of {len(paper.baselines())} baselines they cost more than a uniform guess over "
-        f"{paper.VOCABULARY:,} tokens ({uniform:.1f} nats) — right after training on just this task. For "
-        f"{_name(worst)} to stay at a uniform guess, its right tokens would have to cost {right:.1f} nats on average. "
+        f"{paper.VOCABULARY:,} tokens ({uniform:.1f} nats) — right after training on just this task. {_name(above)} "
+        f"has a perplexity of {above.gsm8k:,.0f}, more than there are tokens. For {_name(worst)} to stay at a uniform "
+        f"guess, its right tokens would have to cost {right:.1f} nats on average. "
         "Without thalamus and hippocampus TRC² "
         f"reaches {paper.LESIONS['neither'].gsm8k}, better than with them ({paper.LESIONS['full'].gsm8k}): the "
         f"separation on GSM8K is not due to these parts. {WIDTH}",
@@ -178,6 +182,9 @@ def last_phase(area_20k: float, area_22k: float) -> float:
     return (24 * area_22k - 10 * area_20k) / 2 / 2
 
 
+LAST_PHASE = "In the paper, baselines lose most in the last 2,000 steps, and the plain twin does not"
+
+
 def _last_task() -> Remark:
     lesions = [(f"TRC² d768-L4, {name}", row.area_20k, row.area_22k) for name, row in paper.LESIONS.items()]
     others = [(_name(row), row.area_20k, row.area_22k) for row in _shown() if not row.is_trc2]
@@ -189,7 +196,7 @@ def _last_task() -> Remark:
     bare, full = paper.LESIONS["neither"], paper.LESIONS["full"]
     moe_20k, moe_22k = (_mean([getattr(row, field) for row in moe]) for field in ("area_20k", "area_22k"))
     return Remark(
-        "last_phase", "In the paper, baselines lose most in the last 2,000 steps, and the plain twin does not",
+        "last_phase", LAST_PHASE,
         "From the printed areas at 20k and 22k follows the mean forgetting in between. Until 20k the plain twin (a "
         f"mixture of experts) forgets as MoE does ({bare.area_20k} and {moe_20k:.2f}). At 22k the gap from MoE to the "
         f"full model is {moe_22k:.2f} − {full.area_22k} = {moe_22k - full.area_22k:.2f}, of which "
@@ -244,5 +251,6 @@ def _learning_rate() -> Remark:
     return Remark(
         "learning_rate", "In the paper's order the last task is trained with next to no learning rate",
         f"One warm-up and cosine over {total:,} steps leave {peak:.1%} of the peak when GSM8K begins and 0 at its end. "
-        "What comes last both learns and destroys little, so areas of different orders differ for this reason alone.",
+        "What comes last then both learns and destroys little, and areas of different orders differ already for this "
+        f"reason. It does not fit that the baselines lose most in just these steps (“{LAST_PHASE}”).",
     )  # fmt: skip

@@ -195,7 +195,8 @@ def _separation(cast: Cast, plain: Mapping[str, Arm]) -> Claim:
         + " nats, best against best",
         contrasts=contrasts if plain else [],
         missing=[*needs_trc2(cast), *missing_baselines(plain)],
-        notes=("GSM8K perplexities of the paper's baselines do not fit their accuracies; see what arithmetic says.",),
+        notes=("GSM8K perplexities of the paper's baselines are hard to reconcile with their accuracies; see what "
+               "arithmetic says.",),
     )  # fmt: skip
 
 

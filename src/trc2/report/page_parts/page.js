@@ -232,7 +232,7 @@ function tableRow({ arm, cells }) {
     return element("td", {}, value, element("span", { class: "range" }, `${formatWithin(low, low, high)} to ${formatWithin(high, low, high)}`));
   });
   const lit = { onpointerenter: () => highlight(arm), onpointerleave: () => highlight(null) };
-  return element("tr", { "data-key": arm, onclick: open, ...lit }, element("th", { scope: "row" }, name), element("td", {}, String(n)), ...shown);
+  return element("tr", { "data-key": arm, onclick: open, ...lit }, element("th", { scope: "row" }, name), element("td", {}, String(n || "–")), ...shown);
 }
 
 // -------------------------------------------------------------------------------------------------------- curves

@@ -23,6 +23,7 @@ from trc2.report.scope import (
     boundary_score,
     mean_of,
     metrics_of,
+    unlearnt,
 )
 
 Order = tuple[str, ...]
@@ -95,8 +96,11 @@ def order_robustness(scope: Scope) -> Picture:
     heat.set_title("forgetting area at the end (nats)")
     _draw_ranges(sheet, ranges, arms, cells)
     if rivals:
-        best = [min((_value(cells[a.title][place]), a.title) for a in rivals) for place in range(len(orders))]
-        shares = [_ratio(value, _value(cells[ours.title][place])) for place, (value, _) in enumerate(best)]
+        shares = []
+        for place, order in enumerate(orders):
+            learnt = [arm for arm in rivals if not any(map(unlearnt, arm.in_order(order)))]
+            best = min((_value(cells[arm.title][place]) for arm in learnt), default=math.nan)
+            shares.append(_ratio(best, _value(cells[ours.title][place])))
         look = sheet.looks[ours.title]
         ratios.bar(range(len(orders)), shares, 0.7, color=look.colour)
         ratios.axhline(1.0, color=GREY, linewidth=0.9)
@@ -109,7 +113,7 @@ def order_robustness(scope: Scope) -> Picture:
     words = " Middle: mean and range over orders. Right: above 1 it forgets less."
     caption = (
         "Order robustness: forgetting area at the end by arm and order; its mean and range over orders; and the "
-        f"smallest area of any other arm divided by that of {ours.title}."
+        f"smallest area of any other arm that learnt its tasks divided by that of {ours.title}."
     )
     return sheet.finish("orders_robustness", caption, _footer(scope, arms, orders, words))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from trc2.report.finished import FinishedRun
 from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.curves import band_words, draw_arms
 from trc2.report.plots.ticks import linear_ticks, log_ticks, quiet_axis, should_be_log
@@ -47,6 +48,12 @@ def _moves(curve: Sequence[tuple[int, float]]) -> bool:
     return bool(values) and max(values) > min(values)
 
 
+def _logged(run: FinishedRun, path: str) -> list[tuple[int, float]]:
+    """A signal of the training records; the replay loss without the steps that had nothing to replay, where it is 0."""
+    curve = train_curve(run, path)
+    return [(step, value) for step, value in curve if value != 0] if path == "train/loss_replay" else curve
+
+
 def _draw(scope: Scope, name: str, signals: tuple[Signal, ...], title: str) -> Picture:
     arms = [arm for arm in scope.competitors if arm.family.name == "trc2"]
     runs = {arm.title: scope.runs(arm) for arm in arms}
@@ -61,9 +68,9 @@ def _draw(scope: Scope, name: str, signals: tuple[Signal, ...], title: str) -> P
     for axes, (path, words) in zip(sheet.panels, shown, strict=False):
         here = [arm for arm in arms if any(varies(train_curve(run, path)) for run in runs[arm.title])]
         drawn += [arm for arm in here if arm not in drawn]
-        draw_arms(sheet, axes, partial(train_curve, path=path), sigma=sigma, arms=here, boundary_marks=False)
+        draw_arms(sheet, axes, partial(_logged, path=path), sigma=sigma, arms=here, boundary_marks=False)
         axes.set_title(words, pad=12)
-        values = sorted(v for arm in here for run in runs[arm.title] for _, v in train_curve(run, path))
+        values = sorted(v for arm in here for run in runs[arm.title] for _, v in _logged(run, path))
         is_loss = path.startswith("train/")
         if is_loss:
             axes.set_ylabel("loss (nats)" if path == "train/loss_replay" else "loss")

@@ -199,8 +199,9 @@ def radar(scope: Scope) -> Picture:
     sheet.panels[0].remove()
     axes: Any = sheet.figure.add_subplot(projection="polar")
     angles = [2 * math.pi * place / len(readings) for place in range(len(readings))]
+    scale = [arm for arm in chosen if not scope.unlearnt(arm)] or chosen  # who learnt nothing would set every worst
     for arm in chosen:
-        radii = [_radius(table[title], arm, chosen, directions[title]) for title in table]
+        radii = [_radius(table[title], arm, scale, directions[title]) for title in table]
         look = sheet.looks[arm.title]
         axes.plot(
             [*angles, angles[0]], [*radii, radii[0]], linestyle=look.line, linewidth=1.4, markersize=4, clip_on=False,
@@ -216,7 +217,7 @@ def radar(scope: Scope) -> Picture:
     axes.set_rlabel_position(90 / len(readings))
     axes.spines["polar"].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.7)
-    words = "Each axis runs from the worst (inside) to the best (outside) of those drawn, so distances mean little."
+    words = "Each axis runs from the worst (inside) to the best (outside) of those that learnt: distances mean little."
     caption = f"One arm per family, the one of best mean rank over all task-boundary scores. {words}"
     return sheet.finish("radar", caption, f"{scope.data_words(chosen)}. {words}")
 
@@ -226,12 +227,12 @@ def _means(scope: Scope, of: Reading, scale: float) -> dict[str, float]:
     return {title: math.nan if number is None else number.value for title, number in numbers.items()}
 
 
-def _radius(row: dict[str, float], arm: Arm, chosen: list[Arm], direction: str) -> float:
-    """From 0.1 (the worst drawn) to 1 (the best); all equal are in the middle."""
-    values = [row[other.title] for other in chosen]
+def _radius(row: dict[str, float], arm: Arm, scale: list[Arm], direction: str) -> float:
+    """From 0.1 (the worst of those that set the scale) to 1 (the best), never beyond; all equal are in the middle."""
+    values = [row[other.title] for other in scale]
     if max(values) == min(values):
         return 0.55
-    share = (row[arm.title] - min(values)) / (max(values) - min(values))
+    share = min(1.0, max(0.0, (row[arm.title] - min(values)) / (max(values) - min(values))))
     return 0.1 + 0.9 * (1 - share if direction == "min" else share)
 
 
