@@ -40,6 +40,19 @@ def test_a_twin_with_other_replay_draws_is_an_arm_of_its_own(matrix: Path) -> No
     assert [run.config.train.seed for run in twin.runs] == [0, 1]
 
 
+def test_a_twin_never_has_the_plain_name(tmp_path: Path) -> None:
+    whole = invent_run(tmp_path / "whole", "lab_trc2")
+    twins = [
+        invent_run(tmp_path / f"a{seed}", "lab_trc2", [f"train.seed={seed}", f"model.replay_seed=100{seed}"])
+        for seed in (0, 1)
+    ]
+    evidence = Evidence.of([*twins, whole])
+    arm = evidence.arm("TRC²")
+    assert arm is not None
+    assert [run.folder for run in arm.runs] == [whole]
+    assert len(evidence.arms) == 2
+
+
 def test_bounds_come_last_and_the_order_of_folders_does_not_matter(matrix: Path) -> None:
     evidence = Evidence.of([matrix])
     assert [arm.is_bound for arm in evidence.arms] == sorted(arm.is_bound for arm in evidence.arms)

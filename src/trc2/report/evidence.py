@@ -128,17 +128,17 @@ class Evidence:
 DRAWS = "model.replay_seed"
 
 
-def has_own_draws(arm: Arm) -> bool:
+def has_own_draws(settings: Mapping[str, Any]) -> bool:
     """Whether replay is drawn by another seed than the run's; 0 is the offset of runs that wrote down the same one."""
-    return arm.settings.get(DRAWS) not in (None, 0)
+    return settings.get(DRAWS) not in (None, 0)
 
 
 def twins_among(arms: Iterable[Arm]) -> list[tuple[Arm, Arm]]:
     """A/A pairs: arms that replay and differ in the draws only, which should not matter. No arm is in two pairs."""
     known = [arm for arm in arms if arm.replays and not arm.is_bound]
-    others = [arm for arm in known if has_own_draws(arm)]
+    others = [arm for arm in known if has_own_draws(arm.settings)]
     found = []
-    for first in (arm for arm in known if not has_own_draws(arm)):
+    for first in (arm for arm in known if not has_own_draws(arm.settings)):
         rest = {**first.settings, DRAWS: None}
         found += [(first, second) for second in others if {**second.settings, DRAWS: None} == rest][:1]
     return found
@@ -249,7 +249,8 @@ def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:
         else:
             _check_new_repetition(run, group)
             group.append(run)
-    groups.sort(key=lambda group: -len(group[1]))  # where two read alike, the one with more runs has the plain name
+    # Where two read alike, a twin is called one, and of others the one with more runs has the plain name.
+    groups.sort(key=lambda group: (has_own_draws(group[0]), -len(group[1])))
     titles = _titles([(settings, members[0]) for settings, members in groups])
     arms = [
         Arm(title, settings, tuple(sorted(members, key=lambda run: (run.config.train.seed, order_of(run.config)))))

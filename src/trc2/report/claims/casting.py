@@ -45,7 +45,7 @@ class Cast:
             for arm in self.evidence.arms
             if not arm.is_bound
             and arm.runs[0].config.strategy.name == "none"
-            and not has_own_draws(arm)
+            and not has_own_draws(arm.settings)
             and self.runs(arm)
         ]
 

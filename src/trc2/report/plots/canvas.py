@@ -120,7 +120,7 @@ class Sheet:
         from matplotlib.figure import Figure
 
         self.scope, self.looks = scope, looks(scope)
-        self.figure = Figure(figsize=(max(4.5, size[0] * columns), size[1] * rows), layout="constrained")
+        self.figure = Figure(figsize=(max(4.5, size[0] * columns), size[1] * rows), dpi=DPI, layout="constrained")
         FigureCanvasAgg(self.figure)
         self.panels = [axes for row in self.figure.subplots(rows, columns, squeeze=False) for axes in row]
         self._key: dict[str, Any] = {}
