@@ -102,6 +102,23 @@ def test_what_may_be_reported_together_does_not_depend_on_names(tmp_path: Path) 
         Evidence.of([made["plain"], made["joint"]])
 
 
+def test_work_that_is_equal_only_from_run_to_run_is_refused(tmp_path: Path) -> None:
+    """21 rows and 22, 22 and 23, …: each within 5 % of the next, the last a third more than the first."""
+    for seed, rows in enumerate(range(21, 29)):
+        invent_run(tmp_path / f"{rows}", "lab_transformer", [f"train.batch_size={rows}", f"train.seed={seed}"])
+    assert len(Evidence.of([tmp_path / str(rows) for rows in (21, 22)]).runs) == 2
+    with pytest.raises(UserError, match=r"new tokens a step, .* and replay does not make up for it"):
+        Evidence.of([tmp_path])
+
+
+def test_the_plain_name_goes_to_what_is_most_like_the_others(tmp_path: Path) -> None:
+    invent_run(tmp_path / "a", "lab_trc2", ["control.mode=fixed", "model.replay_coefficient=0.08"])
+    invent_run(tmp_path / "b", "lab_trc2", ["control.mode=fixed"])
+    invent_run(tmp_path / "c", "lab_trc2")
+    titles = [arm.title for arm in Evidence.of([tmp_path]).arms]
+    assert titles == ["TRC²", "TRC² (constant replay)", "TRC² (constant replay) (replay_coefficient=0.08)"]
+
+
 def test_an_unfinished_run_counts_nowhere(tmp_path: Path) -> None:
     whole = invent_run(tmp_path / "whole", "lab_transformer")
     half = invent_run(tmp_path / "half", "lab_transformer", ["train.seed=1"], ends=False)

@@ -56,6 +56,20 @@ def test_a_setting_that_asks_for_all_orders_is_as_many_runs(given: dict[str, Any
     assert len(found) == 12
 
 
+def test_what_has_no_order_is_run_once_for_all_orders() -> None:
+    joint, alone, two = "stream.mode=joint", "stream.only=[code]", "stream.only=[prose,arithmetic]"
+    for bound in (joint, alone):
+        assert [cell.name for cell in cells(bound, orders="all")] == ["demo+s0"]
+        assert cells(bound, orders="others") == []
+    trained = [c.config.stream.trained for c in cells(two, orders="all") if c.config.stream]
+    assert [[task.name for task in tasks] for tasks in trained] == [["prose", "arithmetic"], ["arithmetic", "prose"]]
+    lab = load_matrix("lab").cells(("stream.order=all",))
+    streams = [cell.config.stream for cell in lab if cell.config.stream]
+    bounds = sum(stream.mode == "joint" or stream.only is not None for stream in streams)
+    assert bounds == 7
+    assert len(lab) == bounds + 6 * (len(load_matrix("lab").cells()) - bounds)
+
+
 def test_seeds_are_outermost_so_that_an_early_stop_has_something_of_everything() -> None:
     grids = [{"recipes": ["demo"], "seeds": [0, 1]}, {"recipes": ["demo"], "sizes": {"x": []}, "seeds": [0, 1]}]
     assert [cell.name for cell in Matrix(grids=grids).cells()] == ["demo+s0", "demo+x+s0", "demo+s1", "demo+x+s1"]

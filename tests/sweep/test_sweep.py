@@ -23,7 +23,7 @@ from trc2.errors import UserError
 from trc2.report.evidence import Evidence
 from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import is_locked
+from trc2.runs.lock import is_locked, lock_folder
 from trc2.sweep.board import seconds_left
 from trc2.sweep.conduct import run_sweep
 from trc2.sweep.local import LocalLauncher
@@ -65,8 +65,20 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
 
     assert (alone / "checkpoints").is_dir()
     shutil.rmtree(out / "tiny+s0")
-    shutil.move(alone, out / "tiny+s0")  # one that ended while no sweep was looking is made small too
+    shutil.move(alone, out / "tiny+s0")  # one that ended while no sweep was looking is made small too, if nobody has it
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock_folder(out / "tiny+s0"):
+            held.set()
+            let_go.wait(2)
+            assert (out / "tiny+s0" / "checkpoints").is_dir()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     assert run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False).failed == outcome.failed
+    holder.join()
     assert not (out / "tiny+s0" / "checkpoints").exists()
     assert (out / "tiny+s0" / "metrics.jsonl.gz").is_file()
 

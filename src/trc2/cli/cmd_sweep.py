@@ -27,7 +27,10 @@ def sweep(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of a run on Ray.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     compact: Annotated[
-        bool, typer.Option("--compact", help="Keep of an ended run only what reports read: no checkpoints.")
+        bool,
+        typer.Option(
+            "--compact", help="Keep of ended runs only what reports read, of earlier ones too: no checkpoints."
+        ),
     ] = False,
     dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
     as_json: AsJson = False,

@@ -173,24 +173,20 @@ def closed_table(scope: Scope) -> Table:
     caption = (
         f"Share of the distance from plain to joint training that an arm closes, in {PRIMARY.title}: 0 % is the plain "
         "arm on the same seeds, 100 % the joint one, both of the same backbone and size. The distance itself is that "
-        f"of the means and counts as known.{_unequal_steps(scope)} {INTERVALS}{dagger_words(scope)}"
+        f"of the means and counts as known.{_all_unequal_steps(scope)} {INTERVALS}{dagger_words(scope)}"
     )
     return Table("closed", "Distance from plain to joint", caption, tuple(columns), tuple(rows))
 
 
-def step_words(arm: Arm) -> str:
-    """How much new text a step of an arm has."""
-    return f"{arm.runs[0].config.train.tokens_per_step:,} new tokens a step"
+def unequal_steps(plain: Arm, joint: Arm) -> str:
+    """That one end of a distance had more new text in a step than the other, in words; empty if not."""
+    few, many = (arm.runs[0].config.train.tokens_per_step for arm in (plain, joint))
+    return "" if few == many else f"A step of {joint.title} has {many:,} new tokens, one of {plain.title} {few:,}."
 
 
-def _unequal_steps(scope: Scope) -> str:
-    """Which ends of a distance had more new text in a step than the other, in words."""
+def _all_unequal_steps(scope: Scope) -> str:
     ends = {ends[1].title: ends for arm in scope.competitors if (ends := closing_ends(scope, arm)) is not None}
-    pairs = [(plain, joint) for plain, joint in ends.values() if step_words(plain) != step_words(joint)]
-    return "".join(
-        f" {joint.title} has {step_words(joint)}, {plain.title} {step_words(plain)}: as many as arms that replay have "
-        "in all." for plain, joint in pairs
-    )  # fmt: skip
+    return "".join(f" {words}" for pair in ends.values() if (words := unequal_steps(*pair)))
 
 
 def closing_ends(scope: Scope, arm: Arm) -> tuple[Arm, Arm] | None:

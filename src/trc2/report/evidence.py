@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from trc2.report.names import (
     size_of,
     title_of,
 )
-from trc2.runs.budget import equal_work
+from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
 from trc2.stats.equivalence import margin_from_aa, without_largest
 
@@ -220,22 +221,25 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
 
 
 def _check_equal_work(runs: list[FinishedRun]) -> None:
-    """Refuse a run that does the work of no other, directly or by others between them, whatever their order.
+    """Refuse runs among which there is none that does the work of each, whatever their order.
 
-    By others: an arm of 2,048 new tokens a step belongs with one of 2,304 where there is one that replays 256.
+    2,048 new tokens a step belong with 2,304 where there is one that replays 256 on top of 2,048. From run to run
+    without that one in the middle, 5 % and 5 % would soon be anything.
     """
-    reached, rest = runs[:1], runs[1:]
-    while rest:
-        is_equal = [any(equal_work(run.as_trained, known.as_trained) for known in reached) for run in rest]
-        if not any(is_equal):
-            odd, first = rest[0], runs[0]
-            ours, theirs = odd.config.train.tokens_per_step, first.config.train.tokens_per_step
-            raise UserError(
-                f"{odd.folder} has {ours} new tokens a step, {first.folder} {theirs}, and replay does not make up for "
-                "it: report them apart."
-            )
-        reached = [run for run, equal in zip(rest, is_equal, strict=True) if equal]
-        rest = [run for run, equal in zip(rest, is_equal, strict=True) if not equal]
+    budgets = [budget_of(run.as_trained) for run in runs]
+    fewest: list[int] = list(range(len(runs)))
+    middle = 0
+    for i, budget in enumerate(budgets):
+        odd = [j for j, other in enumerate(budgets) if not equal_budgets(budget, other)]
+        if not odd:
+            return
+        if len(odd) < len(fewest):
+            fewest, middle = odd, i
+    ours, theirs = (runs[i].config.train.tokens_per_step for i in (fewest[0], middle))
+    raise UserError(
+        f"{runs[fewest[0]].folder} has {ours} new tokens a step, {runs[middle].folder} {theirs}, and replay does not "
+        "make up for it: report them apart."
+    )
 
 
 def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:
@@ -249,14 +253,26 @@ def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:
         else:
             _check_new_repetition(run, group)
             group.append(run)
-    # Where two read alike, a twin is called one, and of others the one with more runs has the plain name.
-    groups.sort(key=lambda group: (has_own_draws(group[0]), -len(group[1])))
+    # Where two read alike, a twin is called one; of others the one with more runs has the plain name, else that which
+    # differs least from what most are.
+    usual = _usual([settings for settings, _ in groups])
+    groups.sort(key=lambda group: (has_own_draws(group[0]), -len(group[1]), _unlike(group[0], usual)))
     titles = _titles([(settings, members[0]) for settings, members in groups])
     arms = [
         Arm(title, settings, tuple(sorted(members, key=lambda run: (run.config.train.seed, order_of(run.config)))))
         for title, (settings, members) in zip(titles, groups, strict=True)
     ]
     return tuple(sorted(arms, key=_place))
+
+
+def _usual(many: list[dict[str, Any]]) -> dict[str, str]:
+    """The value of each setting that most have."""
+    paths = dict.fromkeys(path for settings in many for path in settings)
+    return {path: Counter(repr(settings.get(path)) for settings in many).most_common(1)[0][0] for path in paths}
+
+
+def _unlike(settings: dict[str, Any], usual: dict[str, str]) -> int:
+    return sum(repr(settings.get(path)) != value for path, value in usual.items())
 
 
 def _check_new_repetition(run: FinishedRun, group: list[FinishedRun]) -> None:

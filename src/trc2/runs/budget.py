@@ -49,17 +49,19 @@ TOLERANCE = 1.05
 
 
 def equal_work(a: RunConfig, b: RunConfig) -> bool:
-    """Whether a step of two runs is the same amount of work, by one of three measures.
+    """Whether a step of two runs is the same amount of work (`equal_budgets`)."""
+    return a.train.tokens_per_step == b.train.tokens_per_step or equal_budgets(budget_of(a), budget_of(b))
+
+
+def equal_budgets(a: Budget, b: Budget) -> bool:
+    """Whether steps are the same amount of work, by one of three measures.
 
     As many new tokens; or as many tokens in all, replayed ones included, within 5 %; or as many FLOPs, within 5 %, a
     teacher's passes included. The first makes a method pay nothing for what it replays, the others let it choose.
     """
-    if a.train.tokens_per_step == b.train.tokens_per_step:
-        return True
-    one, other = budget_of(a), budget_of(b)
-    tokens = [found.tokens_per_step + found.replayed_tokens_per_step for found in (one, other)]
-    flops = [found.training_flops_per_step for found in (one, other)]
-    return any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
+    tokens = [found.tokens_per_step + found.replayed_tokens_per_step for found in (a, b)]
+    flops = [found.training_flops_per_step for found in (a, b)]
+    return a.tokens_per_step == b.tokens_per_step or any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
 
 
 def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig | None = None) -> float:

@@ -74,10 +74,8 @@ class _Sweep:
                 )
             if retry:
                 forget_failure(self.out / cell.name)
-            self.standings[cell.name] = standing(cell, self.out)
-            if self.standings[cell.name].state == "ended" and not self.keep:
-                compact(RunFolder(self.out / cell.name))  # it ended while no sweep was looking
-        waiting = [name for name, found in self.standings.items() if found.left]
+            self.standings[cell.name] = self._standing(cell.name)  # it may have ended while no sweep was looking
+        waiting = [name for name, found in self.standings.items() if found.left or is_locked(self.out / name)]
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)
         try:
@@ -115,9 +113,16 @@ class _Sweep:
             if len(self.running) == self.launcher.slots:
                 return
             waiting.remove(name)
-            self.standings[name] = standing(self.cells[name], self.out)
+            self.standings[name] = self._standing(name)
             if self.standings[name].left:
                 self._begin(name)
+
+    def _standing(self, name: str) -> Standing:
+        """Where a run stands; one that has ended, and that nobody holds, is made small on the way if that is wanted."""
+        found = standing(self.cells[name], self.out)
+        if found.state == "ended" and not self.keep and not is_locked(self.out / name):
+            compact(RunFolder(self.out / name))
+        return found
 
     def _begin(self, name: str) -> None:
         folder = RunFolder(self.out / name)
@@ -134,9 +139,7 @@ class _Sweep:
         for name, code in self.launcher.ended().items():
             self.running.remove(name)
             folder = RunFolder(self.out / name)
-            found = standing(self.cells[name], self.out)
-            if found.state == "ended" and not self.keep:
-                compact(folder)
+            found = self._standing(name)
             if found.state != "ended":
                 problem = note_failure(folder.path, code, self._log(name))
                 found = replace(found, state="failed", problem=problem)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -87,10 +88,12 @@ class Grid(Section):
         stream = load_recipe(recipe, overrides).stream
         if stream is None:
             raise UserError(f"The recipe {recipe} has no stream of tasks, so it has no orders: leave orders out.")
-        listed = tuple(task.name for task in stream.tasks)
-        every = list(itertools.permutations(listed))
-        if len(every) > MAX_CELLS:
-            raise UserError(f"{len(listed)} tasks have {len(every)} orders: name those you want.")
+        listed = [task.name for task in stream.tasks]
+        if math.factorial(len(listed)) > MAX_CELLS:
+            raise UserError(f"{len(listed)} tasks have {math.factorial(len(listed))} orders: name those you want.")
+        every = list(_distinct(listed, stream.only or listed))
+        if stream.mode == "joint" or len(every) == 1:  # a bound, to which the order is nothing
+            return [()] if orders == "all" else []
         return every if orders == "all" else every[1:]
 
 
@@ -120,6 +123,14 @@ class Matrix(Section):
 
 def _entries(changes: Changes) -> list[tuple[str, tuple[str, ...]]]:
     return list(changes.items()) or [("", ())]
+
+
+def _distinct(listed: list[str], trained: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Orders that differ in the tasks that are trained, the listed one first."""
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for order in itertools.permutations(listed):
+        found.setdefault(tuple(name for name in order if name in trained), order)
+    return found.values()
 
 
 def _order_override(order: tuple[str, ...]) -> tuple[str, ...]:

@@ -108,12 +108,15 @@ def _pathways(cast: Cast) -> Claim:
     if full is not None and plain is not None:
         ours, bare = cast.seeds(full, AREA), cast.seeds(plain, AREA)
         parts = {seed: bare[seed] - ours[seed] for seed in ours if seed in bare}
-        contrasts.append(against("AUFC gained by the parts (plain twin → TRC²)", "TRC²", parts, 0.0, "higher"))
+        contrasts.append(
+            against("AUFC gained by the parts (plain twin → TRC²)", "TRC²", parts, 0.0, "higher", scale=AREA.unit)
+        )
         for rival in rivals.values():
             theirs = cast.seeds(rival, AREA)
             body = {seed: theirs[seed] - bare[seed] for seed in theirs if seed in bare}
             found = Contrast("AUFC gained", "by the parts (plain twin → TRC²)",
-                             f"by the body ({rival.title} → plain twin)", parts, body, "higher")  # fmt: skip
+                             f"by the body ({rival.title} → plain twin)", parts, body, "higher",
+                             scale=AREA.unit)  # fmt: skip
             contrasts.append(cast.told(found, full, plain, rival, measure=AREA))
     for part in ("thalamus", "memory"):  # replay apart: any backbone can have it
         lesioned = cast.lesion(part)

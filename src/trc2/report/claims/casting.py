@@ -29,9 +29,9 @@ class Cast:
 
     evidence: Evidence
 
-    def seeds(self, arm: Arm, measure: Measure) -> dict[int, float]:
-        """A measure by seed, in the listed order of the tasks."""
-        order = self.evidence.listed_order if not arm.is_bound else None
+    def seeds(self, arm: Arm, measure: Measure, order: Order | None = None) -> dict[int, float]:
+        """A measure by seed, in one order of the tasks: by default the listed one."""
+        order = (order or self.evidence.listed_order) if not arm.is_bound else None
         return {seed: value for (seed, _), value in arm.values(measure, order).items()}
 
     def runs(self, arm: Arm) -> list[FinishedRun]:
@@ -114,8 +114,11 @@ class Cast:
 
     def unlearned(self, arm: Arm, orders: Sequence[Order] | None = None) -> list[str]:
         """Tasks that some run of the arm did not learn in one of these orders; by default in the listed one."""
-        runs = [run for order in orders or [self.evidence.listed_order] for run in arm.in_order(order)]
+        runs = self._in_orders(arm, orders)
         return list(dict.fromkeys(task for run in runs for task in unlearned(run.tables["perplexity"])))
+
+    def _in_orders(self, arm: Arm, orders: Sequence[Order] | None) -> list[FinishedRun]:
+        return [run for order in orders or [self.evidence.listed_order] for run in arm.in_order(order)]
 
     def contrast(self, measure: Measure, first: Arm, second: Arm) -> Contrast:
         """Two arms in one measure, by seed."""
@@ -146,8 +149,7 @@ class Cast:
 
     def _gained(self, arm: Arm, metric: str, orders: Sequence[Order] | None) -> bool:
         """Whether every past task's score rose above the untrained network's, so that gaps are shares of a gain."""
-        runs = [run for order in orders or [self.evidence.listed_order] for run in arm.in_order(order)]
-        return gap_unit(runs, metric) == WHOLE_GAIN
+        return gap_unit(self._in_orders(arm, orders), metric) == WHOLE_GAIN
 
 
 def missing_baselines(known: Mapping[str, Arm], what: str = "") -> list[str]:

@@ -6,7 +6,8 @@ outcomes of all of them (`trc2.stats.verdict.decide`, Holm over the claim):
     some comparison is decided the other way                    → does not hold
     all are equivalent within the A/A margin                    → no difference
     else some are, also after Holm: no better there             → does not hold
-    else some is undecided, or something is missing             → undecided
+    else some is undecided, something is missing, or one of
+    the things that the claim names was counted nowhere         → undecided
     else                                                        → holds
     no comparison can be made at all                            → not testable here
 
@@ -221,7 +222,7 @@ def rule(
 
 def numbers(findings: Sequence[Finding], ruling: Ruling) -> tuple[str, str]:
     """Our number, in full and in a few words, or that there is none."""
-    if not findings:
+    if not any(finding.contrast.counts for finding in findings):
         return NOTHING, NOTHING
     chosen = headline(findings, ruling)
     return chosen.text, chosen.brief
@@ -230,14 +231,19 @@ def numbers(findings: Sequence[Finding], ruling: Ruling) -> tuple[str, str]:
 def judge(findings: Sequence[Finding], missing: Sequence[str]) -> tuple[Ruling, str]:
     """The rule above, and the reason in words, which also say who was not counted."""
     counted = [finding for finding in findings if finding.contrast.counts]
-    needs = "; ".join(dict.fromkeys(missing))
+    others = [finding for finding in findings if not finding.contrast.counts]
     if not counted:
-        if findings:
-            needs = "; ".join(filter(None, [f"a comparison that counts ({findings[0].contrast.remark})", needs]))
-        return Ruling.untestable, f"needs {needs}"
-    ruling, reason = _of_counted(counted, needs)
-    others = [finding.contrast.second for finding in findings if not finding.contrast.counts]
-    return ruling, f"{reason}; not counted: {', '.join(dict.fromkeys(others))}" if others else reason
+        lacking = [f"a comparison that counts ({others[0].contrast.remark})"] if others else []
+        return Ruling.untestable, f"needs {_joined([*lacking, *missing])}"
+    # "This and that" does not hold by this alone.
+    told = {finding.contrast.about for finding in counted}
+    untold = [f"a comparison of {f.contrast.about} that counts" for f in others if f.contrast.about not in told]
+    ruling, reason = _of_counted(counted, _joined([*missing, *untold]))
+    return ruling, f"{reason}; not counted: {_listed(others)}" if others else reason
+
+
+def _joined(needs: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(needs))
 
 
 def _of_counted(counted: Sequence[Finding], needs: str) -> tuple[Ruling, str]:
@@ -298,7 +304,7 @@ def _why_open(findings: Sequence[Finding], total: int) -> str:
 
 def headline(findings: Sequence[Finding], ruling: Ruling) -> Finding:
     """The comparison that a verdict hangs on: the one that refutes it, or the one nearest to doing so."""
-    counted = [f for f in findings if f.contrast.counts] or list(findings)
+    counted = [f for f in findings if f.contrast.counts]
     deciding = {
         Ruling.fails: (Verdict.worse, Verdict.equivalent),
         Ruling.same: (Verdict.equivalent,),
@@ -310,9 +316,11 @@ def headline(findings: Sequence[Finding], ruling: Ruling) -> Finding:
 
 
 def against(
-    about: str, name: str, values: Mapping[int, float], bound: float, better: Better, remark: str = ""
-) -> Contrast:
+    about: str, name: str, values: Mapping[int, float], bound: float, better: Better, remark: str = "",
+    scale: str = "",
+) -> Contrast:  # fmt: skip
     """Each seed's value against a fixed number."""
     return Contrast(
-        about, name, f"{bound:g}", values, dict.fromkeys(values, bound), better, remark=remark, is_bound=True
-    )
+        about, name, f"{bound:g}", values, dict.fromkeys(values, bound), better, remark=remark, is_bound=True,
+        scale=scale,
+    )  # fmt: skip

@@ -28,7 +28,8 @@ RULES = (
     "their replay draws only, without the pair that differs most. If some are, also after Holm over the claim's "
     "equivalence tests, and others are not, the claim does not hold for all. Without such pairs nothing is equal.",
     "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number. A value that "
-    "is the same in all of several seeds decides against a fixed bound, without a p-value.",
+    "is the same in all of several seeds decides against a fixed bound, without a p-value. Where a claim says “this "
+    "and that”, it holds only if each of them could be counted.",
     "Not testable here: no comparison can be made; the reason says what is missing.",
     "An arm that did not learn a task is marked, and not counted where only forgetting is compared: what was never "
     "learnt cannot be forgotten. The same goes for text scores that gained nothing over an untrained network.",

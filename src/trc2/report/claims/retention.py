@@ -145,7 +145,9 @@ def never_above(ours: Arm, theirs: Arm, order: tuple[str, ...], when: str = "") 
     """The largest AUFC of the first minus the second's over all evaluations of the stream, by seed, against 0."""
     a, b = _curves(ours.in_order(order)), _curves(theirs.in_order(order))
     gaps = {seed: _largest_gap(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())}
-    return against(f"largest lead of {theirs.title} over the stream{when}", ours.title, gaps, 0.0, "lower")
+    return against(
+        f"largest difference of AUFC over the stream{when}", f"{ours.title} less {theirs.title}", gaps, 0.0, "lower"
+    )
 
 
 def _curves(runs: list[FinishedRun]) -> dict[int, dict[int, float]]:

@@ -59,7 +59,7 @@ class Shuffles:
         found = []
         for ours, rival, orders in self.pairs():
             for order in orders:
-                a, b = (_by_seed(arm, measure, order) for arm in (ours, rival))
+                a, b = (self.cast.seeds(arm, measure, order) for arm in (ours, rival))
                 contrast = Contrast(f"{about}, {' → '.join(order)}", ours.title, rival.title, a, b, measure.better,
                                     self.cast.margin(measure))  # fmt: skip
                 found.append(self.cast.told(contrast, ours, rival, measure=measure, orders=[order]))
@@ -121,10 +121,6 @@ def shared_orders(cast: Cast, ours: Arm, rival: Arm) -> list[Order]:
     return both if len(both) > 1 else []
 
 
-def _by_seed(arm: Arm, measure: Measure, order: Order) -> dict[int, float]:
-    return {seed: value for (seed, _), value in arm.values(measure, order).items()}
-
-
 def _whole(arm: Arm, measure: Measure, orders: list[Order]) -> dict[tuple[int, Order], float]:
     """Values of those seeds that have all of the orders."""
     values = {key: value for key, value in arm.values(measure).items() if key[1] in orders}
@@ -145,7 +141,7 @@ def _throughout(shuffles: Shuffles) -> Claim:
     contrasts = []
     for ours, rival, orders in shuffles.pairs():
         for order in orders:
-            found = never_above(ours, rival, order, f" {' → '.join(order)}")
+            found = never_above(ours, rival, order, f", {' → '.join(order)}")
             contrasts.append(shuffles.cast.told(found, ours, rival, measure=AREA, orders=[order]))
     return rule(
         "orders.throughout", "TRC²'s perplexity AUFC stays lowest throughout the stream in every order",

@@ -10,7 +10,7 @@ from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
 from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
 from trc2.report.claims.retention import just_learnt, needs_trc2, versus
 from trc2.report.claims.shuffles import orders_left_open
-from trc2.report.contrast_tables import closed_shares, distance, step_words
+from trc2.report.contrast_tables import closed_shares, distance, unequal_steps
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS
@@ -178,7 +178,8 @@ def _control(cast: Cast) -> Claim:
         where="claimed by design in section 3.2, not tested", paper="no such arm",
         how=f"{PRIMARY.title}: TRC² with controlled minus with constant replay, paired by seed.",
         contrasts=versus(cast, constants, [PRIMARY]), beside=versus(cast, constants, [AREA]), missing=missing,
-        notes=["More replay is not steering: a constant as strong as the controller is on average tells them apart."],
+        notes=["More replay is not steering: only a constant no weaker than the controller was where there is "
+               "something to forget tells them apart."],
     )  # fmt: skip
 
 
@@ -237,11 +238,10 @@ def distances(cast: Cast) -> list[Distance]:
             for arm in arms
             if arm is not plain and nats > 0 and (shares := [*closed_shares(scope, arm, plain, joint).values()])
         ]
-        steps = (
-            "" if step_words(plain) == step_words(joint) else f"They had {step_words(plain)} and {step_words(joint)}."
-        )
         warning = _warning(joint.title, nats, closed)
-        found.append(Distance(plain.title, joint.title, nats, tuple(closed), warning, steps))
+        found.append(
+            Distance(plain.title, joint.title, nats, tuple(closed), warning, unequal_steps(plain, joint))
+        )  # fmt: skip
     return found
 
 
