@@ -68,7 +68,8 @@ def verdict(*contrasts: Contrast, missing: Sequence[str] = ()) -> Claim:
 
 def shifted(by: Sequence[float], **more: object) -> Contrast:
     """One side, and the other lower by so much."""
-    return Contrast("it", "first", "second", {s: ONE[s] - by[s] for s in ONE}, ONE, **more)  # type: ignore[arg-type]
+    known = {"is_one_of": True, **more}
+    return Contrast("it", "first", "second", {s: ONE[s] - by[s] for s in ONE}, ONE, **known)  # type: ignore[arg-type]
 
 
 CLEAR, UNCLEAR = (0.50, 0.51, 0.49), (0.02, -0.03, 0.01)
@@ -97,7 +98,7 @@ def test_every_comparison_must_be_decided_and_one_reverse_refutes() -> None:
     assert mixed.ruling is Ruling.fails, "better than one, and no better than the other"
     assert mixed.reason.endswith("better in 1 of 2 comparisons")
     uncounted = shifted((-0.5, -0.51, -0.49), counts=False)
-    assert verdict(shifted(CLEAR), uncounted).ruling is Ruling.holds
+    assert verdict(shifted(CLEAR), uncounted).ruling is Ruling.holds, "one of several rivals"
 
 
 def test_one_equivalence_among_many_refutes_only_after_correction() -> None:
@@ -124,14 +125,38 @@ def test_who_is_not_counted_is_named() -> None:
 
 
 def test_this_and_that_does_not_hold_by_this_alone() -> None:
-    that = replace(shifted((-0.5, -0.51, -0.49), counts=False, remark="nothing was there"), about="that")
+    worse = shifted((-0.5, -0.51, -0.49), counts=False, remark="nothing was there")
+    that = replace(worse, about="that")
     found = verdict(shifted(CLEAR), that)
     assert found.ruling is Ruling.undecided
     assert found.reason == (
-        "holds in all 1 comparisons there are; needs a comparison of that that counts; "
+        "holds in all 1 comparisons there are; needs all that it names to count; "
         "not counted: that: first against second"
     )
     assert verdict(shifted(UNCLEAR, better="higher"), shifted(CLEAR, better="higher"), that).ruling is Ruling.fails
+    other = replace(worse, second="another lesion", is_one_of=False)
+    assert verdict(shifted(CLEAR), other).ruling is Ruling.undecided, "no rival among others, but one that is named"
+
+
+def test_a_lesion_that_was_not_learnt_leaves_claims_about_it_open(tmp_path: Path) -> None:
+    family(tmp_path, trc2=0.2, others=0.6)
+    lesion(tmp_path, ("memory",), 0.3, wobble=[0.004, 0.001, -0.005])
+    lesion(tmp_path, ("memory", "replay"), 0.6, wobble=[0.004, 0.001, -0.005])
+    lesion(tmp_path, PARTS, 0.65, wobble=[0.002, -0.001, 0.004])
+    thalamus = lesion(tmp_path, ("thalamus",), 0.3, wobble=[-0.003, 0.001, 0.005])
+    named = ("lesion.hippocampus", "lesion.pathways", "lesion.profile")
+    before = claims_of(Evidence.of([tmp_path]))
+    assert {key: before.claim(key).ruling for key in named} == dict.fromkeys(named, Ruling.holds)
+    for folder in thalamus:
+
+        def freeze(metrics: dict[str, float], step: int) -> None:
+            for task in TASKS:
+                metrics[f"eval/{task}/perplexity"] = math.exp(7.2 if step else 7.25)
+
+        rewrite(folder, freeze)
+    after = claims_of(Evidence.of([tmp_path]))
+    assert {key: after.claim(key).ruling for key in named} == dict.fromkeys(named, Ruling.undecided)
+    assert "needs all that it names to count; not counted: " in after.claim("lesion.pathways").reason
 
 
 def test_a_value_that_all_seeds_share_lies_on_one_side_of_a_bound() -> None:
@@ -375,7 +400,9 @@ def test_a_threshold_that_averages_a_constant_shows_nothing(tmp_path: Path) -> N
         assert threshold.outcome.value == "worse", "its start-up would have decided the claim"
         assert surprise.outcome.value == "better"
         assert ledger.claim(key).ruling is Ruling.undecided, "“surprise and threshold” is not held by surprise alone"
-        assert f"needs a comparison of {threshold.contrast.about} that counts" in ledger.claim(key).reason
+        assert ledger.claim(key).reason.endswith(
+            f"needs all that it names to count; not counted: {threshold.contrast.about}: TRC² against 0"
+        )
     assert ledger.claim("writes.sparse").ruling is Ruling.fails
 
 
@@ -507,6 +534,12 @@ def test_steering_is_compared_with_constants_of_any_strength_and_with_nothing_el
     arm(tmp_path, "trc2", 0.05, [fixed, "model.memory=false"], name="_lesioned")
     found = claim(tmp_path, "open.control")
     assert found.ruling is Ruling.fails
+    shutil.rmtree(tmp_path / "trc2_mean_s0")
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / f"trc2_mean_s{seed}")
+    weak = claim(tmp_path, "open.control")
+    assert weak.ruling is Ruling.undecided, "better than a constant that is weaker is no steering"
+    assert "holds in all 1 comparisons there are; needs a constant with a coefficient of 0.094" in weak.reason
     outcomes = {finding.contrast.second: finding.outcome.value for finding in found.findings}
     assert sorted(outcomes.values()) == ["better", "worse"]
     assert all("constant replay" in title for title in outcomes)

@@ -14,7 +14,7 @@ import pytest
 from tests.report.invented import TASKS, invent_matrix, invent_run
 from trc2.errors import UserError
 from trc2.report.evidence import AREA, PRIMARY, Evidence
-from trc2.report.finished import gap_unit, read_run
+from trc2.report.finished import check_comparable, gap_unit, read_run
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,8 @@ def test_what_may_be_reported_together_does_not_depend_on_names(tmp_path: Path) 
         shutil.rmtree(again)
     with pytest.raises(UserError, match=r"2304 new tokens a step, .*2048|2048 new tokens a step, .*2304"):
         Evidence.of([made["plain"], made["joint"]])
+    for order in itertools.permutations(made.values()):
+        check_comparable([read_run(folder) for folder in order])  # of runs that are named one by one
 
 
 def test_work_that_is_equal_only_from_run_to_run_is_refused(tmp_path: Path) -> None:

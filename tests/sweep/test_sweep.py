@@ -66,19 +66,10 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     assert (alone / "checkpoints").is_dir()
     shutil.rmtree(out / "tiny+s0")
     shutil.move(alone, out / "tiny+s0")  # one that ended while no sweep was looking is made small too, if nobody has it
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock_folder(out / "tiny+s0"):
-            held.set()
-            let_go.wait(2)
-            assert (out / "tiny+s0" / "checkpoints").is_dir()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait()
+    with lock_folder(out / "tiny+s0"):
+        run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
+        assert (out / "tiny+s0" / "checkpoints").is_dir()
     assert run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False).failed == outcome.failed
-    holder.join()
     assert not (out / "tiny+s0" / "checkpoints").exists()
     assert (out / "tiny+s0" / "metrics.jsonl.gz").is_file()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trc2.errors import UserError
-from trc2.report.finished import FinishedRun, declares_length, read_run
+from trc2.report.finished import FinishedRun, check_equal_work, declares_length, read_run
 from trc2.report.names import (
     FAMILIES,
     Family,
@@ -23,7 +23,6 @@ from trc2.report.names import (
     size_of,
     title_of,
 )
-from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
 from trc2.stats.equivalence import margin_from_aa, without_largest
 
@@ -217,29 +216,7 @@ def _check_one_stream(runs: list[FinishedRun]) -> None:
                 f"{run.folder} has the tasks {', '.join(run.tasks)}, {first.folder} {', '.join(first.tasks)}: report "
                 "them apart."
             )
-    _check_equal_work(runs)
-
-
-def _check_equal_work(runs: list[FinishedRun]) -> None:
-    """Refuse runs among which there is none that does the work of each, whatever their order.
-
-    2,048 new tokens a step belong with 2,304 where there is one that replays 256 on top of 2,048. From run to run
-    without that one in the middle, 5 % and 5 % would soon be anything.
-    """
-    budgets = [budget_of(run.as_trained) for run in runs]
-    fewest: list[int] = list(range(len(runs)))
-    middle = 0
-    for i, budget in enumerate(budgets):
-        odd = [j for j, other in enumerate(budgets) if not equal_budgets(budget, other)]
-        if not odd:
-            return
-        if len(odd) < len(fewest):
-            fewest, middle = odd, i
-    ours, theirs = (runs[i].config.train.tokens_per_step for i in (fewest[0], middle))
-    raise UserError(
-        f"{runs[fewest[0]].folder} has {ours} new tokens a step, {runs[middle].folder} {theirs}, and replay does not "
-        "make up for it: report them apart."
-    )
+    check_equal_work(runs)
 
 
 def _arms(runs: list[FinishedRun]) -> tuple[Arm, ...]:

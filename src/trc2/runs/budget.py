@@ -50,7 +50,7 @@ TOLERANCE = 1.05
 
 def equal_work(a: RunConfig, b: RunConfig) -> bool:
     """Whether a step of two runs is the same amount of work (`equal_budgets`)."""
-    return a.train.tokens_per_step == b.train.tokens_per_step or equal_budgets(budget_of(a), budget_of(b))
+    return equal_budgets(budget_of(a), budget_of(b))
 
 
 def equal_budgets(a: Budget, b: Budget) -> bool:

@@ -74,8 +74,9 @@ class _Sweep:
                 )
             if retry:
                 forget_failure(self.out / cell.name)
-            self.standings[cell.name] = self._standing(cell.name)  # it may have ended while no sweep was looking
-        waiting = [name for name, found in self.standings.items() if found.left or is_locked(self.out / name)]
+            self.standings[cell.name] = standing(cell, self.out)
+        self._shrink_ended()  # some may have ended while no sweep was looking
+        waiting = [name for name, found in self.standings.items() if found.left]
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)
         try:
@@ -91,6 +92,7 @@ class _Sweep:
         finally:
             self.launcher.stop()
             board.close()
+        self._shrink_ended()  # others may have ended in someone else's hands
         return Outcome(self.standings)
 
     def _prepare_data(self, cells: list[Cell]) -> None:
@@ -113,16 +115,15 @@ class _Sweep:
             if len(self.running) == self.launcher.slots:
                 return
             waiting.remove(name)
-            self.standings[name] = self._standing(name)
+            self.standings[name] = standing(self.cells[name], self.out)
             if self.standings[name].left:
                 self._begin(name)
 
-    def _standing(self, name: str) -> Standing:
-        """Where a run stands; one that has ended, and that nobody holds, is made small on the way if that is wanted."""
-        found = standing(self.cells[name], self.out)
-        if found.state == "ended" and not self.keep and not is_locked(self.out / name):
-            compact(RunFolder(self.out / name))
-        return found
+    def _shrink_ended(self) -> None:
+        """Make runs small that have ended, if that is wanted and nobody holds them."""
+        for name, found in self.standings.items():
+            if found.state == "ended" and not self.keep and not is_locked(self.out / name):
+                compact(RunFolder(self.out / name))
 
     def _begin(self, name: str) -> None:
         folder = RunFolder(self.out / name)
@@ -136,10 +137,11 @@ class _Sweep:
 
     def _look(self, board: Board) -> None:
         """See who ended and how far the others are."""
-        for name, code in self.launcher.ended().items():
+        ended = self.launcher.ended()
+        for name, code in ended.items():
             self.running.remove(name)
             folder = RunFolder(self.out / name)
-            found = self._standing(name)
+            found = standing(self.cells[name], self.out)
             if found.state != "ended":
                 problem = note_failure(folder.path, code, self._log(name))
                 found = replace(found, state="failed", problem=problem)
@@ -147,6 +149,8 @@ class _Sweep:
             else:
                 board.say(f"{name} ended after {found.seconds / 60:.1f} min")
             self.standings[name] = found
+        if ended:
+            self._shrink_ended()
         for name in self.running:
             self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).diary_file)
 

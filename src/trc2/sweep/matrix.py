@@ -89,11 +89,12 @@ class Grid(Section):
         if stream is None:
             raise UserError(f"The recipe {recipe} has no stream of tasks, so it has no orders: leave orders out.")
         listed = [task.name for task in stream.tasks]
+        trained = stream.only or listed
+        if stream.mode == "joint" or len(trained) == 1:  # a bound, to which the order is nothing
+            return [()] if orders == "all" else []
         if math.factorial(len(listed)) > MAX_CELLS:
             raise UserError(f"{len(listed)} tasks have {math.factorial(len(listed))} orders: name those you want.")
-        every = list(_distinct(listed, stream.only or listed))
-        if stream.mode == "joint" or len(every) == 1:  # a bound, to which the order is nothing
-            return [()] if orders == "all" else []
+        every = list(_distinct(listed, trained))
         return every if orders == "all" else every[1:]
 
 
@@ -108,6 +109,8 @@ class Matrix(Section):
         found: dict[str, Cell] = {}
         extra = tuple(extra)
         every = [cell for grid in self.grids for cell in grid.cells(extra)]
+        if not every:
+            raise UserError("The matrix has 0 runs: joint training and single tasks have no other orders to run.")
         if len(every) > MAX_CELLS:
             raise UserError(f"The matrix has {len(every)} runs: make it smaller, at most {MAX_CELLS}.")
         seeds = list(dict.fromkeys(cell.config.train.seed for cell in every))

@@ -116,7 +116,7 @@ def _pathways(cast: Cast) -> Claim:
             body = {seed: theirs[seed] - bare[seed] for seed in theirs if seed in bare}
             found = Contrast("AUFC gained", "by the parts (plain twin → TRC²)",
                              f"by the body ({rival.title} → plain twin)", parts, body, "higher",
-                             scale=AREA.unit)  # fmt: skip
+                             scale=AREA.unit, is_one_of=True)  # fmt: skip
             contrasts.append(cast.told(found, full, plain, rival, measure=AREA))
     for part in ("thalamus", "memory"):  # replay apart: any backbone can have it
         lesioned = cast.lesion(part)

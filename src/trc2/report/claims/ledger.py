@@ -4,10 +4,10 @@ Every claim is put as "the first side is better than the second", on the same se
 outcomes of all of them (`trc2.stats.verdict.decide`, Holm over the claim):
 
     some comparison is decided the other way                    → does not hold
-    all are equivalent within the A/A margin                    → no difference
+    all that count are equivalent within the A/A margin         → no difference
     else some are, also after Holm: no better there             → does not hold
     else some is undecided, something is missing, or one of
-    the things that the claim names was counted nowhere         → undecided
+    the things that the claim names is counted nowhere          → undecided
     else                                                        → holds
     no comparison can be made at all                            → not testable here
 
@@ -57,10 +57,22 @@ class Contrast:
     counts: bool = True  # towards the verdict
     is_bound: bool = False  # the second side is a fixed number, which is its name
     scale: str = ""  # what both are measured in: nats and points of BLEU cannot be ranked together
+    is_one_of: bool = False  # several rivals of which one may be left out, if another is counted in the same
 
     @property
     def seeds(self) -> list[int]:
         return sorted(self.a.keys() & self.b.keys())
+
+    @property
+    def sides(self) -> str:
+        """What is compared with what."""
+        pair = f"{self.first} against {self.second}"
+        return f"{self.about}: {pair}" if self.about else pair
+
+    @property
+    def told(self) -> str:
+        """What a claim is told by this: each comparison its own, rivals together."""
+        return self.about if self.is_one_of else self.sides
 
 
 @dataclass(frozen=True)
@@ -88,17 +100,11 @@ class Finding:
         return math.inf if math.isnan(mean) else mean
 
     @property
-    def sides(self) -> str:
-        """What is compared with what."""
-        pair = f"{self.contrast.first} against {self.contrast.second}"
-        return f"{self.contrast.about}: {pair}" if self.contrast.about else pair
-
-    @property
     def text(self) -> str:
         known = self.difference.interval
         first, second = (number(mean, known) for mean in self.means)
         versus = "" if self.contrast.is_bound else f" against {second}"
-        return f"{self.sides}: {first}{versus}, difference {signed(self.difference)} ({bounds(known)})"
+        return f"{self.contrast.sides}: {first}{versus}, difference {signed(self.difference)} ({bounds(known)})"
 
     @property
     def brief(self) -> str:
@@ -212,7 +218,7 @@ def rule(
 ) -> Claim:
     """A claim with its verdict. `missing` is what "holds" would still need; `findings` are contrasts tested before."""
     found = compare(contrasts) if findings is None else list(findings)
-    lacking = [*missing, *[f"runs of {c.first} and {c.second} with equal seeds" for c in contrasts if not c.seeds]]
+    lacking = [*missing, *[f"equal seeds for {c.sides}" for c in contrasts if not c.seeds]]
     ruling, reason = judge(found, lacking)
     return Claim(
         key, statement, where, how, paper, ruling, reason, *numbers(found, ruling), tuple(found),
@@ -236,10 +242,10 @@ def judge(findings: Sequence[Finding], missing: Sequence[str]) -> tuple[Ruling, 
         lacking = [f"a comparison that counts ({others[0].contrast.remark})"] if others else []
         return Ruling.untestable, f"needs {_joined([*lacking, *missing])}"
     # "This and that" does not hold by this alone.
-    told = {finding.contrast.about for finding in counted}
-    untold = [f"a comparison of {f.contrast.about} that counts" for f in others if f.contrast.about not in told]
-    ruling, reason = _of_counted(counted, _joined([*missing, *untold]))
-    return ruling, f"{reason}; not counted: {_listed(others)}" if others else reason
+    told = {finding.contrast.told for finding in counted}
+    untold = any(finding.contrast.told not in told for finding in others)
+    ruling, reason = _of_counted(counted, _joined([*missing, *(["all that it names to count"] if untold else [])]))
+    return ruling, f"{reason}; not counted: {_joined([f.contrast.sides for f in others])}" if others else reason
 
 
 def _joined(needs: Sequence[str]) -> str:
@@ -273,7 +279,7 @@ def _equal(findings: Sequence[Finding]) -> str:
 
 
 def _listed(findings: Sequence[Finding]) -> str:
-    names = [f.sides for f in findings]
+    names = [f.contrast.sides for f in findings]
     return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 

@@ -29,7 +29,7 @@ RULES = (
     "equivalence tests, and others are not, the claim does not hold for all. Without such pairs nothing is equal.",
     "Undecided: everything else. n = 1 is shown and never decides; nor does a score that is not a number. A value that "
     "is the same in all of several seeds decides against a fixed bound, without a p-value. Where a claim says “this "
-    "and that”, it holds only if each of them could be counted.",
+    "and that”, it holds only if each of them could be counted; of several baselines one may be left out.",
     "Not testable here: no comparison can be made; the reason says what is missing.",
     "An arm that did not learn a task is marked, and not counted where only forgetting is compared: what was never "
     "learnt cannot be forgotten. The same goes for text scores that gained nothing over an untrained network.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trc2.metrics.forgetting import aufc_curve
 from trc2.report.claims import paper
@@ -97,7 +98,8 @@ def versus(cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure]) -
     """TRC² against each of them."""
     if cast.trc2 is None:
         return []
-    return [cast.contrast(measure, cast.trc2, rival) for measure in measures for rival in rivals.values()]
+    pairs = [(measure, rival) for measure in measures for rival in rivals.values()]
+    return [replace(cast.contrast(measure, cast.trc2, rival), is_one_of=True) for measure, rival in pairs]
 
 
 def bleu_unit(cast: Cast) -> str:
@@ -145,9 +147,8 @@ def never_above(ours: Arm, theirs: Arm, order: tuple[str, ...], when: str = "") 
     """The largest AUFC of the first minus the second's over all evaluations of the stream, by seed, against 0."""
     a, b = _curves(ours.in_order(order)), _curves(theirs.in_order(order))
     gaps = {seed: _largest_gap(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())}
-    return against(
-        f"largest difference of AUFC over the stream{when}", f"{ours.title} less {theirs.title}", gaps, 0.0, "lower"
-    )
+    about = f"largest difference of AUFC over the stream{when}"
+    return replace(against(about, f"{ours.title} less {theirs.title}", gaps, 0.0, "lower"), is_one_of=True)
 
 
 def _curves(runs: list[FinishedRun]) -> dict[int, dict[int, float]]:
@@ -242,7 +243,12 @@ def _scales(cast: Cast) -> Claim:
         if arm.family.name == "trc2" and not arm.lesions and arm.runs[0].config.control.mode == "closed_loop":
             sizes.setdefault(size_of(arm.runs[0].config), arm)
     rivals = [arm for arm in cast.candidates if arm.family.name != "trc2" and not arm.replays]
-    contrasts = [cast.contrast(AREA, ours, rival) for ours in sizes.values() for rival in rivals if len(sizes) > 1]
+    contrasts = [
+        replace(cast.contrast(AREA, ours, rival), about=f"{AREA.title}, TRC² {size}", is_one_of=True)
+        for size, ours in sizes.items()
+        for rival in rivals
+        if len(sizes) > 1
+    ]
     return rule(
         "retention.scales", "The retention gain is there at every model size",
         where=f"section 4.2; Figures 2, 3, 5; {paper.AREA_TABLE}", paper=f"five sizes: {paper.lead('area_22k')}",

@@ -61,7 +61,7 @@ class Shuffles:
             for order in orders:
                 a, b = (self.cast.seeds(arm, measure, order) for arm in (ours, rival))
                 contrast = Contrast(f"{about}, {' → '.join(order)}", ours.title, rival.title, a, b, measure.better,
-                                    self.cast.margin(measure))  # fmt: skip
+                                    self.cast.margin(measure), is_one_of=True)  # fmt: skip
                 found.append(self.cast.told(contrast, ours, rival, measure=measure, orders=[order]))
         return found
 
@@ -74,7 +74,7 @@ class Shuffles:
             if margin is not None:
                 margin /= math.sqrt(len(orders))  # so much closer means of several runs repeat
             contrast = Contrast(f"{measure.title}, mean of {len(orders)} orders", ours.title, rival.title, a, b,
-                                measure.better, margin, scale=measure.name)  # fmt: skip
+                                measure.better, margin, scale=measure.name, is_one_of=True)  # fmt: skip
             found.append(self.cast.told(contrast, ours, rival, measure=measure, orders=orders))
         return found
 
@@ -166,7 +166,7 @@ def _spread(shuffles: Shuffles) -> Claim:
         about = f"standard deviation of AUFC over {len(orders)} orders"
         sides = [_over_orders(arm, orders) for arm in (ours, rival)]
         a, b = ({seed: known.sd for seed, known in side.items()} for side in sides)
-        found = Contrast(about, ours.title, rival.title, a, b)
+        found = Contrast(about, ours.title, rival.title, a, b, is_one_of=True)
         contrasts.append(shuffles.cast.told(found, ours, rival, measure=AREA, orders=orders))
         a, b = ({seed: known.sd / known.mean for seed, known in side.items() if known.mean} for side in sides)
         beside.append(Contrast(f"{about}, relative to its mean", ours.title, rival.title, a, b))

@@ -173,6 +173,9 @@ def _unequal(ours: Arm, theirs: Arm) -> str:
 def _control(cast: Cast) -> Claim:
     constants = cast.constants
     missing = needs_trc2(cast) + ([] if constants else ["runs of TRC² with constant replay"])
+    strength = _steered_strength(cast)
+    if constants and not any(arm.runs[0].config.model.replay_coefficient >= strength for arm in constants.values()):
+        missing.append(f"a constant with a coefficient of {strength:.3g}, the controller's mean after the first task")
     return rule(
         "open.control", "Controlled replay is better than constant replay",
         where="claimed by design in section 3.2, not tested", paper="no such arm",
@@ -181,6 +184,14 @@ def _control(cast: Cast) -> Claim:
         notes=["More replay is not steering: only a constant no weaker than the controller was where there is "
                "something to forget tells them apart."],
     )  # fmt: skip
+
+
+def _steered_strength(cast: Cast) -> float:
+    """The mean weight of replay under control from the second task on, where there is something to forget."""
+    runs = cast.runs(cast.trc2) if cast.trc2 is not None else []
+    logged = [(run.stretches[0].end, zip(*run.series("train", "replay/coefficient"), strict=True)) for run in runs]
+    values = [value for first, series in logged for step, value in series if step > first]
+    return sum(values) / len(values) if values else 0.0
 
 
 def _learning(cast: Cast) -> Claim:
