@@ -118,7 +118,7 @@ def test_the_plain_name_goes_to_what_is_most_like_the_others(tmp_path: Path) -> 
     invent_run(tmp_path / "b", "lab_trc2", ["control.mode=fixed"])
     invent_run(tmp_path / "c", "lab_trc2")
     titles = [arm.title for arm in Evidence.of([tmp_path]).arms]
-    assert titles == ["TRC²", "TRC² (constant replay)", "TRC² (constant replay) (replay_coefficient=0.08)"]
+    assert titles == ["TRC²", "TRC² (constant replay)", "TRC² (constant replay, λ=0.08)"]
 
 
 def test_an_unfinished_run_counts_nowhere(tmp_path: Path) -> None:

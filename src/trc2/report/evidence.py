@@ -291,7 +291,8 @@ def _titles(groups: list[tuple[dict[str, Any], FinishedRun]]) -> list[str]:
         other = firsts[name]
         idle = _goes_without_saying(settings, other)
         paths = [path for path in settings | other if settings.get(path) != other.get(path) and path not in idle]
-        titles.append(f"{name} ({', '.join(_difference(path, settings.get(path)) for path in sorted(paths))})")
+        words = ", ".join(_difference(path, settings.get(path)) for path in sorted(paths))
+        titles.append(f"{name.removesuffix(')')}, {words})" if name.endswith(")") else f"{name} ({words})")
     return titles
 
 
@@ -305,10 +306,13 @@ def _goes_without_saying(settings: dict[str, Any], other: dict[str, Any]) -> set
     return idle
 
 
+SHORT = {"model.replay_coefficient": "λ", "model.replay_batch_size": "B_R", "model.replay_long_fraction": "ρ"}
+
+
 def _difference(path: str, value: Any) -> str:
     if path == "model.replay_seed":
         return "other replay draws"
-    return f"{path.split('.', 1)[-1]}={value}"
+    return f"{SHORT.get(path) or path.split('.', 1)[-1]}={value}"
 
 
 # ------------------------------------------------------------------------------------------------------ measures
