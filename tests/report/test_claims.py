@@ -509,6 +509,10 @@ def test_whether_orders_are_weathered_by_replay_or_by_the_backbone_is_asked(tmp_
     replaying, backbone = ledger.claim("open.orders_replay"), ledger.claim("open.orders_backbone")
     assert replaying.ruling is Ruling.fails
     assert replaying.findings[0].contrast.second == "Transformer + controlled replay"
+    assert ledger.claim("open.keeping_replay").ruling is Ruling.fails, "in the listed order too"
+    without = ledger.claim("open.keeping_backbone")
+    assert [f.contrast.first for f in without.findings] == ["TRC² − replay"]
+    assert without.reason.startswith("holds in all 1 comparisons there are; needs runs of MoE")
     assert backbone.findings[0].contrast.first == "TRC² − replay"
     assert backbone.ruling is Ruling.undecided
     assert backbone.reason.startswith("holds in all 1 comparisons there are; needs all 6 orders (there are 2)")

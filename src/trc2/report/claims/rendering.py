@@ -37,7 +37,8 @@ RULES = (
     "by chance.",
 )
 DECIDED = (Ruling.holds, Ruling.fails, Ruling.same)
-FIRST = ("retention.area", "primary.baselines", "open.twin_replay", "open.baselines_replay", "open.replay",
+FIRST = ("retention.area", "primary.baselines", "open.twin_replay", "open.baselines_replay",
+         "open.keeping_replay", "open.keeping_backbone", "open.replay",
          "open.memory", "open.thalamus", "lesion.hippocampus")  # fmt: skip
 
 

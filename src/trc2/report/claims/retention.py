@@ -94,12 +94,15 @@ def retention_claims(cast: Cast) -> list[Claim]:
     ]  # fmt: skip
 
 
-def versus(cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure]) -> list[Contrast]:
-    """TRC² against each of them."""
-    if cast.trc2 is None:
+def versus(
+    cast: Cast, rivals: Mapping[str, Arm], measures: Sequence[Measure], ours: Arm | None = None
+) -> list[Contrast]:
+    """TRC², or one of its lesions, against each of them."""
+    ours = ours or cast.trc2
+    if ours is None:
         return []
     pairs = [(measure, rival) for measure in measures for rival in rivals.values()]
-    return [replace(cast.contrast(measure, cast.trc2, rival), is_one_of=True) for measure, rival in pairs]
+    return [replace(cast.contrast(measure, ours, rival), is_one_of=True) for measure, rival in pairs]
 
 
 def bleu_unit(cast: Cast) -> str:

@@ -29,7 +29,8 @@ COMBINATIONS = [tuple(c) for size in range(4) for c in itertools.combinations(PA
 
 def open_claims(cast: Cast) -> list[Claim]:
     return [*_factorial(cast), _replay_does_most(cast), _twin_with_replay(cast), _baselines_with_replay(cast),
-            *orders_left_open(cast), _control(cast), _learning(cast)]  # fmt: skip
+            _keeping_with_replay(cast), _keeping_without(cast), *orders_left_open(cast), _control(cast),
+            _learning(cast)]  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- thalamus × memory × replay
@@ -153,8 +154,29 @@ def _baselines_with_replay(cast: Cast) -> Claim:
         where=NOT_THERE, paper="baselines have no replay",
         how=f"{PRIMARY.title}: TRC² minus each baseline with controlled replay, at equal tokens, paired by seed.",
         contrasts=versus(cast, rivals, [PRIMARY]),
-        beside=versus(cast, rivals, [AREA]),
         missing=[*needs_trc2(cast), *missing_baselines(rivals, " with controlled replay")], notes=notes,
+    )  # fmt: skip
+
+
+def _keeping_with_replay(cast: Cast) -> Claim:
+    rivals = cast.baselines(with_replay=True)
+    return rule(
+        "open.keeping_replay", "TRC² forgets less than every baseline with the same controlled replay",
+        where=NOT_THERE, paper="baselines have no replay",
+        how=f"{AREA.title}: TRC² minus each baseline with controlled replay, at equal tokens, paired by seed.",
+        contrasts=versus(cast, rivals, [AREA]),
+        missing=[*needs_trc2(cast), *missing_baselines(rivals, " with controlled replay")],
+    )  # fmt: skip
+
+
+def _keeping_without(cast: Cast) -> Claim:
+    ours, rivals = cast.lesion("replay"), cast.baselines(with_replay=False)
+    return rule(
+        "open.keeping_backbone", "Without replay on either side TRC² forgets less than every baseline",
+        where="section 1 wants continual learning in the architecture; not tested", paper="no such arm",
+        how=f"{AREA.title}: TRC² without replay minus each baseline without replay, paired by seed.",
+        contrasts=versus(cast, rivals, [AREA], ours) if ours else [],
+        missing=[*([] if ours else [f"runs of {lesion_name('replay')}"]), *missing_baselines(rivals)],
     )  # fmt: skip
 
 
