@@ -126,7 +126,8 @@ def _draw_differences(sheet: Sheet, axes: Any, measure: Measure, differences: An
         half = (difference.interval.high - difference.interval.low) / 2
         if math.isfinite(difference.mean):
             sheet.point(axes, arm, Number(difference.mean, half, difference.n), float(-height), size=4.5)
-        if difference.p_holm < 0.05:
+        is_told = not measure.is_keeping or not sheet.scope.unlearnt(arm)  # what was not learnt cannot be forgotten
+        if difference.p_holm < 0.05 and is_told:
             axes.get_yticklabels()[height].set_fontweight("bold")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -0.05 * (high - low)), max(high, 0.05 * (high - low)))
@@ -165,7 +166,7 @@ def best_by_family(scope: Scope) -> Picture:
         axes.tick_params(axis="y", length=0)
         axes.set_title(title)
         axes.set_xlabel("forgetting area (AUFC, nats)")
-        axes.set_xlim(0, axes.get_xlim()[1] * 1.75)
+        axes.set_xlim(0, axes.get_xlim()[1] * 2.1)  # room for the names
         linear_ticks(axes.xaxis)
     words = whiskers(scope)
     counts = {family.title: sum(arm.family == family for arm in scope.competitors) for family in families}
