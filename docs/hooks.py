@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from trc2.cli.handbook import commands_page, names_page, settings_page
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from reference_pages import commands_page, names_page, settings_page  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

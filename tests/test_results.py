@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.results_page import ALONE, ARM, ORDERS, PAGE, PAIR, ROOT, SWITCH, ends, lab_sentence, pair_row, refreshed
+from docs.results_tables import ALONE, ARM, ORDERS, PAGE, PAIR, README, ROOT, SWITCH, around_switch, ends, refreshed
 from trc2.config import MODELS, load_recipe
 from trc2.report.dossier import write_dossier
 from trc2.report.evidence import Evidence
@@ -42,13 +42,12 @@ def test_no_task_is_worse_than_with_the_papers_controller_in_any_seed_or_order()
             assert end.log < theirs[seed].log - 0.15
 
 
-def test_the_readme_says_the_same() -> None:
-    orders = ("c4-wikitext-gsm8k", "gsm8k-wikitext-c4")
-    arms = [[f"{arm}+{order}" for order in orders] for arm in ("lab_best", "lab_trc2+no_thalamus_memory")]
-    assert pair_row(*arms)[2] == "0.19 (0.15 … 0.23)"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "it forgets a fifth of what the paper's controller does (0.15 to 0.23)" in readme
-    assert lab_sentence() in readme
+def test_a_switch_is_between_the_last_step_of_the_old_task_and_the_first_of_the_new() -> None:
+    """Steps are counted from 1: of two tasks of 50 steps, step 50 is still the first task's."""
+    points = [(step, 1.0 if step <= 50 else 2.0) for step in range(1, 101)]
+    assert around_switch(points, 50) == (1.0, 2.0)
+    ramp = [(step, float(step)) for step in range(1, 101)]
+    assert around_switch(ramp, 50) == (40.5, 53.0)  # means of 31 … 50 and of 51 … 55
 
 
 def test_the_committed_report_of_the_lab_is_that_of_its_runs(tmp_path: Path) -> None:
@@ -72,4 +71,9 @@ def test_the_tables_of_which_recipe_are_those_of_the_committed_runs() -> None:
     for part in ("thalamus", "memory", "replay"):
         (row,) = re.findall(rf"^\| {part} \|.*\|$", effects, flags=re.MULTILINE)
         assert row in page
-    assert refreshed(page) == page, "say python -m tests.results_page, and read the words around the numbers again"
+    assert refreshed(page) == page, "run python -m docs.results_tables, and read the words around the numbers again"
+
+
+def test_the_rows_of_the_readme_are_those_of_the_committed_runs() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert refreshed(readme) == readme, "run python -m docs.results_tables"

@@ -16,9 +16,9 @@ import typer
 import yaml
 
 import trc2
+from docs.reference_pages import commands_page, names_page, settings_page
 from tests.test_commands_in_docs import commands
 from trc2.cli import COMMANDS, app
-from trc2.cli.handbook import commands_page, names_page, settings_page
 from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.origins import explain
 from trc2.config.strategy import strategy_class

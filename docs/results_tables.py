@@ -1,6 +1,6 @@
-"""The numbers of docs/which-recipe.md and README.md, computed from the committed runs.
+"""Rows of numbers in docs/which-recipe.md and README.md, computed from the committed runs.
 
-python -m tests.results_page    # after new runs were added to results/: writes the rows anew; read the words again
+python -m docs.results_tables    # after new runs were added to results/: rewrites the rows of both pages
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from trc2.report.names import learning_settings
 from trc2.stats.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "which-recipe.md"
+PAGE, README = ROOT / "docs" / "which-recipe.md", ROOT / "README.md"
 RUNS = ("results/*_ring", "results/lab")
 ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
 ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
 ORDERS = r"^\| six orders of `([^`|]+)`(?: less `([^`|]+)`)? \|(.*)\|$"
+SIGNALS = ("train/loss_lm", "hippocampus/surprise_mean")
 SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
 
 
@@ -127,16 +128,22 @@ def _ranged(values: list[float]) -> str:
 
 
 def switch_row(name: str, task: str) -> list[str]:
-    """Loss and mean surprise over the last 20 steps before a task began, and over its first 5."""
+    """Loss and mean surprise before and after a run switched to a task."""
     (folder,) = ROOT.glob(f"results/*_ring/{name}")
     run = read_run(folder)
     start = next(stretch.start for stretch in run.stretches if stretch.task == task)
-    cells = []
-    for path in ("train/loss_lm", "hippocampus/surprise_mean"):
-        points = list(zip(*run.series("train", path), strict=True))
-        before, after = ([v for s, v in points if a <= s < b] for a, b in ((start - 20, start), (start, start + 5)))
-        cells.append(f"{sum(before) / len(before):.2f} → {sum(after) / len(after):.2f}")
-    return cells
+    series = [list(zip(*run.series("train", path), strict=True)) for path in SIGNALS]
+    return [f"{before:.2f} → {after:.2f}" for before, after in (around_switch(points, start) for points in series)]
+
+
+def around_switch(points: list[tuple[int, float]], start: int) -> tuple[float, float]:
+    """The mean over the last 20 steps of the old task, and over the first 5 of the new one.
+
+    Logs count steps from 1, so step `start` is the last one of the old task.
+    """
+    before = [value for step, value in points if start - 20 < step <= start]
+    after = [value for step, value in points if start < step <= start + 5]
+    return sum(before) / len(before), sum(after) / len(after)
 
 
 def alone_row(task: str) -> list[str]:
@@ -167,45 +174,6 @@ def refreshed(page: str) -> str:
     return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
 
 
-# ------------------------------------------------------------------------------------------------------------- README
-
-RIVALS = tuple(f"lab_{name}" for name in ("transformer", "moe", "mamba", "deepseek_moe", "blk_attn_res", "falcon"))
-
-
-def lab_sentence() -> str:
-    """What README.md says of results/lab. Its verbs are true of these numbers, or it is to be written anew."""
-
-    def area(arm: str) -> float:
-        found = [end.area for end in ends(arm).values()]
-        return sum(found) / len(found)
-
-    def leads(ours: str, theirs: list[str]) -> list[float]:
-        """By how much ours ends below each of them, mean over the seeds that both have."""
-        found = []
-        for other in theirs:
-            seeds = ends(ours).keys() & ends(other).keys()
-            found.append(sum(ends(other)[seed].log - ends(ours)[seed].log for seed in seeds) / len(seeds))
-        return found
-
-    def between(values: list[float]) -> str:
-        return f"{min(values):.2f}–{max(values):.2f}"
-
-    replaying = [f"{arm}+replay_controlled" for arm in RIVALS]
-    before, after = [area(arm) for arm in RIVALS], [area(arm) for arm in replaying]
-    ours, twins = leads("lab_trc2+full", replaying), leads("lab_trc2+no_thalamus_memory", replaying)
-    assert max(after) < 0.5 * min(before), "replay takes half of every area"
-    assert min(*ours, *twins) > 0, "both end below every baseline"
-    return (
-        f"TRC²'s controlled replay takes the forgetting area of six baselines from {between(before)} to "
-        f"{between(after)}; TRC² has {area('lab_trc2+full'):.2f} with it and {area('lab_trc2+no_replay'):.2f} without. "
-        f"On equal seeds it ends {between(ours)} nats per token below them, its twin without thalamus and memory "
-        f"{between(twins)}"
-    )
-
-
-SENTENCE = r"TRC²'s controlled replay takes .*? without thalamus and memory \d\.\d+–\d\.\d+"
-
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(re.sub(SENTENCE, lab_sentence(), readme.read_text(encoding="utf-8")), encoding="utf-8")
-    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (PAGE, README):
+        page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
