@@ -36,8 +36,8 @@ from trc2.runs.target import find_target
 from trc2.stats.intervals import mean_interval
 from trc2.stream.builtin import documents
 from trc2.stream.tokenizer import train_bpe
-from trc2.train.resume import continue_run
-from trc2.train.start import start_run
+from trc2.training.resume import continue_run
+from trc2.training.start import start_run
 
 ARMS = ("nothing", "dreams", "real5", "controlled")
 VOCAB, LENGTH = 2048, 128

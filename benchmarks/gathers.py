@@ -29,8 +29,8 @@ from trc2.ranks.join import ProcessRanks
 from trc2.ranks.torchrun import is_worker
 from trc2.runs.folder import RunFolder
 from trc2.stream.prepare import prepare_stream
-from trc2.train.loop import Trainer
-from trc2.train.start import set_up_process
+from trc2.training.loop import Trainer
+from trc2.training.start import set_up_process
 
 TIMED = ("gather", "total", "any")
 

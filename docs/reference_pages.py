@@ -201,6 +201,5 @@ def names_page(before: str) -> str:
     """The public names of the package, each a directive that the site's generator fills in from its docstrings."""
     import trc2
 
-    homes = {"train": "trc2.api.train"}  # `trc2.train` is a package too, and that is what a reader of sources finds
     names = [name for name in trc2.__all__ if not name.startswith("__")]
-    return before + "\n" + "\n".join(f"::: {homes.get(name, f'trc2.{name}')}\n" for name in names)
+    return before + "\n" + "\n".join(f"::: trc2.{name}\n" for name in names)

@@ -15,9 +15,9 @@ from trc2 import RunConfig, __version__
 from trc2.config import TaskConfig
 from trc2.hf.export import export_run
 from trc2.report.summary import write_summary
-from trc2.train.gate import judge
-from trc2.train.resume import continue_run
-from trc2.train.start import start_run
+from trc2.training.gate import judge
+from trc2.training.resume import continue_run
+from trc2.training.start import start_run
 
 model, data, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 steps = int(sys.argv[4]) if len(sys.argv) > 4 else 200

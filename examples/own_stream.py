@@ -16,7 +16,7 @@ from trc2 import RunConfig
 from trc2.metrics.forgetting import forgetting
 from trc2.report.finished import read_run
 from trc2.report.summary import write_summary
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60
 

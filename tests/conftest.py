@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 # calls. `make test-all` checks shapes everywhere.
 HERE = Path(__file__).parent
 SHAPES = [HERE / name for name in ("ops", "nn", "model", "replay", "backbones", "reference")]
-SHAPES += [HERE / "train" / "test_loop.py", HERE / "test_golden.py", HERE / "test_generate.py"]
+SHAPES += [HERE / "training" / "test_loop.py", HERE / "test_golden.py", HERE / "test_generate.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may train
@@ -159,7 +159,7 @@ def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
 @pytest.fixture(scope="session")
 def trained_once(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of `tiny_run()` that nobody may change."""
-    from trc2.train.start import start_run
+    from trc2.training.start import start_run
 
     config = tiny_run_config(tiny_data, tmp_path_factory.mktemp("trained") / "run")
     return start_run(config, Console(quiet=True))

@@ -133,7 +133,7 @@ def test_the_command_starts_without_what_only_some_of_it_needs() -> None:
         "pydantic",
         "yaml",
         "trc2.config",
-        "trc2.train",
+        "trc2.training",
     )
     assert imported("trc2.cli", heavy) == []
 
@@ -310,7 +310,7 @@ def test_continue_is_gated_by_what_it_forgot(trained: Path, tmp_path: Path, monk
     write_task(tmp_path, "colours", ["red", "blue"])
     arguments = ["continue", str(trained), "--task", "colours", "--folder", str(tmp_path / "colours"), "--steps", "2"]
     for number, (risen, expected) in enumerate([(0.5, 3), (0.1, 0)]):
-        monkeypatch.setattr("trc2.train.gate.paired_rise", lambda *_, value=risen: Interval(value, value, value))
+        monkeypatch.setattr("trc2.training.gate.paired_rise", lambda *_, value=risen: Interval(value, value, value))
         out = ["--out", str(tmp_path / f"child {number}"), "--max-forgetting", "0.2"]
         done = CliRunner().invoke(app, [*arguments, *out])
         assert done.exit_code == expected, done.output

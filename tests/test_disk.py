@@ -22,7 +22,7 @@ from tests.command import trc2
 from tests.conftest import tiny_run_config
 from trc2.config import RunConfig
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)

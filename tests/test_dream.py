@@ -17,9 +17,9 @@ from trc2.backbones.registry import build_model
 from trc2.dream import dream
 from trc2.runs.folder import RunFolder
 from trc2.stream.tokenizer import train_bpe
-from trc2.train.loop import Trainer
-from trc2.train.resume import resume_run
-from trc2.train.start import start_run
+from trc2.training.loop import Trainer
+from trc2.training.resume import resume_run
+from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)

@@ -17,8 +17,8 @@ from trc2.report.summary import write_summary
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
-from trc2.train.resume import continue_run, resume_run
-from trc2.train.scoring import score_target
+from trc2.training.resume import continue_run, resume_run
+from trc2.training.scoring import score_target
 
 ROOT = Path(__file__).parents[1]
 QUIET = Console(quiet=True)

@@ -24,7 +24,7 @@ LADDER = [
     {"replay.controller", "replay.feed_forward", "stream", "metrics", "artifact"},
     {"strategies", "generate", "hf.configuration", "hf.modeling", "hf.states", "hf.callback", "hf.registration"},
     {"runs", "dream", "lm_tasks"},
-    {"train"},
+    {"training"},
     {"bench", "sweep"},
     {"report"},
     {"hf.export", "hf.plain", "harness"},

@@ -21,8 +21,8 @@ from trc2.errors import UserError
 from trc2.plugins import blamed, installed, installed_names
 from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder
-from trc2.train.resume import resume_run
-from trc2.train.start import start_run
+from trc2.training.resume import resume_run
+from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from trc2.backbones.registry import build_model
 from trc2.bench.footprint import active_parameters
 from trc2.config import MODELS, family_names, recipe_names
 from trc2.runs.plan import Plan
-from trc2.train.optimizer import build_optimizer
+from trc2.training.optimizer import build_optimizer
 
 SMALL = [name for name in recipe_names() if not name.startswith("paper_") or name == "paper_compact"]
 

@@ -46,14 +46,13 @@ _HOMES = {
     "continue_from": "api",
     "load_recipe": "config",
     "load_run": "api",
+    "train": "api",
 }
 
 register_when_imported()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":
-        return import_module("trc2.train")  # a package that can be called, see there
     if name not in _HOMES:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")
     try:

@@ -15,7 +15,7 @@ import torch
 
 from trc2.lm_tasks import ROWS, NetworkLM
 from trc2.runs.target import find_target
-from trc2.train.precision import choose_device
+from trc2.training.precision import choose_device
 
 # After lm_tasks, which says in a sentence if the harness is missing.
 from lm_eval.api.registry import register_model  # isort: skip

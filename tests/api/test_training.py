@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -137,11 +135,11 @@ def test_a_folder_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch: pytes
     assert trc2.train("demo", folder="mine").folder == Path("mine")
 
 
-def test_the_package_of_the_trainer_can_be_called() -> None:
-    import trc2.train.loop
+def test_the_public_train_is_a_plain_function() -> None:
+    import trc2.training.loop  # importing the trainer does not hide the function
 
-    assert trc2.train.loop.Trainer.__name__ == "Trainer"  # type: ignore[attr-defined]
-    assert inspect.signature(trc2.train) == inspect.signature(train)
+    assert trc2.train is train
+    assert inspect.isfunction(trc2.train)
     with pytest.raises(UserError, match="did you mean 'demo'"):
         trc2.train("demmo")
 
@@ -191,8 +189,3 @@ def test_a_setting_that_cannot_be_written_is_told_in_a_sentence() -> None:
         run_config("demo", None, None, as_overrides({"step": 3}))
     with pytest.raises(UserError, match="is not a run folder"):
         load_run("nowhere")
-
-
-def test_importing_the_face_imports_no_torch() -> None:
-    code = "import sys, trc2; trc2.train; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

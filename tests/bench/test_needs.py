@@ -14,7 +14,7 @@ from trc2.bench.kept import kept_between, kept_by_unit
 from trc2.bench.needs import Device, all_needs, need, need_of, needs_json, remembered_bytes, usual_utilisation
 from trc2.bench.subjects import prepared_model, tokens_of
 from trc2.config import RunConfig, load_recipe
-from trc2.train.optimizer import build_optimizer
+from trc2.training.optimizer import build_optimizer
 
 CPU = Device(memory=1e12, flops=1e12, utilisation=0.3, bandwidth=1e10, is_cpu=True)
 V100 = Device(memory=32e9, flops=125e12, utilisation=0.2, bandwidth=25e9)

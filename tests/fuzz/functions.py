@@ -25,8 +25,8 @@ from trc2.stream.formats import text_format
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.readers import read_file
 from trc2.stream.tokenizer import read_tokenizer
-from trc2.train.resume import resume_run
-from trc2.train.scoring import score_target
+from trc2.training.resume import resume_run
+from trc2.training.scoring import score_target
 
 
 def documents(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 from trc2.verify.kills import WORDS, small_run, write_small_data
 
 HERE = Path("tests/golden")

@@ -17,7 +17,7 @@ from trc2.artifact import load_model
 from trc2.config import model_config
 from trc2.errors import UserError
 from trc2.runs.target import find_target
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 
 Folder = Callable[[str], Path]
 

@@ -24,9 +24,9 @@ from trc2.config import TaskConfig, load_recipe, settings_text
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
-from trc2.train.loop import Trainer
-from trc2.train.resume import continue_run, resume_run
-from trc2.train.start import Interrupted, start_run
+from trc2.training.loop import Trainer
+from trc2.training.resume import continue_run, resume_run
+from trc2.training.start import Interrupted, start_run
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)

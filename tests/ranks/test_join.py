@@ -13,7 +13,7 @@ from trc2.backbones.registry import build_model
 from trc2.errors import UserError
 from trc2.ranks import ALONE, joined
 from trc2.ranks.group import check_divides
-from trc2.train.unison import RanksDiffer, check_unison
+from trc2.training.unison import RanksDiffer, check_unison
 
 CPU = torch.device("cpu")
 

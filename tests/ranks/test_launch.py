@@ -13,7 +13,7 @@ from tests.command import trc2
 from tests.ranks.several import together
 from trc2.config import settings_text
 from trc2.runs.folder import RunFolder
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 from trc2.verify.kills import QUIET, WORDS, compare_runs, small_run, write_small_data
 
 HERE = Path(__file__).parent

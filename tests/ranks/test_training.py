@@ -21,9 +21,9 @@ from trc2.hf.export import export_run
 from trc2.ranks import joined
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
-from trc2.train.loop import Trainer
-from trc2.train.resume import continue_run, resume_run
-from trc2.train.start import Interrupted, start_run
+from trc2.training.loop import Trainer
+from trc2.training.resume import continue_run, resume_run
+from trc2.training.start import Interrupted, start_run
 from trc2.verify.kills import BEYOND_THE_PAPER, TIMED, compare_runs
 
 QUIET = Console(quiet=True)

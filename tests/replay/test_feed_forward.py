@@ -14,8 +14,8 @@ from trc2.config import ReplayControlConfig
 from trc2.replay.controller import ReplaySettings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.folder import RunFolder
-from trc2.train.start import start_run
-from trc2.train.state import RunState
+from trc2.training.start import start_run
+from trc2.training.state import RunState
 
 CONFIG = ReplayControlConfig(
     jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, jump_memory=0.9, coefficient_range=(0.0, 0.6)

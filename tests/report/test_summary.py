@@ -12,7 +12,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.report.finished import read_run
 from trc2.report.summary import Comparison, short, write_summary
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]

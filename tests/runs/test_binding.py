@@ -20,9 +20,9 @@ from trc2.runs.binding import learning_hash
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
-from trc2.train.resume import resume_run
-from trc2.train.scoring import score_target
-from trc2.train.start import start_run
+from trc2.training.resume import resume_run
+from trc2.training.scoring import score_target
+from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)

@@ -16,8 +16,8 @@ from trc2.runs.budget import budget_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.stream.batches import Mixture
-from trc2.train.loop import Trainer
-from trc2.train.start import prepare_with_progress, start_run
+from trc2.training.loop import Trainer
+from trc2.training.start import prepare_with_progress, start_run
 
 
 def test_steps_are_the_recipes_own() -> None:

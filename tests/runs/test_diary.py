@@ -18,8 +18,8 @@ from trc2.runs.checkpoint import Checkpoint, list_checkpoints
 from trc2.runs.diary import Diary
 from trc2.runs.records import Record, read_all_records, read_records
 from trc2.runs.writer import CheckpointWriter
-from trc2.train.resume import resume_run
-from trc2.train.start import start_run
+from trc2.training.resume import resume_run
+from trc2.training.start import start_run
 
 QUIET = Console(quiet=True)
 

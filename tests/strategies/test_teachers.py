@@ -21,8 +21,8 @@ from trc2.runs.budget import budget_of, equal_work
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
-from trc2.train.measure import add_up_losses
-from trc2.train.start import start_run
+from trc2.training.measure import add_up_losses
+from trc2.training.start import start_run
 
 
 def net(**changes: object) -> CortexNet:

@@ -29,7 +29,7 @@ from trc2.sweep.conduct import run_sweep
 from trc2.sweep.local import LocalLauncher
 from trc2.sweep.matrix import Matrix
 from trc2.sweep.standing import Standing, standing
-from trc2.train.start import Interrupted, start_run
+from trc2.training.start import Interrupted, start_run
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)

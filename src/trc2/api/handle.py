@@ -27,11 +27,11 @@ from trc2.report.summary import child_text, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stream.texts import keep_texts
-from trc2.train.gate import GATE_FILE, check_gate, judge
-from trc2.train.resume import continue_run, resume_run
-from trc2.train.scoring import score_target
-from trc2.train.start import warn_on
-from trc2.train.wish import default_folder
+from trc2.training.gate import GATE_FILE, check_gate, judge
+from trc2.training.resume import continue_run, resume_run
+from trc2.training.scoring import score_target
+from trc2.training.start import warn_on
+from trc2.training.wish import default_folder
 
 PICTURES = ("summary", "hippocampus")
 

@@ -14,7 +14,7 @@ from trc2.errors import UserError
 from trc2.ranks.torchrun import is_first_process
 from trc2.report.summary import write_summary
 from trc2.runs.folder import RunFolder
-from trc2.train.resume import start_or_go_on
+from trc2.training.resume import start_or_go_on
 
 
 def train(

@@ -21,8 +21,8 @@ from trc2.machine import available_cores, busy_cores, crowding
 from trc2.runs.environment import PACKAGES
 from trc2.runs.plan import Plan
 from trc2.stream.cache import expanded
-from trc2.train.efficiency import peak_matmul_flops
-from trc2.train.precision import choose_device, choose_dtype
+from trc2.training.efficiency import peak_matmul_flops
+from trc2.training.precision import choose_device, choose_dtype
 
 GB = 1e9
 SCHEMA = 1

@@ -24,10 +24,10 @@ from trc2.runs.budget import budget_of
 from trc2.runs.plan import Plan
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.sources import FileSource
-from trc2.train.efficiency import peak_matmul_flops
-from trc2.train.feed import Feed
-from trc2.train.forecast import Agenda
-from trc2.train.precision import choose_device
+from trc2.training.efficiency import peak_matmul_flops
+from trc2.training.feed import Feed
+from trc2.training.forecast import Agenda
+from trc2.training.precision import choose_device
 
 MIN_STEPS = 150  # of a task, before a larger model is worth its time
 MAX_PASSES = 10  # over a task's text, after which more steps teach the text by heart

@@ -12,8 +12,8 @@ import torch
 from trc2.bench.subjects import prepared_model, scoring_pass, training_step
 from trc2.bench.timing import time_once
 from trc2.config import RunConfig
-from trc2.train.allocator import keep_freed_memory
-from trc2.train.precision import choose_device
+from trc2.training.allocator import keep_freed_memory
+from trc2.training.precision import choose_device
 
 WARMUP, LEAST = 2, 3
 HAMPERED = 0.25

@@ -17,7 +17,7 @@ from trc2.errors import UserError, did_you_mean
 from trc2.generate import lay_out_for_decoding
 from trc2.model.cortex import Cortex
 from trc2.nn.keyed import keyed_generator
-from trc2.train.optimizer import build_optimizer
+from trc2.training.optimizer import build_optimizer
 
 Run = Callable[[], object]
 

@@ -16,7 +16,7 @@ from trc2.ranks.torchrun import is_first_process
 
 if TYPE_CHECKING:
     from trc2.config import TaskConfig
-    from trc2.train.gate import Verdict
+    from trc2.training.gate import Verdict
 
 
 @app.command("continue")
@@ -60,10 +60,10 @@ def continue_(
     A saved model does not say what it learnt: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
-    from trc2.train.gate import check_gate, judge
-    from trc2.train.rehearsal import foretold, keep_rehearsal, rehearse_shares
-    from trc2.train.resume import continue_run
-    from trc2.train.wish import Wish, child_config, default_folder
+    from trc2.training.gate import check_gate, judge
+    from trc2.training.rehearsal import foretold, keep_rehearsal, rehearse_shares
+    from trc2.training.resume import continue_run
+    from trc2.training.wish import Wish, child_config, default_folder
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
@@ -141,7 +141,7 @@ def _task_of(word: str, option: str, steps: int, format_: str) -> TaskConfig:
 def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
     """What became of what the parent knew."""
     from trc2.runs.folder import RunFolder
-    from trc2.train.resume import relative_forgetting
+    from trc2.training.resume import relative_forgetting
 
     ancestry = RunFolder(target).ancestry()
     if ancestry is not None and ancestry.is_run:

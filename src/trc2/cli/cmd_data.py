@@ -21,7 +21,7 @@ def data_prepare(
     from rich.table import Table
 
     from trc2.config import load_recipe
-    from trc2.train.start import prepare_with_progress
+    from trc2.training.start import prepare_with_progress
 
     run = load_recipe(recipe, overrides or [])
     if run.stream is None:

@@ -28,7 +28,7 @@ def evaluate(
     from rich.table import Table
 
     from trc2.runs.target import find_target
-    from trc2.train.scoring import score_target
+    from trc2.training.scoring import score_target
 
     scores = score_target(
         find_target(target),

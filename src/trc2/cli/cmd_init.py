@@ -29,7 +29,7 @@ def init(
     """Write a recipe that trains on your folders, sized for this machine and the time you have."""
     from trc2.bench.fitting import look_at, propose, recipe_text
     from trc2.files import make_folder, write_atomically
-    from trc2.train.start import prepare_with_progress
+    from trc2.training.start import prepare_with_progress
 
     shown = err if as_json else out
     corpora = look_at(folders)

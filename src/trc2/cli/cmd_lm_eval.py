@@ -30,7 +30,7 @@ def lm_eval(
     from trc2.errors import UserError
     from trc2.lm_tasks import score_tasks
     from trc2.runs.target import find_target
-    from trc2.train.precision import choose_device
+    from trc2.training.precision import choose_device
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:

@@ -21,7 +21,7 @@ def resume(
 ) -> None:
     """Go on with an interrupted run, exactly as if it had not been interrupted."""
     from trc2.runs.folder import RunFolder
-    from trc2.train.resume import resume_run
+    from trc2.training.resume import resume_run
 
     if nproc > 1 and launched(nproc, max_restarts, RunFolder(folder).config()):
         return

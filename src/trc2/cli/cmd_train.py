@@ -16,7 +16,7 @@ def train(
 ) -> None:
     """Train a model through a stream of tasks and measure what it forgets."""
     from trc2.config import load_recipe
-    from trc2.train.resume import start_or_go_on
+    from trc2.training.resume import start_or_go_on
 
     config = load_recipe(recipe, overrides or [])
     if launched(nproc, max_restarts, config):

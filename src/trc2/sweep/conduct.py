@@ -27,7 +27,7 @@ from trc2.sweep.standing import (
     progressed,
     standing,
 )
-from trc2.train.start import Interrupted, prepare_with_progress
+from trc2.training.start import Interrupted, prepare_with_progress
 
 LOGS = ".logs"  # beside the runs: what each of them printed
 POLL = 1.0  # seconds

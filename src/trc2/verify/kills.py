@@ -23,8 +23,8 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
 from trc2.stream.cache import STAMPS
 from trc2.stream.prepare import prepare_stream
-from trc2.train.resume import continue_run, resume_run
-from trc2.train.start import start_run
+from trc2.training.resume import continue_run, resume_run
+from trc2.training.start import start_run
 from trc2.verify.siege import Losses, Trial, besiege, besiege_together, run_in_child
 
 # What depends on the clock; everything else must be equal to the bit.

@@ -1,0 +1,1 @@
+"""The trainer: the loop, the state of a run, evaluation, resume."""

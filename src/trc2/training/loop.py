@@ -1,0 +1,147 @@
+"""The training loop. What changes learning stands here, in order; what only watches is an observer."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.failpoint import failpoint
+from trc2.ranks import ALONE, Ranks
+from trc2.runs.folder import RunFolder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Kind, Record
+from trc2.stream.prepare import PreparedStream
+from trc2.training.feed import Feed
+from trc2.training.measure import Measure, add_up_losses, dynamics
+from trc2.training.observers import Observer
+from trc2.training.optimizer import set_learning_rate
+from trc2.training.precision import autocast, choose_device
+from trc2.training.saver import Saver
+from trc2.training.state import RunState
+from trc2.training.story import Story
+
+
+class Trainer:
+    """Trains a model through a stream of tasks, measures what it forgets, and steers replay from it."""
+
+    def __init__(
+        self, config: RunConfig, prepared: PreparedStream, folder: RunFolder, observers: list[Observer],
+        ranks: Ranks = ALONE, *, will_restore: bool = False,
+    ) -> None:  # fmt: skip
+        self.config, self.folder, self.ranks = config, folder, ranks
+        self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
+        self.plan = Plan.of_run(config)
+        self.feed = Feed(config, self.plan, prepared)
+        self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
+        self.story = Story(observers)
+        self.measure = Measure(config, self.plan, self.feed, self.state, self.story)
+        self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
+        self.stop_requested = self.stopped = False
+
+    def run(self) -> None:
+        """From wherever the run stands to the end of the stream."""
+        config, plan, state, measure = self.config, self.plan, self.state, self.measure
+        progress, tasks = state.progress, list(self.feed.tasks)
+        if progress.step == 0:
+            self.feed.fill(state.model.replay)
+            measure.evaluate(tasks)  # before any training
+        self.stopped = self.ranks.any(self.stop_requested)
+        while progress.step < plan.total_steps and not self.stopped:
+            if progress.step == plan.at(progress.step).start:
+                # Done again when a run is resumed at this very step, to no effect.
+                self.leave_the_branch()
+                task = plan.at(progress.step).task
+                sequences = self.feed.sequences(task, count(), state.device)
+                state.model.begin_task(plan.index(progress.step), (x for x, _ in sequences))
+            record = self.train_step()
+            if config.output.check_ranks:
+                state.check_unison()
+            self.story.tell(record)
+            is_boundary = plan.is_boundary(progress.step)
+            if is_boundary or progress.step % config.eval.every_steps == 0:
+                measure.evaluate(tasks if is_boundary else plan.seen(progress.step))
+            if is_boundary:
+                measure.remember_reference()
+                last_steps = self.feed.steps_of(record.task)
+                state.strategy.end_task(self.feed.sequences(record.task, last_steps, state.device))
+            if progress.step % config.control.every_steps == 0:
+                measure.steer()
+            self.stopped = self.ranks.any(self.stop_requested)
+            is_branch = progress.step in plan.branch_points
+            if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
+                self.saver.save_unless_failing(state, self.story)
+        if progress.step == plan.total_steps:
+            measure.finish()
+        self.saver.writer.wait()
+
+    def leave_the_branch(self) -> None:
+        """The last task was annealed on a branch; the next one learns from the weights before that."""
+        before = self.plan.goes_back_to(self.state.progress.step)
+        if before is not None:
+            self.ranks.on_first(self.saver.writer.wait)
+            self.state.go_back(self.folder.checkpoint_of(before))
+
+    def train_step(self) -> Record:
+        """One optimizer step: all micro-batches, then commit, optimizer, and what follows it."""
+        state, progress, model = self.state, self.state.progress, self.state.model
+        begun = time.monotonic()
+        failpoint("step")
+        task = self.plan.at(progress.step).task
+        batches = self.feed.batches(progress.step, self.share)
+        num_labels = self.ranks.total(sum(batch.num_labels for batch in batches))
+        rate = self.plan.learning_rate(progress.step)
+        set_learning_rate(state.optimizer, rate)
+        state.optimizer.zero_grad(set_to_none=True)
+        state.parallel.begin_step(self.share.start)
+        told: list[dict[str, float]] = []
+        for number, batch in zip(self.share, batches, strict=True):
+            x, y = batch.x.to(state.device), batch.y.to(state.device)
+            with state.micro_step(number, is_last=number == self.share[-1]):
+                with autocast(state.device, state.dtype):
+                    _, aux = state.parallel(x, y, origin=batch.origin, return_logits=False)
+                label_share, weight = batch.num_labels / max(1, num_labels), 1 / self.config.train.micro_batches
+                # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
+                loss = aux["loss_lm"] * label_share + (aux["loss"] - aux["loss_lm"]) * weight
+                state.scaler.scale(loss).backward()
+            parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}
+            parts |= {"loss_lm": aux["loss_lm"] * label_share, "loss": loss}
+            told.append({name: float(value.detach()) for name, value in parts.items()})
+
+        state.scaler.unscale_(state.optimizer)
+        corrections = state.strategy.correct_gradients(progress.step)
+        norm = state.parallel.clip(self.config.train.clip_norm)
+        losses, is_finite = add_up_losses(self.ranks, told, norm)
+        if is_finite:
+            writes = model.commit()
+            model.before_step()
+            state.scaler.step(state.optimizer)
+            model.after_step()
+            state.strategy.after_step()
+            corrections |= state.feel(losses["loss_lm"])
+            progress.nonfinite_streak = 0
+        else:  # decided before anything is written: a failed step leaves no trace but its number
+            model.skip_step()
+            state.strategy.skip_step()
+            writes = None
+            progress.nonfinite_streak += 1
+        state.scaler.update()
+        progress.step += 1
+        seconds = time.monotonic() - begun
+        progress.train_seconds += seconds
+        if progress.nonfinite_streak >= self.config.train.max_nonfinite_steps:
+            raise self._hopeless(task)
+        metrics = {f"train/{name}": value for name, value in losses.items()}
+        metrics |= {"train/learning_rate": rate, "train/gradient_norm": norm, **corrections}
+        metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **dynamics(model, writes)}
+        kind: Kind = "nonfinite" if writes is None else "train"
+        return Record(kind, progress.step, task, metrics, self.story.seconds)
+
+    def _hopeless(self, task: str) -> UserError:
+        progress = self.state.progress
+        self.story.tell(Record("nonfinite", progress.step, task, {}, self.story.seconds))
+        return UserError(
+            f"The gradients were not finite in {progress.nonfinite_streak} steps in a row, up to step {progress.step}: "
+            f"lower train.learning_rate and start again, or resume from the last good checkpoint in {self.folder}."
+        )

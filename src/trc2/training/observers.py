@@ -1,0 +1,162 @@
+"""Those who watch a run: they get frozen records and can change nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from trc2.console import clock
+from trc2.errors import UserError
+from trc2.files import reading, write_atomically
+from trc2.runs.folder import RunFolder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record
+from trc2.training.forecast import Forecast
+
+
+class Observer(Protocol):
+    def see(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Screen:
+    """A progress bar on a terminal, plain lines elsewhere.
+
+    `first` is the step at which the run took over from its parent: what is shown is counted from there.
+    """
+
+    def __init__(
+        self, plan: Plan, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None,
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.first, self.total = first, plan.total_steps - first
+        self.console, self.log_every, self.forecast = console, log_every, forecast
+        self.bar: Progress | None = None
+        self.bar_task: TaskID | None = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.total}", markup=False),
+                TextColumn("{task.fields[line]}", markup=False),
+                console=console,
+            )
+            self.bar.start()
+            self.bar_task = self.bar.add_task("starting", total=self.total, completed=max(0, start - first), line="")
+
+    def see(self, record: Record) -> None:
+        if self.forecast is not None:
+            self.forecast.see(record, time.monotonic())
+        step = record.step - self.first
+        if record.kind == "train":
+            line = self._train_line(record)
+            if self.bar is not None and self.bar_task is not None:
+                self.bar.update(self.bar_task, completed=step, description=record.task, line=line)
+            elif step % self.log_every == 0 or step == self.total:
+                self.console.print(
+                    f"step {step}/{self.total}  {record.task}  {line}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+        elif record.kind == "eval":
+            line = "  ".join(f"{name} {value:.4g}" for name, value in perplexities(record).items())
+            self._line(f"step {step}  perplexity  {line}")
+        elif record.kind == "nonfinite":
+            self._line(f"step {step}  gradients are not finite: the step was skipped")
+
+    def _train_line(self, record: Record) -> str:
+        values = record.metrics
+        parts = [f"loss {values['train/loss_lm']:.3f}", f"{values['train/tokens_per_second']:,.0f} tok/s"]
+        if "replay/coefficient" in values:
+            parts.append(f"λ_rep {values['replay/coefficient']:.3f}")
+        if "replay/share" in values:
+            parts.append(f"replay {values['replay/share']:.0%}")
+        if "hippocampus/fill" in values:
+            parts.append(f"memory {values['hippocampus/fill']:.0%}")
+        if self.forecast is not None and (left := self.forecast.left()) is not None:
+            parts.append(clock(left))
+        return "  ".join(parts)
+
+    def _line(self, text: str) -> None:
+        (self.bar.console if self.bar is not None else self.console).print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def perplexities(record: Record) -> dict[str, float]:
+    """By task, of an evaluation."""
+    names = [name for name in record.metrics if name.startswith("eval/") and name.endswith("/perplexity")]
+    return {name.split("/")[1]: record.metrics[name] for name in names}
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("report_to=tensorboard needs tensorboard: pip install 'trc2[tensorboard]'.") from None
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def see(self, record: Record) -> None:
+        for name, value in record.metrics.items():
+            self.writer.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Tracker:
+    """W&B or trackio, which share one interface.
+
+    A resumed run goes on in the tracker's run it began: W&B knows that by an id, which the run folder keeps, trackio by
+    its name. W&B leaves out steps it has seen before; they are the same.
+    """
+
+    def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
+        import importlib
+
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"report_to={name} needs {name}: pip install 'trc2[{name}]'.") from None
+        self.module = module
+        where = (
+            {"dir": str(folder.path)} if name == "wandb" else {}
+        )  # else its files lie wherever the command was typed
+        known = {**where, **self._begun(name, folder)}
+        self.run = module.init(project="trc2", name=folder.path.name, config=settings, **known)
+        run_id = getattr(self.run, "id", None)
+        content = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
+        write_atomically(folder.tracker_file(name), json.dumps(content).encode())
+
+    @staticmethod
+    def _begun(name: str, folder: RunFolder) -> dict[str, str]:
+        """What `init` needs to find the run of an earlier process again; nothing for a new one."""
+        file = folder.tracker_file(name)
+        if not file.exists():
+            return {}
+        with reading(file, "remove it to begin a new one"):
+            run_id = json.loads(file.read_text(encoding="utf-8"))["id"]
+        is_named = name == "wandb" and isinstance(run_id, str)
+        return {"resume": "allow", "id": run_id} if is_named else {"resume": "allow"}
+
+    def see(self, record: Record) -> None:
+        self.module.log(dict(record.metrics), step=record.step)
+
+    def close(self) -> None:
+        self.module.finish()
+
+
+def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dict[str, Any]) -> list[Observer]:
+    """The observers a config asks for by name."""
+    return [
+        TensorBoard(folder.path) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to
+    ]

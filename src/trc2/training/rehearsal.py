@@ -1,0 +1,147 @@
+"""How much a new task would make a run forget: a few short branches, each with another share of replay."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trc2.config import TaskConfig
+from trc2.files import reading, write_atomically
+from trc2.runs.folder import Warn
+from trc2.training.gate import Foretold, Verdict, judge, number_or_word
+from trc2.training.resume import continue_run
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
+
+    `ceiling` is that with what cannot be known of it, as the gate will ask: the branch's own interval.
+    """
+
+    share: float
+    verdict: Verdict
+    predicted: float
+
+    @property
+    def ceiling(self) -> float:
+        return self.predicted + self.verdict.doubt
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The branches, cheapest first, as far as they were needed."""
+
+    parent: str
+    overrides: tuple[str, ...]
+    tasks: tuple[str, ...]
+    limit: float
+    steps: int
+    branch_steps: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def cheapest(self) -> float | None:
+        """The smallest share that is predicted to stay under the limit; None if none of them is."""
+        return next((branch.share for branch in self.branches if branch.ceiling <= self.limit), None)
+
+    def describe(self) -> dict[str, Any]:
+        branches = [
+            {
+                "share": b.share,
+                "measured": number_or_word(b.verdict.worst),
+                "predicted": number_or_word(b.predicted),
+                "ceiling": number_or_word(b.ceiling),
+                **b.verdict.describe(),
+            }
+            for b in self.branches
+        ]
+        of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
+        known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
+
+    def lines(self) -> list[str]:
+        """What a reader is told."""
+        lines = [
+            f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps; after {self.steps} "
+            f"predicted {b.predicted:+.1%}, with its interval {b.ceiling:+.1%}"
+            for b in self.branches
+        ]
+        if self.cheapest is None:
+            largest = self.branches[-1].share
+            return [*lines, f"No share up to {largest:.0%} stays under {self.limit:.1%}: take fewer steps."]
+        return [*lines, f"Cheapest under {self.limit:.1%}: --replay-share {self.cheapest}"]
+
+
+def rehearse_shares(
+    parent: Path,
+    task: TaskConfig | Sequence[TaskConfig],
+    limit: float,
+    shares: Sequence[float] = SHARES,
+    *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
+    watch: Callable[[str], None] = lambda _: None,
+    warn: Warn = lambda _: None,
+) -> Rehearsal:
+    """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
+
+    Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
+    the old tasks begins slower than it goes on: the gate after the real run is what decides. The branches are thrown
+    away. They are judged by validation text, so that the gate's own text chooses nothing.
+    """
+    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
+    short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
+    whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
+    branches: list[Branch] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for share in shares:
+            watch(f"a branch of {steps} steps with {share:.0%} replay")
+            child = Path(scratch) / f"share-{share}"
+            continue_run(parent, child, short, Console(quiet=True), share, overrides=overrides, keep=keep)
+            verdict = judge(parent, child, limit, warn, split="validation")
+            risen = verdict.worst
+            predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
+            branches.append(Branch(share, verdict, predicted))
+            if branches[-1].ceiling <= limit:
+                break
+    return Rehearsal(
+        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches)
+    )
+
+
+def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
+    """Write it down beside the child's place, so that the child can be compared with it."""
+    path = _beside(child)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rehearsal.describe(), indent=2).encode())
+    return path
+
+
+def foretold(
+    parent: Path, child: Path, tasks: Sequence[TaskConfig], share: float | None, overrides: Sequence[str] = ()
+) -> Foretold | None:
+    """What a kept rehearsal of just this child predicted: same parent, settings, tasks, steps and share, or None."""
+    path = _beside(child)
+    if share is None or not path.is_file():
+        return None
+    asked = [str(parent), list(overrides), [one.name for one in tasks], sum(one.steps for one in tasks)]
+    with reading(path):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        is_same = [known[name] for name in ("parent", "overrides", "tasks", "steps")] == asked
+        predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
+    return Foretold(share, predicted[share]) if is_same and share in predicted else None
+
+
+def _beside(child: Path) -> Path:
+    return child.with_name(f"{child.name}.rehearsal.json")

@@ -1,0 +1,193 @@
+"""Going on with a run: exactly where it stopped, or with a task nobody knew of before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trc2.config import RunConfig, TaskConfig
+from trc2.config.run import apply_overrides
+from trc2.errors import UserError, brief
+from trc2.metrics.forgetting import PERPLEXITY, forgetting
+from trc2.ranks import Ranks
+from trc2.ranks.torchrun import num_restarts
+from trc2.runs.binding import EXECUTION
+from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record, score_table
+from trc2.stream.prepare import PreparedStream
+from trc2.training.child import make_child
+from trc2.training.loop import Trainer
+from trc2.training.start import (
+    prepare_with_progress,
+    run,
+    set_up_process,
+    start_run,
+    taking_part,
+    warn_if_crowded,
+    warn_on,
+    watch,
+)
+from trc2.training.wish import Wish, child_config
+
+
+def start_or_go_on(config: RunConfig, console: Console) -> Path:
+    """What `trc2 train` does: a new run; or, where torchrun has started the group again, the one that had begun."""
+    with taking_part(config, console) as (ranks, quiet):
+        folder = RunFolder(config.output.folder)
+        if not ranks.first_says(num_restarts() > 0 and folder.is_run):
+            return start_run(config, console)
+        _check_learning(folder, folder.config(), config)
+        _go_on(folder, config, quiet, ranks)
+    return folder.path
+
+
+def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
+    """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
+    folder = RunFolder(path)
+    config = _resumed_config(folder, overrides)
+    with taking_part(config, console) as (ranks, console):
+        _go_on(folder, config, console, ranks)
+    return path
+
+
+def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+    with ExitStack() as held:
+        ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
+        set_up_process(config)
+        warn_if_crowded(console)
+        prepared = prepare_with_progress(config, console, folder.tokenizer(), folder.data()["tasks"])
+        check_data(folder, prepared)
+        history = folder.records() if folder.has_diary else []
+        checkpoint = _newest_checkpoint(folder, console, ranks)
+        if checkpoint is None and folder.parent_file.exists():
+            raise UserError(
+                f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
+                "`trc2 continue` again."
+            )
+        trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
+        start = -1 if checkpoint is None else checkpoint.step
+        if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
+            console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
+            return
+        if checkpoint is not None:
+            trainer.state.restore(checkpoint)
+            kept = [record for record in history if record.step <= checkpoint.step]
+            trainer.story.go_on(kept, trainer.state.progress.total_seconds)
+        watch(trainer, console)
+        trainer.story.tell(Record("resume", start, "", {}, 0.0))
+        run(trainer)
+
+
+def _newest_checkpoint(folder: RunFolder, console: Console, ranks: Ranks) -> Checkpoint | None:
+    """The first rank looks for the newest whole one; all others take the same."""
+    found = ranks.on_first(lambda: folder.newest_checkpoint(warn_on(console)))
+    step = ranks.first_says(-1 if found is None else found.step)
+    return found if ranks.is_first or step < 0 else folder.checkpoint_of(step)
+
+
+def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
+    """The run's own config; overrides may change *execution* (output.…), never *learning*."""
+    config = folder.config()
+    changed = RunConfig(**apply_overrides(config.model_dump(mode="json"), overrides))
+    changed = changed.replace(output={**changed.output.model_dump(), "folder": folder.path})
+    _check_learning(folder, config, changed)
+    if config.stream is None:
+        raise UserError(f"{folder.config_file} has no stream of tasks: it is not the config of a run.")
+    return changed
+
+
+def _check_learning(folder: RunFolder, config: RunConfig, changed: RunConfig) -> None:
+    """Refuse settings that would change what a run learns."""
+    old, new = (_learning(values.model_dump(mode="json")) for values in (config, changed))
+    differences = [
+        f"{path} from {old.get(path)!r} to {new.get(path)!r}"
+        for path in dict.fromkeys([*old, *new])
+        if old.get(path) != new.get(path)
+    ]
+    if differences:
+        raise UserError(
+            f"Resuming {folder} would change {brief('; '.join(differences), 400)}, which changes what is learnt: only "
+            "output.…, stream.cache and stream.data_root may change; start a new run instead."
+        )
+
+
+def _learning(values: dict[str, Any]) -> dict[str, Any]:
+    """Every learning setting by its path, e.g. train.seed."""
+    flat = {
+        f"{section}.{name}": value
+        for section, fields in values.items()
+        for name, value in (fields.items() if isinstance(fields, dict) else [("", fields)])
+    }
+    return {path: value for path, value in flat.items() if not path.startswith(EXECUTION)}
+
+
+def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
+    """Refuse data whose tokens are not those the run began with."""
+    known = folder.data()
+    if known["fingerprint"] == prepared.fingerprint():
+        return
+    now = prepared.describe()["tasks"]
+    changed = [
+        f"{task}/{split}"
+        for task, content in known["tasks"].items()
+        for split, info in content["splits"].items()
+        if now.get(task, {}).get("splits", {}).get(split, {}).get("sha256") != info["sha256"]
+    ]
+    what = ", ".join(changed) or "the tokenizer"
+    raise UserError(f"The data of {folder} has changed since the run began ({what}): restore it, or start a new run.")
+
+
+# -------------------------------------------------------------------------------------------------------- a new task
+
+
+def continue_run(
+    parent: Path,
+    path: Path,
+    task: TaskConfig | Sequence[TaskConfig],
+    console: Console,
+    share: float | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
+) -> Path:
+    """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.training.child`.
+
+    Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
+    text it should go on knowing, which is measured and not trained.
+    """
+    wish = Wish((task,) if isinstance(task, TaskConfig) else tuple(task), share, tuple(overrides), tuple(keep))
+    config = child_config(parent, wish, path)
+    with taking_part(config, console) as (ranks, quiet):
+        if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
+            ranks.on_first(lambda: _check_is_free(path))
+            make_child(parent, path, wish, config, quiet, ranks)
+        return resume_run(path, [], console)
+
+
+def _check_is_free(path: Path) -> None:
+    RunFolder(path).check_is_free("choose another --out")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty: choose another --out.")
+
+
+def relative_forgetting(path: Path) -> float:
+    """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
+
+    NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
+    """
+    folder = RunFolder(path)
+    table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)
+    last = table.steps[-1] if table.steps else 0
+    past = table.past(last)
+    if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):
+        raise UserError(f"{folder} has no scores of past tasks at its end: there is nothing to compare.")
+    rises = [math.expm1(forgetting(table, s, last)) for s in past]
+    return sum(rises) / len(rises)

@@ -1,0 +1,160 @@
+"""The state of a run: everything that its rest depends on, to a checkpoint and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from trc2.backbones.compiled import compile_parts
+from trc2.backbones.registry import build_model
+from trc2.config import RunConfig
+from trc2.errors import UserError, brief
+from trc2.nn.keyed import keyed_generator
+from trc2.ranks import ALONE, Ranks
+from trc2.ranks.divided import is_divided, own_rows
+from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
+from trc2.replay.feed_forward import JumpState, boosted, feel
+from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
+from trc2.strategies import build_strategy
+from trc2.training.chance import chance_state, chance_tensors, chance_unmoved, restore_chance
+from trc2.training.optimizer import build_optimizer
+from trc2.training.parallel import build_parallel
+from trc2.training.precision import choose_dtype, loss_scaler
+from trc2.training.unison import check_unison
+
+
+@dataclass
+class Progress:
+    """Everything besides tensors that a run must remember to go on exactly."""
+
+    step: int = 0
+    nonfinite_streak: int = 0
+    gap_average: float = 0.0
+    integral: float = 0.0
+    loss_mean: float = 0.0
+    boost: float = 0.0
+    train_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+class RunState:
+    """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
+
+    def __init__(
+        self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE, *, will_restore: bool = False
+    ) -> None:
+        """`will_restore`: its weights come from a checkpoint, so none are drawn or read."""
+        self.device, self.ranks, self.seed = device, ranks, config.train.seed
+        self.dtype = choose_dtype(config.train.precision, device)
+        chance = None if will_restore else keyed_generator("weights", config.train.seed)
+        self.model = build_model(config.model, chance).to(device).train()
+        self.model.ranks = ranks
+        if config.output.compile:
+            compile_parts(self.model)
+        self.model.trunk.recompute = config.output.recompute
+        self.parallel = build_parallel(self.model, ranks, config.output.parallel, self.dtype)
+        self.optimizer = build_optimizer(self.model, config.train)
+        self.scaler = loss_scaler(device, self.dtype)
+        self.strategy = build_strategy(config.strategy, self.model)
+        self.strategy.gradients_of = self.parallel.gradients_of
+        self.model.more_losses = self.strategy.losses
+        self.progress = Progress()
+        self.control, self.control_post = config.control, dict[str, float]()  # P_post of every task that has ended
+        self.asked = initial_settings(config.control, base_settings(config.model))
+        self.apply(self.asked)
+
+    @contextmanager
+    def micro_step(self, number: int, *, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of the micro-batch with this number among all of the step.
+
+        Dropout's masks follow from (seed, step, number), whichever rank draws them.
+        """
+        has_masks = self.model.config.dropout > 0
+        with chance_unmoved() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
+            if has_masks:
+                torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, number).initial_seed())
+            yield
+
+    def feel(self, loss: float) -> dict[str, float]:
+        """A step had this L_LM: if it jumped, more is replayed from the next step on.
+
+        Its mean is kept without a gain too: a run that goes on from this one may have one, and feels its first jump.
+        """
+        if not math.isfinite(loss):  # a step that came to nothing
+            return {}
+        felt = feel(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
+        self.progress.loss_mean, self.progress.boost = felt.loss_mean, felt.boost
+        if self.control.jump_gain == 0.0 or self.control.mode == "off":
+            return {}
+        self.apply(self.asked)
+        return {"replay/boost": felt.boost}
+
+    def apply(self, asked: ReplaySettings) -> None:
+        """Replay with these λ_rep, B_R and ρ_long from the next step on, and more while a jump of the loss is felt."""
+        self.asked, settings = asked, boosted(self.control, asked, self.progress.boost)
+        if self.model.replay is not None:
+            self.model.replay.set_strength(
+                settings.coefficient, settings.batch_size, settings.long_fraction, settings.share
+            )
+
+    def check_unison(self) -> None:
+        """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
+        others = {**pack_optimizer(self.optimizer), **self.strategy.tensors}
+        check_unison(self.ranks, self.model, others)
+
+    def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
+        """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
+        tensors |= pack_optimizer(self.optimizer)
+        tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
+        tensors |= chance_tensors()
+        state = {
+            "progress": asdict(self.progress),
+            "control_post": dict(self.control_post),
+            "asked": asdict(self.asked),
+            "scaler": self.scaler.state_dict(),
+            "chance": chance_state(),
+        }
+        rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
+        return Checkpoint(self.progress.step, whole, state, run, rows)
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Take the weights and the optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
+        stay = ("model.replay.", "model.clock.")
+        now = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        kept = {name: tensor.clone() for name, tensor in now.items() if name.startswith(stay)}
+        # A child may replay otherwise than its parent, whose checkpoint this may be: of its stores nothing is taken.
+        earlier = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(stay)}
+        load_state(self.model, replace(checkpoint, tensors=earlier | kept))
+        unpack_optimizer(self.optimizer, checkpoint.tensors)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where a checkpoint was taken, on however many ranks and however divided."""
+        checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
+        load_state(self.model, checkpoint)
+        try:
+            unpack_optimizer(self.optimizer, checkpoint.tensors)
+            self.strategy.restore(checkpoint.part("strategy"))
+            restore_chance(checkpoint.tensors, checkpoint.state["chance"])
+            self.progress = Progress(**checkpoint.state["progress"])
+            if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
+                raise TypeError("its progress is no numbers")
+            self.control_post = dict(checkpoint.state["control_post"])
+            if "asked" in checkpoint.state:
+                self.asked = ReplaySettings(**checkpoint.state["asked"])
+            elif self.model.replay is not None:  # earlier versions had no boost: what was asked for is in the stores
+                self.asked = ReplaySettings(**self.model.replay.strength())
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(checkpoint.state["scaler"])
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{checkpoint.name} holds a state that this version cannot take ({type(error).__name__}: "
+                f"{brief(error)}): resume it with the version that saved it."
+            ) from error

@@ -1,0 +1,87 @@
+"""What a run cost is told for the whole run, however many processes it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trc2.config import RunConfig
+from trc2.runs.folder import RunFolder
+from trc2.runs.records import Record
+from trc2.stream.prepare import prepare_stream
+from trc2.training.efficiency import PEAK_MEMORY, efficiency
+from trc2.training.loop import Trainer
+from trc2.training.story import Story
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def see(self, record: Record) -> None:
+        self.records.append(record)
+
+    def close(self) -> None: ...
+
+
+def test_totals_by_hand() -> None:
+    cost = efficiency(
+        1000, 10.0, 7200.0, last_speed=80.0, memory_gb=3.0, flops_per_token=5.0, peak_flops=2000.0
+    )  # fmt: skip
+    assert cost == {
+        "efficiency/tokens_per_second": 100.0,
+        "efficiency/tokens_per_second_last": 80.0,
+        "efficiency/peak_memory_gb": 3.0,
+        "efficiency/gb_hours": 6.0,
+        "efficiency/training_flops_per_token": 5.0,
+        "efficiency/matmul_flops": 2000.0,
+        "efficiency/utilisation": 0.25,
+        "efficiency/evaluation_share": pytest.approx(1 - 10 / 7200),
+    }
+
+
+def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
+    story = Story([])
+    assert math.isnan(story.last_speed)
+    told = [
+        Record("train", 1, "a", {"train/tokens_per_second": 50.0}),
+        Record("eval", 1, "a", {PEAK_MEMORY: 9.0}),
+        Record("train", 2, "a", {"train/tokens_per_second": 70.0}),
+        Record("nonfinite", 3, "a", {"train/tokens_per_second": 1.0}),
+        Record("eval", 3, "a"),  # of an earlier version
+    ]
+    story.go_on(told, 100.0)
+    assert (story.last_speed, story.peak_memory_gb) == (70.0, 9.0)
+    assert [record.step for record in story.evaluations] == [1, 3]
+    story.tell(Record("eval", 4, "a", {PEAK_MEMORY: 2.0}))
+    assert story.peak_memory_gb == 9.0
+    assert story.seconds >= 100.0
+
+
+def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
+    tiny_run: Callable[..., RunConfig],
+) -> None:
+    config, first_notes, notes = tiny_run(), Notes(), Notes()
+    prepared = prepare_stream(config.stream)
+    first = Trainer(config, prepared, RunFolder(config.output.folder), [first_notes])
+    first.measure.evaluate(["fruit", "tools"])
+    for _ in range(7):
+        first_notes.see(first.train_step())
+        if first.state.progress.step == 6:
+            first.measure.evaluate(["fruit", "tools"])
+            first.measure.remember_reference()
+    assert all(record.metrics[PEAK_MEMORY] > 0 for record in first_notes.records if record.kind == "eval")
+
+    second = Trainer(config, prepared, RunFolder(config.output.folder), [notes])
+    second.state.restore(first.state.to_checkpoint({}))
+    told = [replace(r, metrics={**r.metrics, PEAK_MEMORY: 1000.0}) for r in first_notes.records if r.kind == "eval"]
+    second.story.go_on(told, 3600.0)
+    second.run()
+    end = next(record.metrics for record in notes.records if record.kind == "end")
+    last = [record.metrics["train/tokens_per_second"] for record in notes.records if record.kind == "train"][-1]
+    assert end["efficiency/tokens_per_second_last"] == last != end["efficiency/tokens_per_second"]
+    assert end[PEAK_MEMORY] == 1000.0
+    assert 1000.0 < end["efficiency/gb_hours"] < 1100.0
