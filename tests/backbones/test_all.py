@@ -33,13 +33,14 @@ from trc2.nn.cost import Cost
 class Case:
     module: ModuleType
     config: Any
+    variant: str = ""
 
     def build(self, **changes: object) -> Backbone:
         return self.module.build(self.config.replace(**changes))
 
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.config.name + self.variant
 
 
 CASES = [
@@ -50,6 +51,8 @@ CASES = [
     Case(mamba, tiny_baseline(MambaConfig, state_dim=3, dt_rank=2, scan_chunk=4)),
     Case(falcon, tiny_baseline(FalconConfig, chunk=3)),
     Case(lora_drs, tiny_baseline(LoraDRSConfig, rank=2)),
+    Case(transformer, tiny_baseline(TransformerConfig, positions="rotary"), "+rotary"),
+    Case(deepseek_moe, tiny_baseline(DeepSeekMoEConfig, num_experts=6, positions="rotary"), "+rotary"),
 ]
 
 # (module, config, d_model, layers, the paper's millions, ours minus the paper's), see docs/baselines.md

@@ -1,4 +1,4 @@
-"""What the baselines have in common: embedding plus learned positions, pre-norm blocks, final norm."""
+"""What the baselines have in common: embedding plus positions, pre-norm blocks, final norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trc2.nn.attention import CausalAttention
 from trc2.nn.decoding import Decoding, KeyValues, State
 from trc2.nn.experts import SwiGLU
 from trc2.nn.norm import RMSNorm
-from trc2.nn.segments import Packed, Segment
+from trc2.nn.rope import RotaryTable
+from trc2.nn.segments import Packed, Segment, positions_of
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
 
 Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
@@ -35,15 +36,18 @@ class FeedForward(Protocol):
 
 
 class AttentionMixer(CausalAttention):
-    """Full multi-head attention without rotary positions: the baselines learn theirs."""
+    """Full multi-head attention. It rotates queries and keys unless the trunk adds learned positions."""
 
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__(config.d_model, config.num_heads, config.num_heads, has_query_shift=False)
+        base = config.rotation_base
+        self.rotary = None if base is None else RotaryTable(config.max_positions, config.head_dim, base)
 
     def forward(  # type: ignore[override]
         self, u: Float[Tensor, "P D"], segments: tuple[Segment, ...], state: KeyValues | None = None
     ) -> Float[Tensor, "P D"]:
-        return super().forward(u, None, None, segments, state)
+        rotation = None if self.rotary is None else self.rotary(positions_of(segments, u.device))
+        return super().forward(u, None, rotation, segments, state)
 
     def new_state(self) -> KeyValues:
         return KeyValues()
@@ -80,23 +84,31 @@ class Block(nn.Module):
 
 
 class BlockTrunk(Trunk):
-    """x_0 = E[token] + P[position] → L blocks → RMSNorm. Subclasses may wire the blocks differently."""
+    """x_0 = E[token] + P[position] → L blocks → RMSNorm. Subclasses may wire the blocks differently.
+
+    With rotary positions there is no P: the mixers rotate instead.
+    """
 
     def __init__(self, config: BaselineConfig, build_block: Callable[[], Block]) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.positions = nn.Embedding(config.max_positions, config.d_model)
+        has_table = config.rotation_base is None
+        self.positions = nn.Embedding(config.max_positions, config.d_model) if has_table else None
         self.blocks: Sequence[Block] = nn.ModuleList(build_block() for _ in range(config.num_layers))  # type: ignore[assignment]
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
 
     def forward(
         self, packed: Packed, *, with_losses: bool = True, read_memory: bool = True, decoding: Decoding | None = None
     ) -> TrunkOutput:
-        hidden = self.embedding(packed.tokens) + self.positions(packed.positions)
+        hidden = self.embed(packed)
         hidden, balance = self.run_blocks(hidden, packed.segments, packed.counted if with_losses else None, decoding)
         losses = (Loss("load_balance", self.config.lambda_load_balance * balance, self.config.lambda_router),)
         return TrunkOutput(self.final_norm(hidden), losses if with_losses else ())
+
+    def embed(self, packed: Packed) -> Float[Tensor, "P D"]:
+        tokens = self.embedding(packed.tokens)
+        return tokens if self.positions is None else tokens + self.positions(packed.positions)
 
     def run_blocks(
         self,
@@ -113,7 +125,8 @@ class BlockTrunk(Trunk):
         return hidden, total
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
-        return {"embedding and head": [self.embedding, self.positions, self.final_norm], "blocks": list(self.blocks)}
+        positions = [] if self.positions is None else [self.positions]
+        return {"embedding and head": [self.embedding, *positions, self.final_norm], "blocks": list(self.blocks)}
 
     def units(self) -> list[nn.Module]:
         return list(self.blocks)

@@ -173,7 +173,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             for batch in islice(batches, self.config.drs_batches):
                 check_input(self.config, batch)
                 packed = pack([batch.to(device)])
-                hidden = self.trunk.embedding(packed.tokens) + self.trunk.positions(packed.positions)
+                hidden = self.trunk.embed(packed)
                 for block, moment in zip(self.trunk.blocks, moments, strict=True):
                     moment.add(block.mixer_norm(hidden))
                     hidden, _ = block(hidden, packed.segments, packed.counted, None)

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
-from trc2.config.section import Fraction, NonNegative, Size
+from trc2.config.section import Fraction, NonNegative, Positive, Size
 
 
 class BaselineConfig(BackboneConfig):
-    """Embedding plus learned positions, pre-norm blocks of a mixer and a feed-forward part, tied head."""
+    """Embedding plus positions, pre-norm blocks of a mixer and a feed-forward part, tied head."""
 
     num_layers: Size = Field(20, description="blocks on top of each other")
     num_heads: Size = Field(8, description="attention heads of a block")
@@ -35,11 +35,38 @@ class BaselineConfig(BackboneConfig):
         return self.d_model // self.num_heads
 
     @property
+    def rotation_base(self) -> float | None:
+        """Base of the rotary positions; None: a learned vector per position is added to the embedding."""
+        return None
+
+    @property
     def ff_dim(self) -> int:
         return round_up(8 * self.d_model / 3, 256) if self.d_ff is None else self.d_ff
 
 
-class TransformerConfig(BaselineConfig):
+class AttentionBaselineConfig(BaselineConfig):
+    """A baseline whose mixer is attention. The paper does not say how its baselines encode positions."""
+
+    positions: Literal["learned", "rotary"] = Field(
+        "learned", description="a learned vector per position, or rotary positions as in TRC²"
+    )
+    rotary_base: Positive = Field(10_000.0, description="base of the rotary positions")
+
+    @model_validator(mode="after")
+    def _heads_can_rotate(self) -> AttentionBaselineConfig:
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"d_model={self.d_model} with num_heads={self.num_heads} gives odd heads of width {self.head_dim}: "
+                "rotary positions need an even width, so change num_heads."
+            )
+        return self
+
+    @property
+    def rotation_base(self) -> float | None:
+        return self.rotary_base if self.positions == "rotary" else None
+
+
+class TransformerConfig(AttentionBaselineConfig):
     """Attention and SwiGLU; the width defaults to 4 d_model."""
 
     name: Literal["transformer"] = "transformer"
@@ -49,7 +76,7 @@ class TransformerConfig(BaselineConfig):
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
 
-class MoEConfig(BaselineConfig):
+class MoEConfig(AttentionBaselineConfig):
     """Attention and routed experts, without a shared one."""
 
     name: Literal["moe"] = "moe"
@@ -83,7 +110,7 @@ class MambaConfig(BaselineConfig):
         return -(-self.d_model // 16) if self.dt_rank is None else self.dt_rank
 
 
-class DeepSeekMoEConfig(BaselineConfig):
+class DeepSeekMoEConfig(AttentionBaselineConfig):
     """Fine-grained routed experts beside shared ones; gates are the raw softmax scores."""
 
     name: Literal["deepseek_moe"] = "deepseek_moe"
@@ -107,7 +134,7 @@ class DeepSeekMoEConfig(BaselineConfig):
         return self.ff_dim // self.expert_split
 
 
-class BlkAttnResConfig(BaselineConfig):
+class BlkAttnResConfig(AttentionBaselineConfig):
     """The transformer with attention over the outputs of earlier blocks instead of a residual stream."""
 
     name: Literal["blk_attn_res"] = "blk_attn_res"

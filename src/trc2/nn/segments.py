@@ -75,8 +75,7 @@ class Packed:
 
     @property
     def positions(self) -> Int[Tensor, " P"]:
-        device = self.tokens.device
-        return torch.cat([segment.positions(device).reshape(-1) for segment in self.segments])
+        return positions_of(self.segments, self.tokens.device)
 
     @property
     def counted(self) -> Bool[Tensor, " P"] | slice:
@@ -85,6 +84,11 @@ class Packed:
         if main.valid is None:
             return slice(main.start, main.stop)
         return F.pad(main.valid.flatten(), (0, self.tokens.shape[0] - main.stop))
+
+
+def positions_of(segments: Sequence[Segment], device: torch.device) -> Int[Tensor, " P"]:
+    """The position of every packed token inside its own row."""
+    return torch.cat([segment.positions(device).reshape(-1) for segment in segments])
 
 
 def pack(blocks: Sequence[Int[Tensor, "_B _T"]], valid: Bool[Tensor, "B T"] | None = None) -> Packed:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trc2.config.baselines import BaselineConfig, BlkAttnResConfig, DeepSeekMoEConfig, MoEConfig, TransformerConfig
+from trc2.config.baselines import (
+    BaselineConfig,
+    BlkAttnResConfig,
+    DeepSeekMoEConfig,
+    MoEConfig,
+    TransformerConfig,
+)
 from trc2.reference import Weights, under
 from trc2.reference import column as trc2
 from trc2.reference.column import largest, rms_norm, rms_norm_rows, swiglu
@@ -122,8 +128,10 @@ def attention_residuals(x: Tensor, weights: Weights, config: BlkAttnResConfig) -
 
 
 def embed(x: Tensor, weights: Weights) -> Tensor:
-    """E[token] + P[position]"""
-    token, position = weights["embedding.weight"], weights["positions.weight"]
+    """E[token] + P[position]; with rotary positions, E[token] alone."""
+    token, position = weights["embedding.weight"], weights.get("positions.weight")
+    if position is None:
+        return torch.stack([torch.stack([token[i] for i in row]) for row in x])
     return torch.stack([torch.stack([token[row[t]] + position[t] for t in range(x.shape[1])]) for row in x])
 
 
@@ -135,8 +143,9 @@ def head(hidden: Tensor, weights: Weights, config: BaselineConfig) -> Tensor:
 
 
 def attention(config: BaselineConfig) -> Part:
-    """As many key heads as query heads, no shift, no rotation."""
-    return lambda u, weights: trc2.attention(u, None, weights, config.num_heads, config.num_heads, base=None)
+    """As many key heads as query heads, no shift; rotated unless positions are learned."""
+    heads, base = config.num_heads, config.rotation_base
+    return lambda u, weights: trc2.attention(u, None, weights, heads, heads, base)
 
 
 def each_token(function: Part) -> Part:
