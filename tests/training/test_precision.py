@@ -46,7 +46,8 @@ def test_a_device_nobody_has_tried_is_refused(name: str) -> None:
 def test_every_process_of_a_machine_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 3, "LOCAL_RANK": 1}.items():
+    group = {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 3, "LOCAL_RANK": 1, "MASTER_ADDR": "localhost"}
+    for name, value in group.items():
         monkeypatch.setenv(name, str(value))
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
     assert choose_device("cpu") == torch.device("cpu")

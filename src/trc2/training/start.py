@@ -22,7 +22,7 @@ from trc2.machine import available_cores, busy_cores, crowding
 from trc2.metrics.text import text_scores
 from trc2.ranks import Ranks, joined
 from trc2.ranks.group import check_divides
-from trc2.ranks.torchrun import world_of_process
+from trc2.ranks.torchrun import left_over, world_of_process
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
@@ -84,6 +84,8 @@ def describe_run(
 def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
     """The ranks this process trains with, and where it may speak: of several only the first one does."""
     check_divides(config.train.micro_batches, world_of_process())
+    if stray := left_over():
+        warn_on(console)(f"{', '.join(stray)} in the environment describes no group of processes and is not used.")
     with joined(choose_device(config.output.device)) as ranks:
         yield ranks, console if ranks.is_first else Console(quiet=True)
 
