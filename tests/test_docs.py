@@ -53,12 +53,3 @@ def test_files_functions_and_tests_named_in_a_document_exist(document: Path) -> 
             if found is None or (name and name.lstrip(":") not in names_in(found)):
                 missing.append(f"{document.name}:{number} {word}")
     assert missing == []
-
-
-def test_no_two_modules_of_different_packages_share_a_name() -> None:
-    """`reference/` mirrors the modules it is the plain twin of."""
-    seen: dict[str, Path] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        if path.parent.name != "reference" and path.name not in ("__init__.py", "__main__.py"):
-            assert path.name not in seen, f"{path} and {seen[path.name]}"
-            seen[path.name] = path

@@ -1,0 +1,165 @@
+"""One run, read back from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.files import reading
+from trc2.metrics.forgetting import METRICS, PERPLEXITY, Metric, ScoreTable, Stretch, metrics_of, summarise
+from trc2.metrics.learning import unlearned
+from trc2.runs.ancestry import Ancestry
+from trc2.runs.folder import RunFolder
+from trc2.runs.plan import Plan
+from trc2.runs.records import Record, score_tables
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings, data and metrics log of a run, and its scores by metric."""
+
+    name: str
+    folder: Path
+    config: RunConfig
+    data: dict[str, Any]
+    records: list[Record]
+    stretches: tuple[Stretch, ...]
+    tables: dict[str, ScoreTable]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task of the stream, trained or only measured."""
+        assert self.config.stream is not None
+        return [task.name for task in self.config.stream.tasks]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The trained tasks, in the order of training."""
+        assert self.config.stream is not None
+        return tuple(task.name for task in self.config.stream.trained)
+
+    @cached_property
+    def perplexity(self) -> ScoreTable:
+        """The perplexities; an empty table if none were measured."""
+        return self.tables.get("perplexity") or ScoreTable(PERPLEXITY, self.stretches, {})
+
+    @cached_property
+    def as_trained(self) -> RunConfig:
+        """The settings, with the mean of the replayed shares where a controller changed the share."""
+        shares = self.series("train", "replay/share")[1]
+        if self.config.model.replay_share is None or not shares:
+            return self.config
+        return self.config.replace(model=self.config.model.replace(replay_share=sum(shares) / len(shares)))
+
+    @property
+    def is_finished(self) -> bool:
+        return any(record.kind == "end" for record in self.records)
+
+    @property
+    def last_step(self) -> int:
+        return max((record.step for record in self.records), default=0)
+
+    @property
+    def end(self) -> int:
+        """The step at which the whole run ends."""
+        return self.stretches[-1].end
+
+    @cached_property
+    def unlearned(self) -> list[str]:
+        """The tasks that the run trained without learning them, see `metrics/learning.py`."""
+        return unlearned(self.perplexity) if self.perplexity.steps else []
+
+    def summary(self, metric: str = "perplexity", step: int | None = None) -> dict[str, float]:
+        """Forgetting, transfer and areas at a step, by default the last."""
+        table = self.tables.get(metric)
+        if table is None or not table.steps:
+            return {}
+        return summarise(table, table.steps[-1] if step is None else step)
+
+    def score(self, metric: str, task: str, step: int) -> float | None:
+        """None if it was not measured at this step."""
+        table = self.tables.get(metric)
+        return None if table is None else table.scores.get(step, {}).get(task)
+
+    def series(self, kind: str, path: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one metric path over the records of a kind."""
+        points = [(r.step, r.metrics[path]) for r in self.records if r.kind == kind and path in r.metrics]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def final(self, kind: str) -> dict[str, float]:
+        """Metrics of the last record of a kind."""
+        return next((record.metrics for record in reversed(self.records) if record.kind == kind), {})
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; a UserError names a part that is missing or damaged."""
+    files = RunFolder(folder)
+    config = files.config()
+    if config.stream is None:
+        raise UserError(f"{folder} is the folder of a recipe without a stream: there is nothing to report.")
+    for file, exists in ((files.diary_file, files.has_diary), (files.data_file, files.data_file.exists())):
+        if not exists:
+            raise UserError(f"{folder} is not a whole run folder: {file.name} is missing.")
+    records, data = files.records(), files.data()
+    stretches = Plan.of_run(config).stretches
+    name = folder.resolve().name or "run"
+    tables = score_tables(records, stretches, metrics_of(config.eval.metrics))
+    run = Run(name, folder, config, data, records, stretches, tables)
+    _check_data(run)
+    if not run.perplexity.steps:
+        raise UserError(
+            f"{folder} has not been evaluated yet, so there is nothing to report: let it reach its first evaluation, "
+            f"or go on with `trc2 resume {folder}`."
+        )
+    return run
+
+
+def _check_data(run: Run) -> None:
+    """data.json must describe the tasks of config.yaml."""
+    with reading(RunFolder(run.folder).data_file):
+        for task in run.tasks:
+            split = run.data["tasks"][task]["splits"]["train"]
+            if not all(isinstance(split[name], int) for name in ("tokens", "documents")):
+                raise TypeError(f"it does not say how much text {task} has")
+        for shared in dict(run.data.get("overlap") or {}).values():
+            if not all(isinstance(overlap, float | int) for overlap in dict(shared).values()):
+                raise TypeError("its overlaps are not numbers")
+
+
+def own_part(run: Run, ancestry: Ancestry) -> Run:
+    """The steps that a continued run trained itself, counted from its parent's end, which becomes step 0.
+
+    Tasks of the parent count as learned at step 0, so forgetting is measured against the parent.
+    """
+    first = ancestry.step
+    trained = {stretch.task for stretch in run.stretches}
+    old = [task for task in run.tasks if task not in ancestry.tasks]
+    # A parent run did not learn tasks that it only measured; of a saved model every named task counts as learned.
+    stretches = [Stretch(task, 0, 0) for task in old if task in trained or not ancestry.is_run]
+    stretches += [Stretch(s.task, s.start - first, s.end - first) for s in run.stretches if s.task in ancestry.tasks]
+    tables = {
+        name: ScoreTable(
+            table.metric,
+            tuple(stretches),
+            {step - first: row for step, row in table.scores.items() if step >= first},
+        )
+        for name, table in run.tables.items()
+    }
+    records = [
+        replace(record, step=record.step - first)
+        for record in run.records
+        if record.step > first or (record.step == first and record.kind not in ("train", "nonfinite"))
+    ]
+    kept = {name: table for name, table in tables.items() if table.scores}
+    return replace(run, records=records, stretches=tuple(stretches), tables=kept)
+
+
+def scores_in(runs: Iterable[Run]) -> dict[str, Metric]:
+    """Every score that at least one run has: ours in their usual order, then those of plug-ins."""
+    found = {name: table.metric for run in runs for name, table in run.tables.items()}
+    return {name: found[name] for name in [*METRICS, *found] if name in found}

@@ -1,0 +1,238 @@
+"""Which runs are repetitions of one variant, and what a variant is called: decided by settings, never by folders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trc2.config import RunConfig, TRC2Config
+from trc2.config.pretrained import HFConfig
+from trc2.report.run import Run
+
+# Okabe–Ito colours can be told apart without full colour vision. Its yellow is hard to see on white, so we use brown.
+FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: title, colour, marker
+    "trc2": ("TRC²", "#0072B2", "o"),
+    "transformer": ("Transformer", "#D55E00", "s"),
+    "moe": ("MoE", "#009E73", "^"),
+    "mamba": ("Mamba", "#CC79A7", "D"),
+    "deepseek_moe": ("DeepSeekMoE", "#E69F00", "v"),
+    "blk_attn_res": ("BlkAttnRes", "#56B4E9", "P"),
+    "falcon": ("FALCON", "#7F3F00", "X"),
+    "lora_drs": ("LoRA-DRS", "#000000", "<"),
+}
+OTHER = ("#777777", ">")  # colour and marker of any other backbone
+STRATEGIES = {"ewc": "EWC", "l2": "L2", "agem": "A-GEM", "lwf": "LwF", "der": "DER++"}
+PARTS = ("thalamus", "memory", "replay")
+REPLAY_SEED = "model.replay_seed"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A backbone, with the title, colour and marker it has in every table and figure."""
+
+    name: str
+    title: str
+    colour: str
+    marker: str
+
+
+def family_of(config: RunConfig) -> Family:
+    name = config.model.name
+    title, colour, marker = FAMILIES.get(name, (name, *OTHER))
+    if isinstance(config.model, HFConfig):
+        title = str(config.model.architecture.get("model_type", title))
+    return Family(name, title, colour, marker)
+
+
+def replays(config: RunConfig) -> bool:
+    """Whether the run trains on replayed chunks."""
+    return config.model.replay and config.control.mode != "off"
+
+
+def missing_parts(config: RunConfig) -> tuple[str, ...]:
+    """Which of thalamus, memory and replay a TRC² lacks; empty for other backbones."""
+    if not isinstance(config.model, TRC2Config):
+        return ()
+    present = {"thalamus": config.model.thalamus, "memory": config.model.memory, "replay": replays(config)}
+    return tuple(part for part in PARTS if not present[part])
+
+
+def size_of(config: RunConfig) -> str:
+    """Width and depth, as the paper writes them."""
+    return f"d{config.model.d_model}-L{config.model.depth}"
+
+
+def is_reference(config: RunConfig) -> bool:
+    """Joint training, or training on some of the tasks: a point of reference that does not compete."""
+    assert config.stream is not None
+    return config.stream.mode == "joint" or config.stream.only is not None
+
+
+def learning_settings(config: RunConfig) -> dict[str, Any]:
+    """Every setting by its dotted path, without seed, order and places of files.
+
+    A replay seed counts as its distance from the run's seed.
+    """
+    values = config.model_dump(mode="json")
+    seed = values["train"].pop("seed")
+    values.pop("output")
+    if values["model"].get("replay_seed") is not None:
+        values["model"]["replay_seed"] -= seed
+    if values["stream"] is not None:
+        for name in ("order", "data_root", "cache"):
+            values["stream"].pop(name, None)
+    return dict(_flat(values))
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+# ------------------------------------------------------------------------------------------------------ titles
+
+
+def title_of(config: RunConfig) -> str:
+    """The backbone, which parts it lacks or which protection it has, and how it trains if not task by task."""
+    family, stream = family_of(config), config.stream
+    missing, replay = missing_parts(config), _replay_words(config)
+    if missing == PARTS:
+        title = f"{family.title} backbone only"
+    elif missing == PARTS[:2]:
+        title = f"{family.title} backbone + {replay}"
+    elif missing:
+        title = f"{family.title} − {' − '.join(missing)}"
+        title += f" ({replay})" if "replay" not in missing and replay != "controlled replay" else ""
+    elif isinstance(config.model, TRC2Config):
+        title = family.title if replay == "controlled replay" else f"{family.title} ({replay})"
+    else:
+        title = f"{family.title} + {replay}" if replays(config) else family.title
+    if config.strategy.name != "none":
+        title += f" + {STRATEGIES.get(config.strategy.name, config.strategy.name)}"
+    if config.train.branches:  # a constant rate, decayed on branches
+        title += f", {config.train.schedule}"
+    if stream is not None and stream.mode == "joint":
+        title += ", joint"
+    if stream is not None and stream.only is not None:
+        title += f", {' and '.join(stream.only)} only"
+    return title
+
+
+def _replay_words(config: RunConfig) -> str:
+    """How much is replayed: by the paper's coefficient, or as a share of the tokens."""
+    is_controlled, share = config.control.mode == "closed_loop", config.model.replay_share
+    if share is None:
+        words = "controlled replay" if is_controlled else "constant replay"
+    else:
+        words = f"{'controlled ' if is_controlled else ''}{100 * share:.0f} % replay"
+    words += " of the last steps" if config.model.replay_long_fraction == 0 else ""
+    words += f" kept by {config.model.replay_keep}" if config.model.replay_keep in ("loss", "surprise") else ""
+    words = f"balanced {words}" if config.model.replay_keep == "balanced" else words
+    return f"{words} + jump" if config.control.jump_gain else words
+
+
+SHORT = {  # settings that variants often differ in
+    "model.replay_coefficient": "weight",
+    "model.replay_batch_size": "chunks",
+    "model.replay_long_fraction": "long fraction",
+}
+
+
+def _difference(path: str, value: Any) -> str:
+    return f"{SHORT.get(path) or path.split('.', 1)[-1]} {value}"
+
+
+def _redundant(settings: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Settings without effect beside a replay share, and store sizes that hold equally many tokens."""
+    paths = {"model.replay_coefficient", "model.replay_batch_size"} if settings.get("model.replay_share") else set()
+    for store in ("model.replay_long_chunks", "model.replay_recent_chunks"):
+        tokens = [values.get(store, 0) * values.get("model.replay_chunk_length", 0) for values in (settings, other)]
+        if tokens[0] == tokens[1]:
+            paths.add(store)
+    return paths
+
+
+# ------------------------------------------------------------------------------------------------------ groups
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with equal settings but for seed, order and replay draws."""
+
+    settings: dict[str, Any]  # without the replay seed
+    runs: list[Run]
+
+
+def draw_of(config: RunConfig) -> int:
+    """0, or for an A/A repeat the distance of its replay seed from its seed."""
+    offset = learning_settings(config).get(REPLAY_SEED)
+    return int(offset or 0)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    groups: dict[str, Group] = {}
+    for run in runs:
+        settings = learning_settings(run.config)
+        settings.pop(REPLAY_SEED, None)
+        key = repr(sorted(settings.items(), key=lambda item: item[0]))
+        groups.setdefault(key, Group(settings, [])).runs.append(run)
+    # Of variants with the same title, the one with most runs has it alone, then the one with the usual settings.
+    usual = _usual([group.settings for group in groups.values()])
+    return sorted(groups.values(), key=lambda group: (-len(group.runs), _distance(group.settings, usual)))
+
+
+def _usual(many: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For each setting the value that most variants have."""
+    paths = dict.fromkeys(path for settings in many for path in settings)
+    return {path: Counter(repr(settings.get(path)) for settings in many).most_common(1)[0][0] for path in paths}
+
+
+def _distance(settings: Mapping[str, Any], usual: Mapping[str, str]) -> int:
+    return sum(repr(settings.get(path)) != value for path, value in usual.items())
+
+
+def titles_of(groups: Sequence[Group], names: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """A different title for every group.
+
+    `names`, by id of the run, are the names that a sweep's matrix gives along its axes. They are used if every group
+    has some. Otherwise titles are made from settings, and groups with equal titles also name differing settings.
+    """
+    axes = [next((names[id(run)] for run in group.runs if id(run) in names), None) for group in groups]
+    if axes and all(axes):
+        known = [entry for entry in axes if entry]
+        differing = [axis for axis in dict.fromkeys(axis for entry in known for axis in entry)
+                     if len({entry.get(axis, "") for entry in known}) > 1]  # fmt: skip
+        titles = [" · ".join(entry[axis] for axis in differing if entry.get(axis)) for entry in known]
+        titles = [title or title_of(group.runs[0].config) for title, group in zip(titles, groups, strict=True)]
+    else:
+        titles = [title_of(group.runs[0].config) for group in groups]
+    return _distinct(titles, groups)
+
+
+def _distinct(titles: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    tasks = [group.runs[0].tasks for group in groups]
+    shared = set(tasks[0]).intersection(*map(set, tasks)) if tasks else set()
+    sizes: dict[str, set[str]] = {}
+    for title, group in zip(titles, groups, strict=True):
+        sizes.setdefault(title, set()).add(size_of(group.runs[0].config))
+    distinct: list[str] = []
+    firsts: dict[str, Mapping[str, Any]] = {}
+    for title, group, own in zip(titles, groups, tasks, strict=True):
+        name = f"{title} {size_of(group.runs[0].config)}" if len(sizes[title]) > 1 else title
+        added = [task for task in own if task not in shared]
+        name += f", then {' and '.join(added)}" if added else ""  # a continued run beside its parent
+        if name not in firsts:
+            firsts[name] = group.settings
+            distinct.append(name)
+            continue
+        other, settings = firsts[name], group.settings
+        skipped = _redundant(settings, other)
+        paths = [path for path in settings | dict(other) if settings.get(path) != other.get(path)]
+        words = ", ".join(_difference(path, settings.get(path)) for path in sorted(set(paths) - skipped))
+        distinct.append(f"{name.removesuffix(')')}, {words})" if name.endswith(")") else f"{name} ({words})")
+    return distinct
