@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def test_the_whole_lab_fills_every_table_and_figure(whole: Dossier) -> None:
     assert len(list((whole.folder / "tables").iterdir())) == 3 * len(TABLES)
     assert len(list((whole.folder / "figures").iterdir())) == 2 * len(FIGURES)
     assert all(path.is_file() for path in whole.written)
-    assert {"report.md", "report.html", "claims.md", "claims.json"} <= {path.name for path in whole.folder.iterdir()}
+    assert {"report.md", "report.html"} <= {path.name for path in whole.folder.iterdir()}
 
 
 def test_pictures_can_be_read_and_are_small_and_without_dates(whole: Dossier) -> None:
@@ -202,4 +201,3 @@ def test_runs_in_several_orders_are_reported_as_arms(tmp_path: Path, monkeypatch
     assert done.code == 0, done.err
     assert not (tmp_path / "out" / "comparison.md").exists()
     assert (tmp_path / "out" / "figures" / "orders_curves.png").is_file()
-    assert json.loads((tmp_path / "out" / "claims.json").read_text())

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from studies.paper.casting import Cast
+from studies.paper.unasked import distances
 from tests.report.common import write_run
 from tests.report.invented import TASKS, invent_matrix, invent_run, rewrite
 from tests.report.test_grid import assert_is_latex
 from trc2.backbones.registry import build_model
 from trc2.config import load_recipe
 from trc2.nn.keyed import keyed_generator
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.unasked import distances
 from trc2.report.contrast_tables import (
     closed_table,
     effects_table,

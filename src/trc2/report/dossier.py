@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trc2.files import write_atomically
-from trc2.report.claims import write_claims
 from trc2.report.contrast_tables import closed_table, effects_table, factorial_table, paired_area_table, paired_table
 from trc2.report.evidence import Evidence
 from trc2.report.grid import Table
@@ -51,7 +50,7 @@ class Dossier:
 
 
 def write_dossier(evidence: Evidence, folder: Path, *, reference: str | None = None, dpi: int = DPI) -> Dossier:
-    """tables/, figures/ and report.md; and what other parts add: a page and a ledger of claims."""
+    """tables/, figures/, report.md and the page."""
     begun = time.perf_counter()
     scope, dossier = Scope(evidence, reference), Dossier(folder)
     tables, figures = folder / "tables", folder / "figures"
@@ -82,10 +81,9 @@ def write_dossier(evidence: Evidence, folder: Path, *, reference: str | None = N
         dossier.written += written
         lines += [f"### {markdown(title)}", "", f"![{markdown(title)}](figures/{written[0].name})", ""]
         lines += [f"{markdown(picture.caption)} [svg](figures/{written[1].name})", ""]
-    for path, title in _plugged_in(evidence, folder):
-        dossier.written.append(path)
-        if title:
-            lines[2:2] = [f"[{title}]({path.relative_to(folder).as_posix()})", ""]
+    page = write_page(evidence, folder / "report.html")
+    dossier.written.append(page)
+    lines[2:2] = [f"[One page to look around in]({page.name})", ""]
     if dossier.left_out:
         lines += ["## Left out", ""]
         lines += [f"- {markdown(title)}: {markdown(reason)}." for title, reason in dossier.left_out.items()] + [""]
@@ -119,13 +117,3 @@ def _opening(scope: Scope) -> list[str]:
         told = ", ".join(f"{code(name)} ({', '.join(map(markdown, tasks))})" for name, tasks in failed.items())
         lines += [f"Did not learn a task, marked †: {told}.", ""]
     return lines
-
-
-# ---------------------------------------------------------------------------------------------------- what plugs in
-
-
-def _plugged_in(evidence: Evidence, folder: Path) -> list[tuple[Path, str]]:
-    """Parts with a life of their own, the page and the ledger of claims, and the words of their links."""
-    page = write_page(evidence, folder / "report.html")
-    claims = write_claims(evidence, folder)
-    return [(page, "One page to look around in"), (claims[0], "Claims"), *((path, "") for path in claims[1:])]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from studies.paper.ledger import Contrast
 from trc2.metrics.learning import unlearned
-from trc2.report.claims.ledger import Contrast
 from trc2.report.evidence import Arm, Evidence, Measure, aa_differences, aa_margin, has_own_draws, twins_among
 from trc2.report.finished import WHOLE_GAIN, FinishedRun, gap_unit
 from trc2.report.names import FAMILIES, PARTS

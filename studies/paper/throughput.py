@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Callable
 
-from trc2.report.claims import paper
-from trc2.report.claims.ablation import HIPPO, THALAMUS
-from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
-from trc2.report.claims.ledger import NOTHING, Claim, Contrast, Ruling, against, rule
-from trc2.report.claims.retention import needs_trc2, on_shared_seeds
+from studies.paper import paper
+from studies.paper.ablation import HIPPO, THALAMUS
+from studies.paper.casting import Cast, lesion_name, missing_baselines
+from studies.paper.ledger import NOTHING, Claim, Contrast, Ruling, against, rule
+from studies.paper.retention import needs_trc2, on_shared_seeds
 from trc2.report.evidence import SPEED, Measure
 from trc2.report.names import FAMILIES, PARTS
 

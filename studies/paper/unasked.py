@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trc2.report.claims.casting import Cast, lesion_name, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
-from trc2.report.claims.retention import just_learnt, needs_trc2, versus
-from trc2.report.claims.shuffles import orders_left_open
+from studies.paper.casting import Cast, lesion_name, missing_baselines
+from studies.paper.ledger import Claim, Contrast, Finding, Ruling, against, compare, judge, numbers, rule
+from studies.paper.retention import just_learnt, needs_trc2, versus
+from studies.paper.shuffles import orders_left_open
 from trc2.report.contrast_tables import closed_shares, distance, unequal_steps
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from studies.paper import paper
+from studies.paper.casting import Cast, missing_baselines
+from studies.paper.ledger import Claim, Contrast, against, rule
 from trc2.metrics.forgetting import aufc_curve
-from trc2.report.claims import paper
-from trc2.report.claims.casting import Cast, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, against, rule
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure, summary_value
 from trc2.report.finished import FinishedRun, gap_unit
 from trc2.report.names import size_of

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trc2.report.claims import paper
-from trc2.report.claims.arithmetic import Remark
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.ledger import NOTHING, Claim, Finding, Ruling, signed
-from trc2.report.claims.unasked import Distance
+from studies.paper import paper
+from studies.paper.arithmetic import Remark
+from studies.paper.casting import Cast
+from studies.paper.ledger import NOTHING, Claim, Finding, Ruling, signed
+from studies.paper.unasked import Distance
 from trc2.report.evidence import AREA, PRIMARY
 from trc2.report.markdown import markdown
 from trc2.stats.equivalence import without_largest

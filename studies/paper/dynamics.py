@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from studies.paper import paper
+from studies.paper.casting import Cast
+from studies.paper.ledger import Better, Claim, Contrast, against, rule
+from studies.paper.retention import needs_trc2
 from trc2.config import TRC2Config
 from trc2.metrics.forgetting import Stretch
 from trc2.replay.controller import base_settings
-from trc2.report.claims import paper
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.ledger import Better, Claim, Contrast, against, rule
-from trc2.report.claims.retention import needs_trc2
 from trc2.report.finished import FinishedRun
 
 WINDOW = 0.2  # of a task's logged steps: what "at its beginning" and "at its end" mean

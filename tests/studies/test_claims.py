@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from studies.paper import Ruling, claims_of, write_claims
+from studies.paper import paper as printed
+from studies.paper.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
+from studies.paper.casting import Cast
+from studies.paper.ledger import Claim, Contrast, against, compare, headline, rule
+from studies.paper.retention import on_shared_seeds
+from studies.paper.unasked import distances, effect
 from tests.report.invented import LEARNT, TASKS, invent_matrix, invent_run, rewrite
-from trc2.report.claims import Ruling, claims_of, write_claims
-from trc2.report.claims import paper as printed
-from trc2.report.claims.arithmetic import cosine, cost_of_wrong_tokens, last_phase, papers_reach, reach_of
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.ledger import Claim, Contrast, against, compare, headline, rule
-from trc2.report.claims.retention import on_shared_seeds
-from trc2.report.claims.unasked import distances, effect
 from trc2.report.evidence import AREA, PRIMARY, Evidence
 from trc2.report.finished import read_run
 from trc2.report.names import PARTS

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trc2.report.claims.casting import Cast, Order, lesion_name, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, rule
-from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit, just_learnt, needs_trc2, never_above
+from studies.paper.casting import Cast, Order, lesion_name, missing_baselines
+from studies.paper.ledger import Claim, Contrast, rule
+from studies.paper.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit, just_learnt, needs_trc2, never_above
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.names import FAMILIES
 from trc2.stats.equal_runs import average_orders

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trc2.report.claims import paper
-from trc2.report.claims.casting import HIPPOCAMPUS, Cast, lesion_name, missing_baselines
-from trc2.report.claims.ledger import Claim, Contrast, against, rule
-from trc2.report.claims.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit
+from studies.paper import paper
+from studies.paper.casting import HIPPOCAMPUS, Cast, lesion_name, missing_baselines
+from studies.paper.ledger import Claim, Contrast, against, rule
+from studies.paper.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit
 from trc2.report.evidence import AREA, PRIMARY, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trc2.report.claims import paper
-from trc2.report.claims.ablation import primary_of
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.dynamics import mean, points, settled
+from studies.paper import paper
+from studies.paper.ablation import primary_of
+from studies.paper.casting import Cast
+from studies.paper.dynamics import mean, points, settled
 from trc2.report.finished import FinishedRun
 from trc2.report.names import FAMILIES
 

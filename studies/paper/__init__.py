@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from studies.paper.ablation import ablation_claims
+from studies.paper.arithmetic import remarks
+from studies.paper.casting import Cast
+from studies.paper.dynamics import dynamics_claims
+from studies.paper.ledger import Claim, Ruling
+from studies.paper.rendering import Ledger, Section, as_json, as_markdown
+from studies.paper.retention import primary_claim, retention_claims
+from studies.paper.shuffles import shuffle_claims
+from studies.paper.throughput import throughput_claims
+from studies.paper.unasked import distances, open_claims
 from trc2.files import write_atomically
-from trc2.report.claims.ablation import ablation_claims
-from trc2.report.claims.arithmetic import remarks
-from trc2.report.claims.casting import Cast
-from trc2.report.claims.dynamics import dynamics_claims
-from trc2.report.claims.ledger import Claim, Ruling
-from trc2.report.claims.rendering import Ledger, Section, as_json, as_markdown
-from trc2.report.claims.retention import primary_claim, retention_claims
-from trc2.report.claims.shuffles import shuffle_claims
-from trc2.report.claims.throughput import throughput_claims
-from trc2.report.claims.unasked import distances, open_claims
 from trc2.report.evidence import Evidence
 
 __all__ = ["Claim", "Ledger", "Ruling", "claims_of", "write_claims"]
