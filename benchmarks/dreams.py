@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trc2 import RunConfig, __version__
 from trc2.config import TaskConfig
 from trc2.dream import dream
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stats.intervals import mean_interval

@@ -24,8 +24,8 @@ import torch
 from rich.console import Console
 
 from trc2.config import RunConfig, load_recipe
-from trc2.ranks import Ranks, joined
-from trc2.ranks.join import ProcessRanks
+from trc2.ranks.group import Ranks
+from trc2.ranks.join import ProcessRanks, joined
 from trc2.ranks.torchrun import is_worker
 from trc2.runs.folder import RunFolder
 from trc2.stream.prepare import prepare_stream

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from trc2 import RunConfig, __version__
 from trc2.config import TaskConfig
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.report.summary import write_summary
 from trc2.training.gate import judge
 from trc2.training.resume import continue_run

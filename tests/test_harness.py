@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from trc2 import RunConfig
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.runs.target import find_target
 from trc2.training.start import start_run
 

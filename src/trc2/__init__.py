@@ -3,15 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trc2.hf.registration import register_when_imported
-
 if TYPE_CHECKING:
     from trc2.api import Run, continue_from, load_run, train
     from trc2.backbones.trc2 import CortexNet
     from trc2.config import RunConfig, TaskConfig, TRC2Config, load_recipe
     from trc2.errors import UserError
-    from trc2.hf.callback import MemoryCallback
-    from trc2.hf.modeling import TRC2ForCausalLM
+    from trc2.hf import MemoryCallback, TRC2ForCausalLM
     from trc2.nn.provenance import Origin
 
 __version__ = "0.1.0"
@@ -35,12 +32,12 @@ __all__ = [
 # Where the public names live. They are imported at first use: torch takes seconds, transformers is optional too.
 _HOMES = {
     "CortexNet": "backbones.trc2",
-    "MemoryCallback": "hf.callback",
+    "MemoryCallback": "hf",
     "Origin": "nn.provenance",
     "Run": "api",
     "RunConfig": "config",
     "TRC2Config": "config",
-    "TRC2ForCausalLM": "hf.modeling",
+    "TRC2ForCausalLM": "hf",
     "TaskConfig": "config",
     "UserError": "errors",
     "continue_from": "api",
@@ -49,22 +46,13 @@ _HOMES = {
     "train": "api",
 }
 
-register_when_imported()
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")
-    try:
-        found = getattr(import_module(f"trc2.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        from trc2.errors import UserError
-
-        raise UserError(f"trc2.{name} needs transformers: install it with `pip install 'trc2[hf]'`.") from None
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f"trc2.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

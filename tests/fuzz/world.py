@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.fuzz.values import ODD_RUN, ODDITIES
 from trc2 import __version__
 from trc2.config import RunConfig, TaskConfig
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.training.resume import continue_run
 from trc2.training.start import start_run
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import trc2.hf  # noqa: F401  # registers the Auto classes
 from trc2.artifact import load_model, save_model
 from trc2.backbones.registry import build_model
 from trc2.config import MODELS, model_config

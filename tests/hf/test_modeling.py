@@ -46,10 +46,11 @@ def left_padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     return x, mask
 
 
-def test_import_trc2_alone_makes_the_auto_classes_work_and_imports_no_transformers(folder: Path) -> None:
+def test_importing_trc2_hf_makes_the_auto_classes_work(folder: Path) -> None:
     program = f"""
 import sys, trc2
 assert "transformers" not in sys.modules
+import trc2.hf
 from transformers import AutoConfig, AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained({str(folder)!r})
 print(type(model).__name__, AutoConfig.from_pretrained({str(folder)!r}).backbone["name"], model.net.num_events)
@@ -61,7 +62,7 @@ print(type(model).__name__, AutoConfig.from_pretrained({str(folder)!r}).backbone
 def test_it_also_works_when_transformers_came_first(folder: Path) -> None:
     program = f"""
 from transformers import AutoModelForCausalLM
-import trc2
+import trc2.hf
 print(type(AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ from tests.conftest import write_task
 from trc2 import RunConfig
 from trc2.config import TaskConfig, load_recipe, settings_text
 from trc2.errors import UserError
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.runs.folder import RunFolder
 from trc2.training.loop import Trainer
 from trc2.training.resume import continue_run, resume_run

@@ -11,8 +11,8 @@ from tests.conftest import tiny_config
 from tests.ranks.several import together
 from trc2.backbones.registry import build_model
 from trc2.errors import UserError
-from trc2.ranks import ALONE, joined
-from trc2.ranks.group import check_divides
+from trc2.ranks.group import ALONE, check_divides
+from trc2.ranks.join import joined
 from trc2.training.unison import RanksDiffer, check_unison
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from rich.console import Console
 from tests.ranks.several import alone, together
 from trc2.artifact import load_model
 from trc2.config import RunConfig, TaskConfig
-from trc2.hf.export import export_run
-from trc2.ranks import joined
+from trc2.export import export_run
+from trc2.ranks.join import joined
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.training.loop import Trainer

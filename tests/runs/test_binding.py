@@ -15,7 +15,7 @@ from rich.console import Console
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.runs.binding import learning_hash
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from trc2.nn.distillation import divergence_sum
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
-from trc2.ranks import ALONE
+from trc2.ranks.group import ALONE
 from trc2.runs.budget import budget_of, equal_work
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder

@@ -15,7 +15,7 @@ from tests.conftest import TINY_TASKS, tiny_config, write_task
 from trc2.artifact import load_model
 from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.errors import UserError
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.report.finished import read_run
 from trc2.report.lineage import own_part
 from trc2.report.numbers import run_numbers

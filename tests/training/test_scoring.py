@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.conftest import write_task
 from trc2.errors import UserError
-from trc2.hf.export import export_run
+from trc2.export import export_run
 from trc2.runs.folder import Warn
 from trc2.runs.target import find_target
 from trc2.training.scoring import score_target

@@ -16,9 +16,9 @@ from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.console import PlainConsole
 from trc2.errors import UserError, did_you_mean
+from trc2.export import export_run
 from trc2.files import reading
 from trc2.generate import stream_text
-from trc2.hf.export import export_run
 from trc2.ranks.torchrun import is_first_process
 from trc2.report.figures import hippocampus_figure, summary_figure
 from trc2.report.finished import FinishedRun, read_run

@@ -26,7 +26,7 @@ def export(
 
     A run of model=hf gives a folder of the model's own architecture, which transformers opens without trc2.
     """
-    from trc2.hf.export import export_run
+    from trc2.export import export_run
 
     written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, warn=warn)
     out.print("  ".join(str(path) for path in written), soft_wrap=True)

@@ -39,7 +39,7 @@ def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int
 BUILTIN_LICENCES = {"prose": "PSF-2.0", "code": "PSF-2.0", "arithmetic": "generated"}
 
 USAGE = """```python
-import trc2  # makes the model type known; nothing in this folder is executed
+import trc2.hf  # makes the model type known; nothing in this folder is executed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trc2.errors import UserError
-from trc2.ranks import ALONE, Ranks
+from trc2.ranks.group import ALONE, Ranks
 from trc2.runs.checkpoint import Checkpoint, begin_checkpoint, prune_checkpoints, save_checkpoint, save_rows
 
 

@@ -22,7 +22,7 @@ from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.files import sync_folder
 from trc2.nn.keyed import keyed_generator
-from trc2.ranks import Ranks
+from trc2.ranks.group import Ranks
 from trc2.runs.ancestry import Ancestry
 from trc2.runs.checkpoint import Checkpoint, load_state, name_of
 from trc2.runs.folder import RunFolder

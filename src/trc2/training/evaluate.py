@@ -17,7 +17,7 @@ from trc2.metrics.language import Tally
 from trc2.metrics.plugged import plugged_scores
 from trc2.metrics.text import text_scores
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.ranks import Ranks
+from trc2.ranks.group import Ranks
 from trc2.stream.batches import Batch, SplitWindows, TaskData
 from trc2.stream.tokenizer import Tokenizer
 from trc2.training.chance import chance_unmoved

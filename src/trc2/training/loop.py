@@ -8,7 +8,7 @@ from itertools import count
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
-from trc2.ranks import ALONE, Ranks
+from trc2.ranks.group import ALONE, Ranks
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record

@@ -12,7 +12,7 @@ from trc2.failpoint import failpoint
 from trc2.metrics.exam import Score, with_forgetting
 from trc2.metrics.forgetting import metrics_of, summarise
 from trc2.nn.trunk import WriteReport
-from trc2.ranks import Ranks
+from trc2.ranks.group import Ranks
 from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record, score_table

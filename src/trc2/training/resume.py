@@ -14,7 +14,7 @@ from trc2.config import RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
-from trc2.ranks import Ranks
+from trc2.ranks.group import Ranks
 from trc2.ranks.torchrun import num_restarts
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trc2.ranks import ALONE, Ranks
+from trc2.ranks.group import ALONE, Ranks
 from trc2.runs.binding import Binding
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder

@@ -20,8 +20,8 @@ from trc2.config import RunConfig
 from trc2.errors import UserError, plain
 from trc2.machine import available_cores, busy_cores, crowding
 from trc2.metrics.text import text_scores
-from trc2.ranks import Ranks, joined
-from trc2.ranks.group import check_divides
+from trc2.ranks.group import Ranks, check_divides
+from trc2.ranks.join import joined
 from trc2.ranks.torchrun import left_over, world_of_process
 from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn

@@ -15,8 +15,8 @@ from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
-from trc2.ranks import ALONE, Ranks
 from trc2.ranks.divided import is_divided, own_rows
+from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer

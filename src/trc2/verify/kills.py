@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 
 from trc2.config import RunConfig, TaskConfig
+from trc2.export import export_run
 from trc2.failpoint import CONTINUING, EXPORTING, PREPARING, TRAINING
-from trc2.hf.export import export_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
