@@ -22,8 +22,8 @@ demo: $(STAMP)  ## Four models through three tasks, about five minutes: TRC², i
 	$(BIN)/trc2 train demo output.folder=runs/demo/trc2
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(LESIONED) model.replay=false
 	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(LESIONED)
-	$(BIN)/trc2 train demo_best output.folder=runs/demo/best
-	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay runs/demo/best --out runs/demo
+	$(BIN)/trc2 train demo_large_share output.folder=runs/demo/large_share
+	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay runs/demo/large_share --out runs/demo
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

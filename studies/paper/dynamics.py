@@ -64,7 +64,9 @@ def mean(values: Sequence[float]) -> float:
 def settled(run: FinishedRun) -> int:
     """When the start-up transient is over: after three time constants of the threshold's average, and the warm-up."""
     assert isinstance(run.config.model, TRC2Config)
-    return max(run.config.train.warmup_steps, round(3 / max(1e-9, 1 - run.config.model.threshold_decay)))
+    assert run.config.stream is not None
+    warmup = run.config.train.warmup_of(sum(task.steps for task in run.config.stream.trained))
+    return max(warmup, round(3 / max(1e-9, 1 - run.config.model.write_threshold_decay)))
 
 
 def _missing(cast: Cast, values: dict[int, float], what: str) -> list[str]:

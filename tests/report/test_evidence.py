@@ -72,9 +72,9 @@ def test_the_primary_measure_rewards_learning_and_keeping(tmp_path: Path) -> Non
 def test_replay_by_a_share_is_called_by_it_and_pays_for_what_it_replayed(tmp_path: Path) -> None:
     """13 new rows and a share that is steered from 22 % to 28 % cost as much as 16 rows and the paper's replay."""
     invent_run(tmp_path / "paper", "lab_replay")
-    invent_run(tmp_path / "best", "lab_best")
+    invent_run(tmp_path / "best", "lab_large_share")
     dear = ["control.mode=closed_loop", "model.replay_share=0.2222", "control.jump_gain=0.3", "train.batch_size=13"]
-    steered = invent_run(tmp_path / "steered", "lab_best", dear)
+    steered = invent_run(tmp_path / "steered", "lab_large_share", dear)
     with pytest.raises(UserError, match="replay does not make up for it"):
         Evidence.of([tmp_path])
     records = [json.loads(line) for line in (steered / "metrics.jsonl").read_text().splitlines()]

@@ -40,8 +40,8 @@ def test_flops_equal_those_of_the_reference() -> None:
     ours = sum(step_cost(run.model, 16, 128, with_replay=True).values(), Cost()).training
     assert budget_of(run).scale == pytest.approx(theirs / ours)
     assert budget_of(run).training_flops_per_step == pytest.approx(ours)
-    lean = ["model.replay=false", "model.replay_share=null", "budget.match=flops", "budget.reference=demo_best"]
-    best, without = budget_of(load_recipe("demo_best")), budget_of(load_recipe("demo_best", lean))
+    lean = ["model.replay=false", "model.replay_share=null", "budget.match=flops", "budget.reference=demo_large_share"]
+    best, without = budget_of(load_recipe("demo_large_share")), budget_of(load_recipe("demo_large_share", lean))
     ratio = best.training_flops_per_step / without.training_flops_per_step
     assert ratio > 1.5
     assert without.scale == pytest.approx(ratio), "with its own replay, not with ours"

@@ -336,6 +336,10 @@ class Backbone(nn.Module, Generic[C, T]):
         """Names of tensors that weight decay must leave alone, besides vectors and scalars, which it always does."""
         return self._names_of(self.trunk.tensors_without_decay())
 
+    def critic_tensors(self) -> list[str]:
+        """Names of tensors that learn from detached states only; `train.clip_critic_apart` clips them by themselves."""
+        return self._names_of(self.trunk.critic_tensors())
+
     def _names_of(self, inside_trunk: list[str]) -> list[str]:
         """The network's names for tensors that the trunk has named."""
         named = {id(parameter): name for name, parameter in self.named_parameters()}

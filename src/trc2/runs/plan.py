@@ -94,7 +94,7 @@ class Plan:
         if self.train.schedule == "per_task":
             stretch = self.at(step)
             begin, end = stretch.start, stretch.end
-        warmup = min(self.train.warmup_steps, end - begin)
+        warmup = self.train.warmup_of(end - begin)
         done = step - begin
         if done < warmup:
             return self.train.learning_rate * (done + 1) / warmup
@@ -105,9 +105,10 @@ class Plan:
         train, stretch = self.train, self.at(step)
         begin = self.anneal_start(stretch)
         assert begin is not None
-        held = train.learning_rate * min(1.0, (min(step, begin) + 1) / max(1, train.warmup_steps))
+        warmup = train.warmup_of(self.total_steps)
+        held = train.learning_rate * min(1.0, (min(step, begin) + 1) / max(1, warmup))
         if train.schedule == "infinite":
-            cooled = (min(step, begin) - train.warmup_steps) / max(1, train.cooldown_steps)
+            cooled = (min(step, begin) - warmup) / max(1, train.cooldown_steps)
             held *= _cosine(min(1.0, max(0.0, cooled)), train.constant_lr_ratio)
         if step < begin:
             return held

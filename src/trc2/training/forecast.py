@@ -43,7 +43,7 @@ class Agenda:
         for begin, end in pairwise(self.bounds):
             if step < end:
                 first, last = max(begin, step), end - 1  # between two boundaries every evaluation is like the first
-                every, control = self.config.eval.every_steps, self.config.control.every_steps
+                every, control = self.config.eval.every_steps, self.config.control.period
                 work += self._regular(end).times(last // every - first // every)
                 work += self._steering(begin + 1).times(last // control - first // control)
                 work += self.at(end)
@@ -65,7 +65,7 @@ class Agenda:
         """The reference of a task that ended, and what the replay controller looks at."""
         ended = [stretch.task for stretch in self.plan.stretches if stretch.end == step]
         work = self._controlled(ended[-1:])
-        return work + self._steering(step) if step % self.config.control.every_steps == 0 else work
+        return work + self._steering(step) if step % self.config.control.period == 0 else work
 
     def _regular(self, step: int) -> Work:
         return self._scored("validation", self.plan.seen(step), with_text=self.config.eval.text_when == "always")

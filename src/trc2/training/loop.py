@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import count
 
@@ -66,7 +67,7 @@ class Trainer:
                 measure.remember_reference()
                 last_steps = self.feed.steps_of(record.task)
                 state.strategy.end_task(self.feed.sequences(record.task, last_steps, state.device))
-            if progress.step % config.control.every_steps == 0:
+            if progress.step % config.control.period == 0:
                 measure.steer()
             self.stopped = self.ranks.any(self.stop_requested)
             is_branch = progress.step in plan.branch_points
@@ -111,8 +112,9 @@ class Trainer:
 
         state.scaler.unscale_(state.optimizer)
         corrections = state.strategy.correct_gradients(progress.step)
-        norm = state.parallel.clip(self.config.train.clip_norm)
-        losses, is_finite = add_up_losses(self.ranks, told, norm)
+        train = self.config.train
+        norms = state.parallel.clip(train.clip_norm, critic_apart=train.clip_critic_apart)
+        losses, is_finite = add_up_losses(self.ranks, told, math.hypot(*norms.values()))
         if is_finite:
             writes = model.commit()
             model.before_step()
@@ -133,7 +135,8 @@ class Trainer:
         if progress.nonfinite_streak >= self.config.train.max_nonfinite_steps:
             raise self._hopeless(task)
         metrics = {f"train/{name}": value for name, value in losses.items()}
-        metrics |= {"train/learning_rate": rate, "train/gradient_norm": norm, **corrections}
+        metrics |= {"train/learning_rate": rate, **corrections}
+        metrics |= {f"train/{name}": norm for name, norm in norms.items()}
         metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **dynamics(model, writes)}
         kind: Kind = "nonfinite" if writes is None else "train"
         return Record(kind, progress.step, task, metrics, self.story.seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -44,9 +44,19 @@ class Parallel:
         """Around forward and backward of one micro-batch; the last one of a step brings all gradients together."""
         yield
 
-    def clip(self, limit: float) -> float:
-        """Scale all gradients down to a norm of `limit`, if it is larger; returns the norm as it was."""
-        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+    def clip(self, limit: float, *, critic_apart: bool) -> dict[str, float]:
+        """Scale the gradients down to a norm of `limit` if it is larger; returns the norms before, by group.
+
+        The critic's gradient is often the larger one. Clipped together, it would shrink the steps of the network.
+        """
+        named, critic = dict(self.model.named_parameters()), set(self.model.critic_tensors() if critic_apart else ())
+        norms = {"gradient_norm": self._clip([p for name, p in named.items() if name not in critic], limit)}
+        if critic:
+            norms["gradient_norm_critic"] = self._clip([named[name] for name in critic], limit)
+        return norms
+
+    def _clip(self, parameters: list[nn.Parameter], limit: float) -> float:
+        return float(nn.utils.clip_grad_norm_(parameters, limit))
 
     def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """∂loss/∂θ of a loss that every rank computes alike; leaves the step's own gradients as they are."""
@@ -152,15 +162,17 @@ class Divided(Parallel):
         self.model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
         yield
         if is_last:
-            whole, _ = self._gradients()
-            self.ranks.add_up(whole)
+            whole, _ = _by_kind(self.model.parameters())
+            self.ranks.add_up([p.grad for p in whole if p.grad is not None])
 
-    def clip(self, limit: float) -> float:
-        whole, divided = self._gradients()
-        norms = [nn.utils.get_total_norm(whole), put_together(nn.utils.get_total_norm(divided))]
+    def _clip(self, parameters: list[nn.Parameter], limit: float) -> float:
+        whole, divided = _by_kind(parameters)
+        norms = [nn.utils.get_total_norm([p.grad for p in whole if p.grad is not None])]
+        if divided:
+            norms.append(put_together(nn.utils.get_total_norm([p.grad for p in divided if p.grad is not None])))
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        for parameters in _by_kind(self.model):
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        for alike in (whole, divided):
+            nn.utils.clip_grads_with_norm_(alike, limit, norm)
         return float(norm)
 
     def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -194,15 +206,10 @@ class Divided(Parallel):
             result[name] = tensor if like is None else divide_like(tensor, like)
         return result
 
-    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Those of whole tensors, and those of divided ones."""
-        whole, divided = ([p.grad for p in alike if p.grad is not None] for alike in _by_kind(self.model))
-        return whole, divided
 
-
-def _by_kind(model: Backbone) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _by_kind(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Whole and divided parameters: torch's functions over many tensors take only like with like."""
-    parameters = list(model.parameters())
+    parameters = list(parameters)
     return [p for p in parameters if not is_divided(p)], [p for p in parameters if is_divided(p)]
 
 
