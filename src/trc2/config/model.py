@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
 from trc2.config.section import Decay, Fraction, NonNegative, Positive, Size
 
-
 PAPER_STEPS = 22_000  # of its stream: C4 10,000, WikiText-103 10,000, GSM8K 2,000
 SHORTEST_HORIZON = 10  # steps; a shorter average follows the noise of single batches
 
