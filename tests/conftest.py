@@ -87,14 +87,12 @@ def tokens(config: TRC2Config, batch: int, length: int, seed: int = 0) -> torch.
 
 
 def fill_memory(net: CortexNet, events: int, seed: int = 0) -> None:
-    """Write random events, unit size per channel; where slots hold the next token, every third does not know it."""
+    """Write random events, unit size per channel."""
     hippocampus = net.cortex.hippocampus
     assert hippocampus is not None
     chance = torch.Generator().manual_seed(seed)
     states = torch.randn(events, net.config.d_model, generator=chance, dtype=hippocampus.values.dtype)
-    following = torch.randint(net.config.vocab_size, (events,), generator=chance)
-    following[::3] = -1
-    hippocampus.write(states, notes={"following": following})
+    hippocampus.write(states)
 
 
 @pytest.fixture(autouse=True)

@@ -135,8 +135,7 @@ def _at_most_bytes(config: BackboneConfig) -> float:
         return 4.0 * config.num_parameters + _replay_bytes(config)
     flops = sum((cost.forward for cost in step_cost(config, 1, 1, with_replay=False).values()), 0.0)
     sizes = config.model_dump()
-    events = sizes.get("memory_slots", 0) + sizes.get("memory_reservoir_slots", 0)
-    slots = events * (config.d_model + sizes.get("memory_key_dim", 0))
+    slots = sizes.get("memory_slots", 0) * (config.d_model + sizes.get("memory_key_dim", 0))
     weights = flops / 2 * max(1, sizes.get("num_experts", 1)) + config.max_positions * config.d_model + slots
     return 4.0 * weights + _replay_bytes(config)
 

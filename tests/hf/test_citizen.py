@@ -315,8 +315,6 @@ def test_an_evaluation_compiles_to_one_graph_that_reads_the_memory_as_it_is(name
     extra = {**SIZES, **shape, **EXTRA.get(name, {})}
     if name == "trc2":
         extra |= {"memory_slots": 40, "memory_read_window": 25}
-    more = {"memory_reservoir_slots": 8, "memory_next_token": True}
-    cases = [(name, extra), (name, {**extra, **more})] if name == "trc2" else [(name, extra)]
-    program = ONE_GRAPH.replace("{}", repr(cases))
+    program = ONE_GRAPH.replace("{}", repr([(name, extra)]))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -25,10 +25,7 @@ def store_of(net: CortexNet) -> Store | None:
     hippocampus = net.cortex.hippocampus
     if hippocampus is None:
         return None
-    left = 0 if hippocampus.cursor.left is None else int(hippocampus.cursor.left)
-    following = hippocampus.following if hippocampus.predicts else None
-    slots = (hippocampus.keys, hippocampus.values, hippocampus.count, hippocampus.pointer)
-    return Store(*slots, hippocampus.num_reservoir, left, following)
+    return Store(hippocampus.keys, hippocampus.values, hippocampus.count, hippocampus.pointer)
 
 
 def gradients(net: CortexNet, loss: torch.Tensor) -> dict[str, torch.Tensor | None]:
@@ -106,9 +103,6 @@ def test_long_sequences_equal_the_reference_too(events: int, dtype: torch.dtype)
         {"num_kv_heads": 4},
         {"memory_read_window": 3, "memory_read_chunk": 2},
         {"td_clip": 0.05},
-        {"memory_reservoir_slots": 3, "memory_read_window": 2},
-        {"memory_next_token": True},
-        {"memory_next_token": True, "memory_reservoir_slots": 3, "memory_slots": 3},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
@@ -118,9 +112,9 @@ def test_every_option_equals_the_reference(changes: dict[str, object], length: i
 
 
 @pytest.mark.parametrize("path", ["full", "cortex"])
-@pytest.mark.parametrize(("events", "next_token"), [(0, False), (12, False), (12, True)])
-def test_main_and_replay_tokens_in_one_pass_equal_two_passes(path: str, events: int, next_token: bool) -> None:
-    config = tiny_config(replay_path=path, memory_next_token=next_token)
+@pytest.mark.parametrize("events", [0, 12])
+def test_main_and_replay_tokens_in_one_pass_equal_two_passes(path: str, events: int) -> None:
+    config = tiny_config(replay_path=path)
     net = build(config, events, torch.float64)
     x, y = tokens(config, 2, 11), tokens(config, 2, 11, seed=1)
     net.replay.commit(tokens(config, 7, 5, seed=2).int())

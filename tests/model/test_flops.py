@@ -21,7 +21,6 @@ from trc2.nn.cost import Cost
         {"num_columns": 5, "num_shared_experts": 0},
         {"thalamus": False},
         {"memory": False},
-        {"memory_reservoir_slots": 3},
         {"replay": False},
         {"thalamus": False, "memory": False, "replay": False},
     ],

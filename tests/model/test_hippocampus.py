@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -169,63 +167,3 @@ def test_slow_heads_follow_by_moving_average() -> None:
     slow, fast = critic.slow_value.weight.clone(), critic.value.weight
     critic.update_slow()
     torch.testing.assert_close(critic.slow_value.weight.data, 0.75 * slow + 0.25 * fast.detach())
-
-
-def test_the_corrected_threshold_is_an_average_that_forgot_its_start() -> None:
-    hippocampus = build(memory_threshold_correction=True, threshold_decay=0.9, memory_slots=64, td_clip=99.0)
-    weights, store, threshold = dict(hippocampus.named_parameters()), store_of(hippocampus), 0.0
-    quantiles = []
-    for update in range(5):
-        states = torch.randn(2, 9, 16, dtype=torch.float64)
-        _, proposal = hippocampus.propose(states, None)
-        quantiles.append(float(proposal.scores.quantile(1 - hippocampus.keep_target)))
-        hippocampus.commit([Pending(proposal, stamp(proposal.places, None, step=0))])
-        powers = [0.9 ** (update - i) for i in range(update + 1)]
-        mean = sum(p * q for p, q in zip(powers, quantiles, strict=True)) / sum(powers)
-        torch.testing.assert_close(float(hippocampus.threshold), mean)
-        threshold = reference.commit(
-            store, threshold, [(states, proposal.surprise)], weights,
-            writes_per_sequence=3, target_writes=2, decay=0.9, updates=update,
-        )  # fmt: skip
-        torch.testing.assert_close(float(hippocampus.threshold), threshold)
-        torch.testing.assert_close(hippocampus.keys, store.keys)
-    hippocampus.forget()
-    assert int(hippocampus.cursor.updates) == 0
-
-
-def test_a_slot_knows_the_token_that_followed_but_not_what_padding_hides() -> None:
-    hippocampus = build(memory_next_token=True, writes_per_sequence=9, target_writes_per_sequence=9, memory_slots=32)
-    with torch.no_grad():
-        hippocampus.threshold.fill_(-100.0)
-    x = torch.arange(18).view(2, 9)
-    valid = torch.ones(2, 9, dtype=torch.bool)
-    valid[1, 6:] = False
-    _, proposal = hippocampus.propose(torch.randn(2, 9, 16, dtype=torch.float64), valid, x)
-    hippocampus.commit([Pending(proposal, stamp(proposal.places, None, step=0))])
-    assert hippocampus.following[:9].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, -1]
-    assert hippocampus.following[9:15].tolist() == [10, 11, 12, 13, 14, -1]
-
-
-def test_replayed_chunks_rewrite_their_slots_at_the_commit_and_no_others() -> None:
-    hippocampus = build(memory_refresh_on_replay=True, writes_per_sequence=12, target_writes_per_sequence=12,
-                        memory_slots=40)  # fmt: skip
-    with torch.no_grad():
-        hippocampus.threshold.fill_(-100.0)
-    x = torch.randint(29, (2, 12))  # two chunks of 5 tokens a row, and 2 tokens in none
-    _, proposal = hippocampus.propose(torch.randn(2, 12, 16, dtype=torch.float64), None, x)
-    hippocampus.commit([Pending(proposal, stamp(proposal.places, None, step=0))])
-    before = hippocampus.keys.clone()
-    states = torch.randn(2, 4, 16, dtype=torch.float64)
-    replayed = torch.stack((x[1, 5:9], (x[0, :4] + 1) % 29))  # the second chunk of row 1, and a stranger
-    refresh = hippocampus.refresh(states, replayed)
-    assert refresh.slots.tolist() == [12 + 5, 12 + 6, 12 + 7, 12 + 8]
-    assert torch.equal(hippocampus.keys, before)
-    _, other = hippocampus.propose(torch.randn(2, 1, 16, dtype=torch.float64), None, x[:, :1])
-    assert other is None
-    _, empty = hippocampus.propose(torch.randn(1, 2, 16, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.bool),
-                                   x[:1, :2])  # fmt: skip
-    hippocampus.commit([Pending(dataclasses.replace(empty, refresh=refresh), stamp(empty.places, None, step=1))])
-    torch.testing.assert_close(hippocampus.keys[17:21], states[0] @ hippocampus.write_key.weight.T)
-    torch.testing.assert_close(hippocampus.values[17:21], states[0] @ hippocampus.write_value.weight.T)
-    assert torch.equal(hippocampus.keys[:17], before[:17])
-    assert torch.equal(hippocampus.keys[21:], before[21:])

@@ -24,7 +24,7 @@ from trc2.runs.folder import RunFolder
 from trc2.training.loop import Trainer
 from trc2.training.resume import continue_run, resume_run
 from trc2.training.start import Interrupted, start_run
-from trc2.verify.kills import BEYOND_THE_PAPER, TIMED, compare_runs
+from trc2.verify.kills import TIMED, compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -152,7 +152,7 @@ def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run:
         "l2": {"model": {**small, "name": "blk_attn_res", "num_residual_blocks": 2}, "strategy": {"name": "l2"}},
         "teacher": {"model": {**small, "name": "transformer"}, "strategy": {"name": "slow_cortex", "serve": True}},
         "der": {"model": {**small, "name": "transformer"}, "strategy": {"name": "der", "chunk_length": 8, "chunks": 9}},
-        "memory": {"model": {**tiny_run().model.model_dump(), **BEYOND_THE_PAPER, "memory_slots": 8}},
+        "memory": {"model": {**tiny_run().model.model_dump(), "memory_slots": 8}},
     }
     divided: dict[str, Any] = {"agem": {"parallel": "fsdp"}, "l2": {"parallel": "fsdp", "recompute": True}}
 

@@ -258,12 +258,6 @@ def test_a_model_of_which_no_copy_stays_one_has_no_teacher(name: str) -> None:
         RunConfig(model={"name": "lora_drs", "replay": True}, strategy={"name": name})
 
 
-@pytest.mark.parametrize("name", ["slow_cortex", "lwf", "der"])
-def test_a_memory_with_words_of_its_own_is_not_compared_in_part(name: str) -> None:
-    with pytest.raises(UserError, match="mixes the memory's words into the model's"):
-        RunConfig(model={"memory_next_token": True}, strategy={"name": name})
-
-
 def test_a_teacher_does_not_judge_replay_without_feedback() -> None:
     with pytest.raises(UserError, match=r"model\.replay_path=cortex replays it without"):
         RunConfig(model={"replay_path": "cortex"}, strategy={"name": "slow_cortex"})

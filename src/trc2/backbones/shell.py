@@ -18,8 +18,6 @@ from trc2.backbones.clock import Clock
 from trc2.config import BackboneConfig
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
-from trc2.nn.head import Head
-from trc2.nn.mixture import MixedHead
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
@@ -103,7 +101,7 @@ class Backbone(nn.Module, Generic[C, T]):
 
         main = packed.segments[0]
         hidden = out.hidden[: main.stop]
-        logits = self.head_of(out, main.of).logits(main.of(hidden)) if return_logits or targets is None else None
+        logits = self.logits(main.of(hidden)) if return_logits or targets is None else None
         aux: dict[str, Tensor] = {}
         if targets is not None:
             labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
@@ -114,13 +112,8 @@ class Backbone(nn.Module, Generic[C, T]):
         return logits if return_logits else None, aux
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """The trunk's own head, without a memory's say; most share its weights with the embedding."""
+        """The trunk's head; most share its weights with the embedding."""
         return self.trunk.head.logits(hidden)
-
-    def head_of(self, out: TrunkOutput, select: Callable[[Tensor], Tensor] = lambda rows: rows) -> Head:
-        """The head of selected positions: the trunk's, or that with a memory's tokens mixed in."""
-        head = self.trunk.head
-        return head if out.mixture is None else MixedHead(head.weight, out.mixture.of(select))
 
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
@@ -130,7 +123,7 @@ class Backbone(nn.Module, Generic[C, T]):
         check_input(self.config, x, targets)
         self.pending.clear()
         out = self.trunk(pack([x]), with_losses=False)
-        nll, best = self.head_of(out).predict(out.hidden, targets.reshape(-1))
+        nll, best = self.trunk.head.predict(out.hidden, targets.reshape(-1))
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
@@ -159,7 +152,7 @@ class Backbone(nn.Module, Generic[C, T]):
         num_labels = (labels != IGNORE_INDEX).sum()
         num_new = hidden.shape[0]
         lm_sum = (
-            self.head_of(out, lambda rows: rows[:num_new]).loss_sum(hidden, labels)
+            self.trunk.head.loss_sum(hidden, labels)
             if logits is None
             else cross_entropy_sum(logits.flatten(0, 1), labels)
         )
@@ -168,8 +161,7 @@ class Backbone(nn.Module, Generic[C, T]):
         if replayed is not None:
             replayed_hidden = out.hidden[num_new:]
             next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
-            head = self.head_of(out, lambda rows: rows[num_new:])
-            replay_loss = head.loss_sum(replayed_hidden, next_tokens) / next_tokens.numel()
+            replay_loss = self.trunk.head.loss_sum(replayed_hidden, next_tokens) / next_tokens.numel()
         losses = list(out.losses)
         if self.more_losses is not None and self.training:
             seen = LearningPass(x, valid, labels, hidden, replayed, replayed_hidden, weight)
@@ -216,10 +208,8 @@ class Backbone(nn.Module, Generic[C, T]):
         main = packed.segments[0]
         decoding.advance(main)
 
-        def wanted(rows: Tensor) -> Tensor:
-            return main.of(rows) if last is None else main.of(rows)[:, -last:]
-
-        return self.head_of(out, wanted).logits(wanted(out.hidden))
+        hidden = main.of(out.hidden)
+        return self.logits(hidden if last is None else hidden[:, -last:])
 
     # ------------------------------------------------------------------------------------------- the moments of a step
 
@@ -255,9 +245,7 @@ class Backbone(nn.Module, Generic[C, T]):
         if self.replay.keep == "surprise":
             assert out.proposal is not None, "the config allows this only where there is a memory"
             return out.proposal.surprise
-        num_new = targets.numel()
-        head = self.head_of(out, lambda rows: rows[:num_new])
-        nll, _ = head.predict(out.hidden[:num_new], targets.reshape(-1))
+        nll, _ = self.trunk.head.predict(out.hidden[: targets.numel()], targets.reshape(-1))
         return nll.view(targets.shape)
 
     @property

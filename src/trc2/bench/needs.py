@@ -249,8 +249,7 @@ def remembered_bytes(run: RunConfig, micro_batches: int) -> float:
     if isinstance(config, TRC2Config) and config.memory:
         candidates = rows * min(config.writes_per_sequence, train.sequence_length)
         survivors = candidates * min(1.0, config.target_writes_per_sequence / config.writes_per_sequence)
-        noted = 32.0 + 8.0 * config.predicts_from_memory + 16.0 * config.refreshes
-        sent += 4.0 * candidates + 24.0 * micro_batches + survivors * (4.0 * config.d_model + noted)
+        sent += 4.0 * candidates + 24.0 * micro_batches + survivors * (4.0 * config.d_model + 32.0)
     if config.replay:
         sent += 4.0 * rows * (train.sequence_length // config.replay_chunk_length) * config.replay_chunk_length
     return sent

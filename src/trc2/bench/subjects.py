@@ -28,8 +28,7 @@ def prepared_model(config: BackboneConfig, seed: int = 0) -> Backbone:
     chance = keyed_generator("bench fill", seed)
     memory = net.trunk.hippocampus if isinstance(net.trunk, Cortex) else None
     if memory is not None:
-        events = memory.num_slots + memory.num_reservoir
-        memory.write(torch.randn(events, config.d_model, generator=chance))
+        memory.write(torch.randn(memory.num_slots, config.d_model, generator=chance))
     if net.replay is not None:
         chunks = torch.randint(
             config.vocab_size, (net.replay.recent.shape[0], config.replay_chunk_length), generator=chance

@@ -19,8 +19,8 @@ def evaluate(
     format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",
     again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
     memory: Annotated[
-        Literal["read", "off", "shuffled", "cache"],
-        typer.Option(help="The episodic memory, or a control: none, misplaced slots, an n-gram cache of equal bytes."),
+        Literal["read", "off"],
+        typer.Option(help="Read the episodic memory, or empty it before scoring."),
     ] = "read",
     as_json: AsJson = False,
 ) -> None:

@@ -60,20 +60,6 @@ class TRC2Config(BackboneConfig):
     )
     gate_top_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.125, description="1 keeps every channel")
 
-    # what the paper's memory does not have: docs/memory.md
-    memory_reservoir_slots: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        0, description="further slots that sample evenly from all events the reader has lost sight of; 0 is the paper's"
-    )
-    memory_threshold_correction: bool = Field(
-        False, description="whether τ is corrected for its start at 0, as Adam's averages are"
-    )
-    memory_next_token: bool = Field(
-        False, description="whether slots hold the token that followed and mix it into the prediction by a learnt gate"
-    )
-    memory_refresh_on_replay: bool = Field(
-        False, description="whether slots are written anew when the chunk they came from is replayed"
-    )
-
     # replay
     replay: bool = Field(True, description="whether chunks of earlier text are stored and trained on again")
     replay_path: Literal["full", "cortex"] = Field(
@@ -98,11 +84,6 @@ class TRC2Config(BackboneConfig):
             if self.rank < 1:
                 raise ValueError(f"d_model={self.d_model} gives a thalamic rank of 0: set thalamic_rank to 1 or more.")
             divides("thalamic_rank", self.rank, "thalamic_groups", self.thalamic_groups)
-        if self.refreshes and self.replay_path != "full":
-            raise ValueError(
-                f"memory_refresh_on_replay=true with replay_path={self.replay_path} would write states that lack the "
-                "feedback of those they replace: set replay_path to full, or memory_refresh_on_replay to false."
-            )
         return self
 
     def with_horizons(self, steps: int) -> TRC2Config:
@@ -166,21 +147,8 @@ class TRC2Config(BackboneConfig):
         return self.memory
 
     @property
-    def predicts_from_memory(self) -> bool:
-        """Slots hold the token that followed, and whoever reads them mixes it into the prediction."""
-        return self.memory_next_token and self.has_readout
-
-    @property
-    def refreshes(self) -> bool:
-        """Slots know the chunk they came from, and a replay of it rewrites them.
-
-        Not a question of `replay`: an exported model comes without its stores, but with all of its slots.
-        """
-        return self.memory_refresh_on_replay and self.memory
-
-    @property
     def read_slots(self) -> int:
-        return min(self.memory_slots, self.memory_read_window) + self.memory_reservoir_slots if self.memory else 0
+        return min(self.memory_slots, self.memory_read_window) if self.memory else 0
 
     def has_query_shift(self, column: int) -> bool:
         """Whether the column (counted from 0) owns a thalamic query map.

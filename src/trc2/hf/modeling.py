@@ -16,7 +16,6 @@ from transformers.utils import logging
 
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
-from trc2.config import TRC2Config
 from trc2.errors import UserError
 from trc2.hf.configuration import TRC2PretrainedConfig
 from trc2.hf.states import embedded, recorded, stand_ins
@@ -235,14 +234,10 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         return output if is_dict else output.to_tuple()
 
     def _check_can_learn_from(self, embeddings: Tensor | None) -> None:
-        """Stores, and a memory that notes tokens beside its events, would keep stand-ins for what nobody knows."""
-        config = self.net.config
-        notes_tokens = isinstance(config, TRC2Config) and (config.predicts_from_memory or config.refreshes)
-        keeps_tokens = self.net.replay is not None or notes_tokens
-        if embeddings is not None and self.net.training and keeps_tokens:
+        """Reject embeddings in training with replay: the stores would keep placeholders instead of token ids."""
+        if embeddings is not None and self.net.training and self.net.replay is not None:
             raise UserError(
-                "inputs_embeds cannot be learnt from where tokens are stored, for replay or by the memory: give token "
-                "ids as input_ids."
+                "inputs_embeds cannot be learnt from where tokens are stored for replay: give token ids as input_ids."
             )
 
     def _decode(

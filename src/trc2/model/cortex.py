@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trc2.config import TRC2Config
 from trc2.model.column import CorticalColumn
 from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
-from trc2.model.hippocampus import Hippocampus, Retrieval
+from trc2.model.hippocampus import Hippocampus
 from trc2.model.thalamus import ThalamicRouter
 from trc2.nn.decoding import Decoding, KeyValues, RunningSum
 from trc2.nn.experts import load_balance
 from trc2.nn.init import init_weights, normal_
-from trc2.nn.mixture import Mixture
 from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
-from trc2.nn.trunk import Loss, Pending, Proposal, Trunk, TrunkOutput, WriteReport
+from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.zero_gradient import anchor
 from trc2.ranks.group import ALONE, Ranks
 
@@ -69,7 +66,7 @@ class Cortex(Trunk):
         hidden = self.embedding(packed.tokens)
         counted = packed.counted
         balance = hidden.new_zeros((), dtype=torch.float32 if hidden.dtype != torch.float64 else torch.float64)
-        appraisal, proposal, found = None, None, None
+        appraisal, proposal = None, None
         thalamic: Tensor | None = None
         hippocampal: Tensor | None = None
 
@@ -81,14 +78,14 @@ class Cortex(Trunk):
                 balance = balance + load_balance(out.routing, counted)
             if self.hippocampus is not None and index + 1 == self.config.num_early_columns:
                 if with_losses:
-                    appraisal, proposal = self._propose(self.hippocampus, hidden.detach(), packed)
+                    main = segments[0]
+                    appraisal, proposal = self.hippocampus.propose(main.of(hidden.detach()), main.valid)
                 if read_memory:
-                    hidden, hippocampal, found = self._remember(hidden, modulated)
+                    hidden, hippocampal = self._remember(hidden, modulated)
             if self.thalamus is not None and index + 1 < len(self.columns):
                 thalamic = self.thalamus(column.report(_rows(hidden, modulated)), modulated, sums)
         losses = self._losses(balance, appraisal) if with_losses else ()
-        states = self.final_norm(hidden)
-        return TrunkOutput(states, losses, proposal, self._mixture(states, found))
+        return TrunkOutput(self.final_norm(hidden), losses, proposal)
 
     def _losses(self, balance: Float[Tensor, ""], appraisal: Appraisal | None) -> tuple[Loss, ...]:
         """λ_router (λ_lb Σ A), λ_td L_td and λ_pred L_pred; the last two are 0 without a memory."""
@@ -99,37 +96,18 @@ class Cortex(Trunk):
             Loss("predictor", zero if appraisal is None else appraisal.loss_predictor, config.lambda_predictor),
         )
 
-    def _propose(
-        self, hippocampus: Hippocampus, hidden: Float[Tensor, "P D"], packed: Packed
-    ) -> tuple[Appraisal, Proposal | None]:
-        """Candidates of the batch, and today's states of remembered events that are replayed beside it."""
-        main, *replayed = packed.segments
-        appraisal, proposal = hippocampus.propose(main.of(hidden), main.valid, main.of(packed.tokens))
-        if proposal is not None and replayed:
-            refresh = hippocampus.refresh(replayed[0].of(hidden), replayed[0].of(packed.tokens))
-            proposal = replace(proposal, refresh=refresh)
-        return appraisal, proposal
-
     def _remember(
         self, hidden: Float[Tensor, "P D"], modulated: tuple[Segment, ...]
-    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, "Q D"] | None, Retrieval | None]:
+    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, "Q D"] | None]:
         """F_hip from the early state. An empty memory gives exactly 0, and a zero gradient to all of its path."""
         if self.hippocampus is None or self.feedback is None:
-            return hidden, None, None
+            return hidden, None
         early = _rows(hidden, modulated)
         found = self.hippocampus.retrieve(early)
         if found is None:
             idle = [*self.feedback.parameters(), *self.hippocampus.reading()]
-            return anchor(hidden, *idle), None, None
-        return hidden, self.feedback(early, self.hippocampus.recall(early, found)), found
-
-    def _mixture(self, states: Float[Tensor, "P D"], found: Retrieval | None) -> Mixture | None:
-        """What slots that know their next token add to the prediction; nothing where the memory was not read."""
-        if self.hippocampus is None or found is None or not self.hippocampus.predicts:
-            return None
-        num_read = found.slots.shape[0]
-        mixture = self.hippocampus.mixture(states[:num_read], found)
-        return mixture.of(lambda tensor: F.pad(tensor, (0, 0, 0, states.shape[0] - num_read)))
+            return anchor(hidden, *idle), None
+        return hidden, self.feedback(early, self.hippocampus.recall(early, found))
 
     def units(self) -> list[nn.Module]:
         """The columns, and the L5 maps within them, which run on their own: a column reports after its output."""
@@ -162,7 +140,7 @@ class Cortex(Trunk):
 
     @property
     def num_events(self) -> int:
-        return 0 if self.hippocampus is None else self.hippocampus.num_events
+        return 0 if self.hippocampus is None else self.hippocampus.count
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
         thalamus = [] if self.thalamus is None else [self.thalamus]

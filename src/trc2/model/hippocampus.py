@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,16 +13,13 @@ from torch.nn import functional as F
 
 from trc2.config import TRC2Config
 from trc2.model.critic import Appraisal, Critic
-from trc2.model.events import EventStore
-from trc2.nn.fingerprint import fingerprints
+from trc2.nn.host import HostState
 from trc2.nn.linear import Matrix, ScaledLinear
-from trc2.nn.mixture import Mixture
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
-from trc2.nn.trunk import Pending, Proposal, Refresh, WriteReport
+from trc2.nn.trunk import Pending, Proposal, WriteReport
 from trc2.ops.islands import at_least_float32
 from trc2.ops.selection import top_k
 from trc2.ranks.group import ALONE, Ranks
-from trc2.replay.stores import cut_chunks
 
 # `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use
 # does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU,
@@ -34,11 +31,6 @@ LARGE_BLOCK = 2**26
 MANY_QUERIES = 1024
 
 
-# The gate of next tokens starts nearly closed: σ(−4) is 0.018. It never opens wholly, so that log(1 − g) is finite.
-CLOSED = -4.0
-WIDEST = 0.999
-
-
 @dataclass(frozen=True)
 class Retrieval:
     """The k best slots of every position, and softmax(a) over them."""
@@ -47,39 +39,48 @@ class Retrieval:
     weights: Float[Tensor, "P k"]
 
 
-class Hippocampus(EventStore):
+class Cursor(HostState):
+    """How many slots hold an event, and which slot is written next."""
+
+    count: Tensor
+    pointer: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+    def set(self, count: int, pointer: int) -> None:
+        self.count.fill_(count)
+        self.pointer.fill_(pointer)
+
+
+class Hippocampus(nn.Module):
     """Content-addressed store of surprising cortical states: `recall` and `propose` are pure, `commit` writes.
 
-    The slots are an `EventStore`. What the paper's memory lacks is in docs/memory.md and absent unless switched on.
+    The N_s slots form a circle: a new event overwrites the oldest. The reader sees the S_max most recent events.
     """
 
+    keys: Tensor
+    values: Tensor
+    origins: Tensor
     threshold: Tensor
-    following: Tensor
-    chunks: Tensor
 
     def __init__(self, config: TRC2Config) -> None:
+        super().__init__()
         d_model, key_dim = config.d_model, config.memory_key_dim
-        notes: dict[str, tuple[int, ...]] = {}
-        if config.predicts_from_memory:
-            notes["following"] = ()
-        if config.refreshes:
-            notes["chunks"] = (2,)
-        super().__init__(
-            config.memory_slots,
-            key_dim,
-            d_model,
-            window=config.memory_read_window,
-            reservoir=config.memory_reservoir_slots,
-            seed=config.replay_seed or 0,
-            notes=notes,
-            counts_updates=config.memory_threshold_correction,
-        )
+        self.num_slots = config.memory_slots
+        self.window = min(config.memory_slots, config.memory_read_window)
         self.top_k, self.read_chunk = config.memory_top_k, config.memory_read_chunk
-        self.chunk_length = config.replay_chunk_length
         self.writes_per_sequence = config.writes_per_sequence
         self.keep_target = min(1.0, config.target_writes_per_sequence / config.writes_per_sequence)
         self.threshold_decay = config.write_threshold_decay
 
+        self.register_buffer("keys", torch.zeros(self.num_slots, key_dim))
+        self.register_buffer("values", torch.zeros(self.num_slots, d_model))
+        origins = torch.full((self.num_slots, len(ORIGIN_FIELDS)), UNKNOWN, dtype=torch.int64)
+        self.register_buffer("origins", origins)
+        self.cursor = Cursor()
         if config.has_readout:
             self.query = nn.Linear(d_model, key_dim, bias=False)
             self.output = ScaledLinear(d_model, d_model)
@@ -89,24 +90,47 @@ class Hippocampus(EventStore):
         # Fixed random maps: the memory stays a nonparametric store over cortical features.
         self.write_key = Matrix(d_model, key_dim).requires_grad_(False)
         self.write_value = Matrix(d_model, d_model).requires_grad_(False)
-
         self.register_buffer("threshold", torch.zeros(()))
-        self.predicts, self.refreshes = config.predicts_from_memory, config.refreshes
-        if self.predicts:
-            self.next_gate = nn.Parameter(torch.zeros(d_model))
-            self.next_gate_bias = nn.Parameter(torch.full((1,), CLOSED))
+
+    @property
+    def count(self) -> int:
+        """Slots that hold an event."""
+        return int(self.cursor.count)
+
+    @property
+    def pointer(self) -> int:
+        """The slot the next event goes to."""
+        return int(self.cursor.pointer)
 
     def forget(self) -> None:
         """Empty the store and start with a fresh threshold; what is left in the slots is never read."""
-        self.cursor.reset()
+        self.cursor.set(0, 0)
         self.threshold.zero_()
 
     # ------------------------------------------------------------------------------------------------------ reading
 
+    def read_ranges(self) -> list[range]:
+        """I_read, the n_read = min(n, S_max) most recent slots, as one or two contiguous ranges in order of slots."""
+        first = self.pointer - min(self.count, self.window)  # slots before 0 are the end of the circle
+        if first < 0:
+            ranges = [range(self.pointer), range(first % self.num_slots, self.num_slots)]
+        else:
+            ranges = [range(first, self.pointer)]
+        return [part for part in ranges if len(part) > 0]
+
+    def in_view(self) -> Bool[Tensor, " S"]:
+        """Which slots the reader sees, by arithmetic on the counters: a compiled graph cannot look at them."""
+        device = self.keys.device
+        age = (self.cursor.pointer.to(device) - 1 - torch.arange(self.num_slots, device=device)) % self.num_slots
+        return age < self.cursor.count.clamp_max(self.window).to(device)
+
+    def readable(self) -> Int[Tensor, " n"]:
+        """The numbers of all slots the reader sees, in order."""
+        return torch.tensor([slot for part in self.read_ranges() for slot in part], dtype=torch.int64)
+
     def reading(self) -> list[Tensor]:
         """The parameters that an empty memory leaves idle."""
-        always = [self.query.weight, self.output.weight, self.output_gate]
-        return [*always, self.next_gate, self.next_gate_bias] if self.predicts else always
+        return [self.query.weight, self.output.weight, self.output_gate]
 
     def recall(self, hidden: Float[Tensor, "P D"], found: Retrieval | None = None) -> Float[Tensor, "P D"]:
         """M = (R W_O) ⊙ σ(g_hip), where R mixes the values of the k_H best matching slots in view.
@@ -137,17 +161,6 @@ class Hippocampus(EventStore):
         scores = (query.unsqueeze(1) * self.keys[slots].to(query.dtype)).sum(dim=-1)
         return Retrieval(slots, scores.softmax(dim=-1))
 
-    def mixture(self, states: Float[Tensor, "Q D"], found: Retrieval) -> Mixture:
-        """g softmax(a)_i for the token that followed slot i, with g = σ(⟨w, state⟩ + b) from the final states.
-
-        A slot that does not know its next token leaves its share to the model.
-        """
-        wide = at_least_float32(states)
-        drive = (wide * self.next_gate.to(wide.dtype)).sum(dim=-1, keepdim=True) + self.next_gate_bias.to(wide.dtype)
-        tokens = self.following[found.slots]
-        shares = WIDEST * torch.sigmoid(drive) * found.weights * (tokens != UNKNOWN)
-        return Mixture(shares, tokens.clamp_min(0))
-
     def _retrieve_masked(self, hidden: Float[Tensor, "P D"]) -> Retrieval:
         """`retrieve` for a compiled graph: all slots are scored and those out of view masked.
 
@@ -174,7 +187,7 @@ class Hippocampus(EventStore):
         width = max(self.read_chunk, block // min(query.shape[0], MANY_QUERIES))
         chunks = [
             (start, min(start + width, slots.stop))
-            for slots in sorted(window, key=lambda part: part.start)
+            for slots in window
             for start in range(slots.start, slots.stop, width)
         ]
         widest = max(stop - start for start, stop in chunks)
@@ -203,10 +216,7 @@ class Hippocampus(EventStore):
     # ------------------------------------------------------------------------------------------------------ proposing
 
     def propose(
-        self,
-        states: Float[Tensor, "B T D"],
-        valid: Bool[Tensor, "B T"] | None,
-        tokens: Int[Tensor, "B T"] | None = None,
+        self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None
     ) -> tuple[Appraisal, Proposal | None]:
         """Appraise detached states and pick the k_W most surprising of each sequence; changes nothing."""
         appraisal = self.critic(states, valid)
@@ -226,38 +236,8 @@ class Hippocampus(EventStore):
             states=states[row, picked][real],
             scores=scores[real],
             places=torch.stack((row, picked), dim=-1)[real],
-            notes={} if tokens is None else self._notes(tokens, valid, row[real], picked[real]),
         )
         return appraisal, proposal
-
-    def _notes(
-        self,
-        tokens: Int[Tensor, "B T"],
-        valid: Bool[Tensor, "B T"] | None,
-        row: Int[Tensor, " N"],
-        place: Int[Tensor, " N"],
-    ) -> dict[str, Int[Tensor, "N ..."]]:
-        """What is noted beside an event, where a setting asks for it: the next token, the chunk and the place in it."""
-        notes: dict[str, Tensor] = {}
-        if self.predicts:
-            known = tokens if valid is None else tokens.masked_fill(~valid, UNKNOWN)
-            notes["following"] = F.pad(known[:, 1:], (0, 1), value=UNKNOWN)[row, place]
-        if self.refreshes:
-            # Replay runs all tokens of a chunk but the last, so these are what a chunk is known by.
-            per_row = tokens.shape[1] // self.chunk_length
-            prints = fingerprints(cut_chunks(tokens, self.chunk_length)[:, :-1]).view(tokens.shape[0], per_row)
-            chunk, offset = place // self.chunk_length, place % self.chunk_length
-            is_run = (chunk < per_row) & (offset < self.chunk_length - 1)
-            of_chunk = F.pad(prints, (0, 1), value=UNKNOWN)[row, chunk.clamp_max(per_row)]
-            notes["chunks"] = torch.stack((of_chunk, offset), dim=1).where(is_run.unsqueeze(1), UNKNOWN)
-        return notes
-
-    def refresh(self, states: Float[Tensor, "R L D"], tokens: Int[Tensor, "R L"]) -> Refresh | None:
-        """Detached states of replayed chunks for the slots that came from them; changes nothing."""
-        if not self.refreshes or tokens.shape[1] != self.chunk_length - 1:
-            return None
-        row, slots = (fingerprints(tokens).unsqueeze(1) == self.chunks[:, 0]).nonzero(as_tuple=True)
-        return Refresh(slots, states[row, self.chunks[slots, 1]])
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -270,19 +250,16 @@ class Hippocampus(EventStore):
         Scores are gathered first. They give every rank the same τ, so each knows which of its own candidates survive,
         and only those travel.
         """
-        self._rewrite(pending, ranks)
-        own = _union(pending, self.values[:0], self.notes)
+        own = _union(pending, self.values[:0])
         scores, facts = ranks.gather(own.scores, own.facts)
         if scores.numel() == 0:
             return WriteReport(threshold=float(self.threshold), fill=self.count / self.num_slots)
         raw_writes = int((scores > self.threshold).sum())
         quantile = torch.quantile(scores, 1.0 - self.keep_target)
-        decay = self._next_decay()
-        self.threshold.mul_(decay).add_((1.0 - decay) * quantile)
+        self.threshold.mul_(self.threshold_decay).add_((1.0 - self.threshold_decay) * quantile)
         kept = own.scores > self.threshold
-        notes = [own.notes[name][kept] for name in self.notes]
-        states, origins, *notes = ranks.gather(own.states[kept], own.origins[kept], *notes)
-        self.write(states, origins, dict(zip(self.notes, notes, strict=True)))
+        states, origins = ranks.gather(own.states[kept], own.origins[kept])
+        self.write(states, origins)
         sums, peaks, tokens = facts.T.tolist()
         return WriteReport(
             candidates=scores.numel(),
@@ -294,52 +271,17 @@ class Hippocampus(EventStore):
             fill=self.count / self.num_slots,
         )
 
-    def _next_decay(self) -> float:
-        """β. Corrected for the start at 0, update n has 1 − (1 − β) / (1 − β^n), which makes τ Adam's τ / (1 − β^n)."""
-        if self.cursor.updates is None:
-            return self.threshold_decay
-        self.cursor.updates += 1
-        return corrected_decay(self.threshold_decay, int(self.cursor.updates))
-
-    def _rewrite(self, pending: Sequence[Pending], ranks: Ranks) -> None:
-        """Give the slots of replayed chunks today's keys and values, before new events move anything."""
-        if not self.refreshes:
-            return
-        refreshes = [waiting.proposal.refresh for waiting in pending if waiting.proposal.refresh is not None]
-        slots = torch.cat([self.origins[:0, 0], *(refresh.slots for refresh in refreshes)])
-        states = torch.cat([self.values[:0], *(refresh.states for refresh in refreshes)])
-        slots, states = ranks.gather(slots, states)
-        self.replace(slots.cpu(), self._projected(states))
-
     @torch.no_grad()
-    def write(
-        self,
-        states: Float[Tensor, "N D"],
-        origins: Int[Tensor, "N 4"] | None = None,
-        notes: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """K = X W_K, V = X W_V, inserted in order."""
+    def write(self, states: Float[Tensor, "N D"], origins: Int[Tensor, "N 4"] | None = None) -> None:
+        """K = X W_K, V = X W_V; event n goes to slot (pointer + n) mod N_s, in place."""
         total = states.shape[0]
-        if origins is None:
-            origins = torch.full((total, len(ORIGIN_FIELDS)), UNKNOWN, device=states.device)
-        rows = {"origins": origins}
-        for name, shape in self.notes.items():
-            given = None if notes is None else notes.get(name)
-            rows[name] = torch.full((total, *shape), UNKNOWN, device=states.device) if given is None else given
-        first = 0 if self.num_reservoir else max(0, total - self.num_slots)
-        self.insert({**self._projected(states[first:]), **{name: row[first:] for name, row in rows.items()}}, total)
-
-    def _projected(self, states: Float[Tensor, "N D"]) -> dict[str, Tensor]:
-        events = states.to(self.write_key.weight.dtype)
-        return {
-            "keys": self.write_key(events).to(self.keys.dtype),
-            "values": self.write_value(events).to(self.values.dtype),
-        }
-
-
-def corrected_decay(decay: float, update: int) -> float:
-    """The decay of update n = 1, 2, … under which an average that starts at 0 forgets that it did."""
-    return 1.0 - (1.0 - decay) / (1.0 - decay**update)
+        first = max(0, total - self.num_slots)  # of more events than slots only the last ones would survive
+        slots = (self.pointer + torch.arange(first, total, device=self.keys.device)) % self.num_slots
+        events = states[first:].to(self.write_key.weight.dtype)
+        self.keys[slots] = self.write_key(events).to(self.keys.dtype)
+        self.values[slots] = self.write_value(events).to(self.values.dtype)
+        self.origins[slots] = UNKNOWN if origins is None else origins[first:]
+        self.cursor.set(min(self.count + total, self.num_slots), (self.pointer + total) % self.num_slots)
 
 
 @dataclass(frozen=True)
@@ -350,20 +292,17 @@ class _Union:
     states: Float[Tensor, "N D"]
     origins: Int[Tensor, "N 4"]
     facts: Float[Tensor, "A 3"]
-    notes: dict[str, Int[Tensor, "N ..."]]
 
 
-def _union(pending: Sequence[Pending], nothing: Float[Tensor, "0 D"], notes: Mapping[str, tuple[int, ...]]) -> _Union:
+def _union(pending: Sequence[Pending], nothing: Float[Tensor, "0 D"]) -> _Union:
     proposals = [waiting.proposal for waiting in pending]
     if not proposals:
-        none = {name: nothing.new_empty(0, *shape).long() for name, shape in notes.items()}
-        return _Union(nothing[:, 0], nothing, nothing.new_empty(0, 4).long(), nothing.new_empty(0, 3).double(), none)
+        return _Union(nothing[:, 0], nothing, nothing.new_empty(0, 4).long(), nothing.new_empty(0, 3).double())
     return _Union(
         scores=torch.cat([proposal.scores for proposal in proposals]),
         states=torch.cat([proposal.states for proposal in proposals]),
         origins=torch.cat([waiting.origins for waiting in pending]),
         facts=torch.stack([_facts(proposal) for proposal in proposals]),
-        notes={name: torch.cat([proposal.notes[name] for proposal in proposals]) for name in notes},
     )
 
 

@@ -8,7 +8,7 @@ what it computed and writes nothing; what it would like to remember is a `Propos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import Head
-from trc2.nn.mixture import Mixture
 from trc2.nn.segments import Packed
 from trc2.ops.choose import with_gradient
 from trc2.ranks.group import ALONE, Ranks
@@ -36,20 +35,10 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Refresh:
-    """Today's states of events that are in memory, and their slots."""
-
-    slots: Int[Tensor, " N"]
-    states: Float[Tensor, "N D"]
-
-
-@dataclass(frozen=True)
 class Proposal:
     """What one micro-batch would like to remember: k_W candidates per sequence, in order of position.
 
-    `places` are their (row, place in the row): the trunk knows no more of where they come from. What a candidate has
-    beyond the paper's, the token that followed or the chunk it stood in, is in `notes`, by the name of the memory's
-    tensor. `refresh` are slots that hold events of text replayed beside the batch.
+    `places` are their (row, place in the row): the trunk knows no more of where they come from.
     """
 
     surprise: Float[Tensor, "B T"]
@@ -57,8 +46,6 @@ class Proposal:
     states: Float[Tensor, "N D"]
     scores: Float[Tensor, " N"]
     places: Int[Tensor, "N 2"]
-    notes: dict[str, Int[Tensor, "N ..."]] = field(default_factory=dict)
-    refresh: Refresh | None = None
 
 
 @dataclass(frozen=True)
@@ -94,15 +81,11 @@ class WriteReport:
 
 @dataclass(frozen=True)
 class TrunkOutput:
-    """What a pass over packed tokens computed. Losses and proposal concern the first segment, the training batch.
-
-    `mixture` is what a memory adds to the next-token distribution of every position.
-    """
+    """What a pass over packed tokens computed. Losses and proposal concern the first segment, the training batch."""
 
     hidden: Float[Tensor, "P D"]
     losses: tuple[Loss, ...] = ()
     proposal: Proposal | None = None
-    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from trc2.config import TRC2Config
 from trc2.reference import Weights, under
 from trc2.reference.column import column, rms_norm_rows
-from trc2.reference.hippocampus import Store, appraise, hippocampal_feedback, mixed
+from trc2.reference.hippocampus import Store, appraise, hippocampal_feedback
 from trc2.reference.thalamus import router
 
 
@@ -31,7 +31,6 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
     result = Pass(hidden, zero, zero, zero, None, None)
     f_thal: Tensor | None = None
     f_hip: Tensor | None = None
-    early: Tensor | None = None
     for index in range(config.num_columns):
         here = under(weights, f"columns.{index}.")
         signals = [signal for signal in (f_thal, f_hip) if signal is not None]
@@ -55,7 +54,6 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
             )
             if config.num_late_columns > 0 and feedback:
                 assert store is not None
-                early = hidden
                 f_hip = hippocampal_feedback(
                     hidden,
                     store,
@@ -71,16 +69,6 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
             )
     final = rms_norm_rows(hidden, weights["final_norm.gain"], config.norm_eps)
     result.logits = final @ weights["embedding.weight"].T
-    if config.predicts_from_memory and early is not None and store is not None and store.count:
-        result.logits = mixed(
-            result.logits,
-            early,
-            final,
-            store,
-            under(weights, "hippocampus."),
-            top_k=config.memory_top_k,
-            read_window=config.memory_read_window,
-        )
     return result
 
 

@@ -15,54 +15,27 @@ from trc2.reference.thalamus import silu
 
 @dataclass
 class Store:
-    """The memory as plain lists would have it: a circle, then `reservoir` slots for events that left its view."""
+    """The memory as plain lists would have it: slots in a circle."""
 
     keys: Tensor
     values: Tensor
     count: int
     pointer: int
-    reservoir: int = 0
-    left: int = 0
-    following: Tensor | None = None
-
-    @property
-    def circle(self) -> int:
-        return self.keys.shape[0] - self.reservoir
 
 
 def read_set(store: Store, read_window: int) -> list[int]:
-    """I_read: the most recent n_read slots, and whatever the reservoir holds."""
-    slots = store.circle
+    """I_read: the most recent n_read slots."""
+    slots = store.keys.shape[0]
     n_read = min(store.count, read_window)
-    sampled = [slots + j for j in range(min(store.left, store.reservoir))]
-    if store.count < slots:
-        return list(range(store.count - n_read, store.count)) + sampled
-    return [(store.pointer - n_read + j) % slots for j in range(n_read)] + sampled
+    return [(store.pointer - n_read + j) % slots for j in range(n_read)]
 
 
-def insert(store: Store, key: Tensor, value: Tensor, *, read_window: int, draw: float = 0.0, token: int = -1) -> None:
-    """One event into the circle; the one that leaves the reader's view for it may go to the reservoir.
-
-    Not in the paper: leaving event number n takes slot n while there is room, then slot r = ⌊draw · (n + 1)⌋ if that is
-    a slot.
-    """
-    window = min(store.circle, read_window)
-    if store.reservoir and min(store.count, window) == window:
-        place = store.left if store.left < store.reservoir else int(draw * (store.left + 1))
-        if place < store.reservoir:
-            copy(store, (store.pointer - window) % store.circle, store.circle + place)
-        store.left += 1
+def insert(store: Store, key: Tensor, value: Tensor) -> None:
+    """One event into the circle."""
+    slots = store.keys.shape[0]
     store.keys[store.pointer], store.values[store.pointer] = key, value
-    if store.following is not None:
-        store.following[store.pointer] = token
-    store.pointer = (store.pointer + 1) % store.circle
-    store.count = min(store.count + 1, store.circle)
-
-
-def copy(store: Store, source: int, target: int) -> None:
-    for tensor in (store.keys, store.values, store.following):
-        if tensor is not None:
-            tensor[target] = tensor[source]
+    store.pointer = (store.pointer + 1) % slots
+    store.count = min(store.count + 1, slots)
 
 
 def attention(h: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int) -> list[tuple[int, Tensor]]:
@@ -89,30 +62,6 @@ def readout(hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_
             tokens.append(r)
         rows.append(torch.stack(tokens))
     return torch.stack(rows)
-
-
-def mixed(
-    logits: Tensor, hidden: Tensor, final: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int
-) -> Tensor:
-    """log p (B, T, V), p = (1 − g m) p_model + g Σ α [the token that followed the slot]; m is the α that know theirs.
-
-    Not in the paper. g = 0.999 σ(⟨w, final⟩ + b); `hidden` are the early states, by which slots are found.
-    """
-    assert store.following is not None
-    result = []
-    for b in range(hidden.shape[0]):
-        for t in range(hidden.shape[1]):
-            gate = 0.999 * torch.sigmoid(weights["next_gate"] @ final[b, t] + weights["next_gate_bias"][0])
-            p = torch.softmax(logits[b, t], dim=0)
-            mixture = torch.zeros_like(p)
-            mass = torch.zeros_like(gate)
-            for slot, alpha in attention(hidden[b, t], store, weights, top_k=top_k, read_window=read_window):
-                token = int(store.following[slot])
-                if token >= 0:
-                    mass = mass + alpha
-                    mixture = mixture + alpha * torch.eye(len(p), dtype=p.dtype)[token]
-            result.append(((1 - gate * mass) * p + gate * mixture).log())
-    return torch.stack(result).view(logits.shape)
 
 
 def recall(hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int) -> Tensor:
@@ -169,13 +118,8 @@ def commit(
     writes_per_sequence: int,
     target_writes: int,
     decay: float,
-    updates: int | None = None,
 ) -> float:
-    """Write the survivors of pending (X, s) pairs into the store; returns the new threshold.
-
-    With `updates` made before, the threshold is Adam's: τ / (1 − β^n) of an average τ that began at 0. It is kept and
-    returned divided, so it is multiplied out first.
-    """
+    """Write the survivors of pending (X, s) pairs into the store; returns the new threshold."""
     candidates: list[tuple[float, Tensor]] = []
     for states, scores in pending:
         for x, s in zip(states, scores, strict=True):
@@ -185,15 +129,11 @@ def commit(
         return threshold
     keep = min(1.0, target_writes / writes_per_sequence)
     batch_threshold = quantile([score for score, _ in candidates], 1 - keep)
-    if updates is not None:
-        threshold = threshold * (1 - decay**updates)
     threshold = decay * threshold + (1 - decay) * batch_threshold
-    if updates is not None:
-        threshold = threshold / (1 - decay ** (updates + 1))
     for score, x in candidates:
         if score > threshold:
             key, value = weights["write_key.weight"] @ x, weights["write_value.weight"] @ x
-            insert(store, key, value, read_window=store.circle)
+            insert(store, key, value)
     return threshold
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
-from trc2.config import BackboneConfig, TRC2Config
+from trc2.config import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
 from trc2.errors import UserError
 from trc2.nn.head import Head
@@ -33,16 +33,6 @@ def check_teachable(model: BackboneConfig) -> None:
         raise ValueError(
             f"model={model.name} trains other weights in every task, and a teacher copies those of one: choose another "
             "model, or a strategy without a teacher."
-        )
-    check_own_words(model)
-
-
-def check_own_words(model: BackboneConfig) -> None:
-    """Refuse a memory that says next tokens itself: a teacher's words would be compared with only a part of ours."""
-    if isinstance(model, TRC2Config) and model.memory_next_token:
-        raise ValueError(
-            "model.memory_next_token=true mixes the memory's words into the model's, and this strategy compares the "
-            "model's own only: set it to false, or choose another strategy."
         )
 
 

@@ -17,7 +17,6 @@ from trc2.nn.keyed import keyed_generator
 from trc2.nn.segments import pack
 from trc2.nn.trunk import LearningPass, Loss
 from trc2.replay.reservoirs import last_for_each, uniform_slots
-from trc2.strategies._teacher import check_own_words
 from trc2.strategies.base import Strategy
 
 
@@ -31,7 +30,6 @@ class Settings(StrategyConfig):
     top_k: Size = Field(64, description="largest logits kept of every position; all of them where V is smaller")
 
     def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
-        check_own_words(model)
         if self.chunk_length > train.sequence_length:
             raise ValueError(
                 f"strategy.chunk_length={self.chunk_length} is longer than train.sequence_length="

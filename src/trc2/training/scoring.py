@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, StreamConfig
 from trc2.errors import UserError
+from trc2.model.cortex import Cortex
 from trc2.runs.folder import RunFolder, Warn
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
@@ -17,10 +19,10 @@ from trc2.stream.prepare import PreparedStream, PreparedTask, prepare_file, prep
 from trc2.stream.sources import SPLITS, check_task_names
 from trc2.stream.tokenizer import Tokenizer
 from trc2.training.evaluate import score_task
-from trc2.training.feed import Feed
-from trc2.training.memory_control import MemoryControl, apply_control, score_with_cache
 from trc2.training.precision import choose_device
 from trc2.training.resume import check_data
+
+Memory = Literal["read", "off"]
 
 
 def score_target(
@@ -32,21 +34,18 @@ def score_target(
     split: str = "validation",
     text_format: str = "text",
     again: bool = False,
-    memory: MemoryControl = "read",
+    memory: Memory = "read",
 ) -> dict[str, dict[str, float]]:
     """Metrics by task or file name, of a run's newest checkpoint or of a saved model; `tokens` counts what was scored.
 
-    Tasks are scored as the run scores them, on as many batches; files whole. `memory` replaces the episodic memory by
-    a control, see `trc2.training.memory_control`.
+    Tasks are scored as the run scores them, on as many batches; files whole. `memory="off"` empties
+    the episodic memory first.
     """
     if split not in SPLITS:
         raise UserError(f"There is no split '{split}': choose one of {', '.join(SPLITS)}.")
-    if memory == "cache" and (files or not target.is_run):
-        raise UserError("--memory cache is filled by a run's own training text: name a run folder, without --file.")
     model, tokenizer = target.trained_model(warn)
     stream = target.config.stream
     of_tasks: dict[str, PreparedTask] = {}
-    prepared: PreparedStream | None = None
     if stream is not None and (tasks or not files):
         prepared = _prepare_tasks(target, stream, tasks, tokenizer, check_test=split == "test" and not again)
         of_tasks = {name: prepared.tasks[name] for name in tasks or prepared.tasks}
@@ -60,14 +59,10 @@ def score_target(
         raise UserError("There is nothing to score: name a file with --file.")
     device = choose_device("auto")
     model.to(device).eval()
+    if memory == "off":
+        _empty_memory(model)
     config = target.config.eval if target.is_run else EvalConfig()
     length = target.config.train.sequence_length
-    if memory == "cache":
-        assert prepared is not None, "a run has a stream"
-        feed = Feed(target.config, Plan.of_run(target.config), prepared)
-        windows = {name: SplitWindows(task, length) for name, task in of_tasks.items()}
-        return score_with_cache(model, feed, windows, split, config, device)
-    apply_control(model, memory)
     whole = config.replace(max_batches=None)
     parts = {name: (task, split, config) for name, task in of_tasks.items()}
     parts |= {name: (task, "train", whole) for name, task in of_files.items()}
@@ -82,6 +77,16 @@ def score_target(
     if of_tasks and split == "test":
         _note_test_split(_folder_of(target), scores)
     return scores
+
+
+def _empty_memory(model: Backbone) -> None:
+    memory = model.trunk.hippocampus if isinstance(model.trunk, Cortex) else None
+    if memory is None:
+        raise UserError(
+            f"This model ({model.config.name}) has no episodic memory to switch off: leave --memory at read, or name a "
+            "trc2 model with model.memory=true."
+        )
+    memory.forget()
 
 
 def _folder_of(target: Target) -> RunFolder:

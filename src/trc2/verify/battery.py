@@ -10,7 +10,7 @@ from typing import Any
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.verify import causality, coverage, deferral, persistence, remembering, replay
+from trc2.verify import causality, coverage, deferral, persistence, replay
 from trc2.verify.subject import Check, CheckFunction, Subject
 
 BATTERY: tuple[tuple[str, CheckFunction], ...] = (
@@ -29,11 +29,6 @@ BATTERY: tuple[tuple[str, CheckFunction], ...] = (
     ("D", replay.never_the_current_batch),
     ("E", coverage.target_layout),
     ("E", coverage.graph_coverage),
-    ("F", remembering.the_reservoir_waits),
-    ("F", remembering.slots_hold_what_followed),
-    ("F", remembering.one_distribution),
-    ("F", remembering.a_refresh_waits),
-    ("F", remembering.saved_and_loaded),
 )
 BREAKAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 GROUPS = {
@@ -43,7 +38,6 @@ GROUPS = {
     "C": "persistence of memory",
     "D": "replay stores",
     "E": "target layout and graph coverage",
-    "F": "what the paper's memory does not have, where it is switched on",
 }
 
 

@@ -97,8 +97,7 @@ def flush_order_under_accumulation(subject: Subject) -> list[Check]:
     expected_threshold = expected_writes = float("nan")
     if candidates.numel():
         union = float(torch.quantile(candidates, 1.0 - memory.keep_target))
-        # A corrected threshold that starts at 0 is, after one update, what it was updated by.
-        decay = memory.threshold_decay if memory.cursor.updates is None else 0.0
+        decay = memory.threshold_decay
         expected_threshold = decay * start + (1.0 - decay) * union
         expected_writes = float(min(memory.num_slots, int((candidates > expected_threshold).sum())))
     average = memory.critic.slow_decay * slow + (1.0 - memory.critic.slow_decay) * fast

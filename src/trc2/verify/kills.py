@@ -107,8 +107,6 @@ def shares(kills: int) -> dict[str, int]:
 def _trials(folder: Path) -> dict[str, Trial]:
     """The commands, each begun or gone on with as a user would."""
     config, trained = small_run(folder), folder / "train" / "whole"
-    # What the paper's memory lacks is state too.
-    config = config.replace(model={**config.model.model_dump(), **BEYOND_THE_PAPER})
 
     def train(target: Path) -> None:
         if RunFolder(target).is_run:
@@ -136,14 +134,6 @@ def _trials(folder: Path) -> dict[str, Trial]:
         "export": Trial("export", export, EXPORTING, _different_files, shutil.rmtree),
         "prepare": Trial("prepare", prepare, PREPARING, _different_files, shutil.rmtree),
     }
-
-
-BEYOND_THE_PAPER = {
-    "memory_reservoir_slots": 16,
-    "memory_threshold_correction": True,
-    "memory_next_token": True,
-    "memory_refresh_on_replay": True,
-}
 
 
 def small_run(folder: Path) -> RunConfig:

@@ -103,12 +103,9 @@ class Subject:
             stores.share.fill_(0.5)  # a small share of a small batch is often no chunk at all
         if memory is not None and fill == "empty":
             memory.forget()
-        elif memory is not None and memory.num_events == 0:
-            # Enough for some to leave the view and enter the reservoir, where there is one.
-            events = memory.window + FILLED_EVENTS if memory.num_reservoir else min(memory.num_slots, FILLED_EVENTS)
-            states = torch.randn(events, memory.values.shape[1], generator=chance, dtype=torch.float64)
-            notes = {"following": torch.randint(self.vocab_size, (events,), generator=chance)}
-            memory.write(states, notes=notes if memory.predicts else None)
+        elif memory is not None and memory.count == 0:
+            shape = (min(memory.num_slots, FILLED_EVENTS), memory.values.shape[1])
+            memory.write(torch.randn(shape, generator=chance, dtype=torch.float64))
         if stores is not None and fill == "empty":
             stores.seen.zero_()
         elif stores is not None and stores.num_seen == 0:
