@@ -21,6 +21,7 @@ from trc2.report.card import model_card
 from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
+from trc2.training.gate import why_not_accepted
 
 ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 
@@ -32,6 +33,7 @@ def export_run(
     *,
     with_replay: bool = False,
     merge: bool = True,
+    anyway: bool = False,
     warn: Warn = lambda message: None,
 ) -> list[Path]:
     """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
@@ -39,19 +41,27 @@ def export_run(
     A run that began with a Hugging Face folder gives back a folder of the same kind, which needs nothing of ours:
     with its adapters merged, or as the adapters alone.
 
+    A run that its acceptance check refused, or has not judged yet, is exported only `anyway`, and its card says so.
+
     Replay stores hold training text, so they stay behind unless requested. The folder appears whole or not at
     all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
     _check_is_free(folder)
     source = RunFolder(run_folder)
     net, step = source.model(warn, with_replay=with_replay)
+    reason = why_not_accepted(source, step)
+    if reason is not None and not anyway:
+        raise UserError(
+            f"{run_folder} {reason}: go on using its parent, judge it by `trc2 check PARENT {run_folder}`, or export "
+            "it with --anyway."
+        )
     run, tokenizer = read_run(run_folder), source.tokenizer()
     parameters = sum(parameter.numel() for parameter in net.parameters())
     is_plain = isinstance(net.config, HFConfig)
     if is_plain and with_replay:
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
     files = {} if is_plain else _tokenizer_files(tokenizer, net.config.max_positions)
-    files["README.md"] = model_card(run, parameters, net.num_events, step, version)
+    files["README.md"] = model_card(run, parameters, net.num_events, step, version, reason)
 
     target = folder.resolve()
     partial = target.with_name(f".{target.name[:200]}.partial")

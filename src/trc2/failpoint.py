@@ -13,6 +13,7 @@ from collections import Counter
 VARIABLE = "TRC2_KILL_AT"
 TRAINING = ("step", "boundary", "evaluation", "controller", "checkpoint", "checkpoint rename", "end")
 CONTINUING = ("inherit", "inherited")  # while the parent's state is copied; just before the new folder gets its name
+JUDGING = ("verdict", "verdict written")  # before and after the acceptance check writes what it found
 EXPORTING = ("export", "export rename")
 PREPARING = ("pack", "pack rename")
 _passed: Counter[str] = Counter()

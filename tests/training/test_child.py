@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from trc2.report.lineage import own_part
 from trc2.report.numbers import run_numbers
 from trc2.report.summary import write_summary
 from trc2.runs.ancestry import Ancestry, read_ancestry
-from trc2.runs.checkpoint import load_checkpoint, name_of
+from trc2.runs.checkpoint import load_checkpoint, name_of, weights_of
 from trc2.runs.folder import RunFolder
 from trc2.training.gate import Verdict, known_before
 from trc2.training.resume import continue_run, resume_run
@@ -81,7 +82,10 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
     assert first.metrics["train/learning_rate"] <= 1e-4
     assert "step 1/5" in told.getvalue()  # its own steps
     assert "step 7" not in told.getvalue()
-    assert read_ancestry(child / "parent.json") == Ancestry(str(parent), 6, ("colours", "music"), is_run=True)
+    ancestry, weights = read_ancestry(child / "parent.json"), weights_of(parent / "checkpoints" / name_of(6))
+    expected = Ancestry(str(parent), 6, ("colours", "music"), is_run=True, weights=weights)
+    assert replace(ancestry, relative=None) == expected
+    assert (child / str(ancestry.relative)).samefile(parent)
     assert known_before(RunFolder(child)) == list(TINY_TASKS)
     for path in sorted((child / "checkpoints").iterdir())[1:]:
         path.rename(child / path.name)

@@ -5,7 +5,6 @@ The harness is an extra. What scores is a double here; `tests/test_harness.py` t
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,7 +70,7 @@ def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     quiz = verdict.tasks[-1]
     assert (quiz.task, quiz.measure, quiz.rise.value, quiz.passed) == ("lm_eval/quiz/acc", "acc", 0.25, True)
     assert quiz.text == "4 documents of lm_eval/quiz/acc"
-    assert json.loads((child / "gate.json").read_text())["tasks"]["lm_eval/quiz/acc"]["high"] == quiz.rise.high
+    assert verdict.describe()["tasks"]["lm_eval/quiz/acc"]["high"] == quiz.rise.high
     double.clear()
     assert not judge(parent, child, 0.1, print).tasks[-1].passed
 

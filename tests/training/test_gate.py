@@ -21,7 +21,16 @@ from trc2.runs.folder import RunFolder
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
 from trc2.training.evaluate import evaluation_mode, tally
-from trc2.training.gate import Foretold, TaskVerdict, Verdict, document_losses, held_out_split, judge
+from trc2.training.gate import (
+    Foretold,
+    TaskVerdict,
+    Verdict,
+    document_losses,
+    held_out_split,
+    judge,
+    judge_child,
+    read_verdict,
+)
 from trc2.training.rehearsal import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
 from trc2.training.resume import continue_run
 from trc2.training.start import start_run
@@ -65,8 +74,8 @@ def test_a_child_is_judged_per_task_against_its_parent(parent: Path, colours: Ta
     for task in verdict.tasks:
         assert task.rise.low <= task.rise.value <= task.rise.high
         assert (task.split, task.documents) == ("test", 8)
-    kept = json.loads((child / "gate.json").read_text())
-    assert kept["tasks"]["fruit"]["rise"] == verdict.tasks[0].rise.value
+    kept = judge_child(child, print, parent, 0.5)
+    assert kept == read_verdict(RunFolder(child)) == verdict
     assert judge(parent, parent, None, print).passed is True
     same = judge(parent, child, float(np.nextafter(max(t.rise.high for t in verdict.tasks), -1)), print)
     assert not same.passed

@@ -27,7 +27,7 @@ from trc2.report.summary import child_text, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stream.texts import keep_texts
-from trc2.training.gate import GATE_FILE, check_gate, judge
+from trc2.training.gate import GATE_FILE, check_gate, judge_child
 from trc2.training.resume import continue_run, resume_run
 from trc2.training.scoring import score_target
 from trc2.training.start import warn_on
@@ -142,11 +142,29 @@ class Run:
     # ------------------------------------------------------------------------------------------------ going on
 
     def resume(self, overrides: Iterable[str] = (), *, quiet: bool = False) -> Run:
-        """Go on with an interrupted run, exactly as if it had not been interrupted; returns this run."""
-        resume_run(self.folder, listed(overrides), PlainConsole(quiet=quiet))
+        """Go on with an interrupted run, exactly as if it had not been interrupted; returns this run.
+
+        One that goes on from another run or model is judged at its end, by the limit it was made with; see `gate()`.
+        """
+        console = PlainConsole(quiet=quiet)
+        resume_run(self.folder, listed(overrides), console)
         if is_first_process():
+            judge_child(self.folder, warn_on(console))
             write_summary(self.folder)
         return self
+
+    def check(self, parent: str | Path | None = None, *, max_forgetting: float | None = None) -> dict[str, Any]:
+        """Judge now whether this run may take its parent's place; returns what `gate()` reads from then on.
+
+        The parent is the one it goes on from, wherever that lies by now; `max_forgetting` may only make the limit with
+        which this run began smaller.
+        """
+        where = None if parent is None else Path(parent)
+        verdict = judge_child(self.folder, self._warn, where, max_forgetting, again=True)
+        if verdict is None:
+            raise UserError(f"{self.folder} does not go on from another run or model: there is nothing to judge.")
+        write_summary(self.folder)
+        return verdict.describe()
 
     def continue_(
         self,
@@ -197,11 +215,18 @@ class Run:
         path = keep_texts("given", texts, _cache_of(self.config)) / "train.jsonl"
         return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]
 
-    def export(self, folder: str | Path, *, with_replay: bool = False, merge: bool = True) -> Path:
-        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/huggingface.md."""
+    def export(
+        self, folder: str | Path, *, with_replay: bool = False, merge: bool = True, anyway: bool = False
+    ) -> Path:
+        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/huggingface.md.
+
+        A run that its acceptance check refused, or has not judged yet, is exported `anyway` only; its card says so.
+        """
         from trc2 import __version__
 
-        export_run(self.folder, Path(folder), __version__, with_replay=with_replay, merge=merge, warn=self._warn)
+        export_run(
+            self.folder, Path(folder), __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=self._warn
+        )
         return Path(folder)
 
     # ------------------------------------------------------------------------------------------------ looking at it
@@ -283,9 +308,9 @@ def continue_from(
     child = default_folder(parent, new) if folder is None else Path(folder)
     console = PlainConsole(quiet=quiet)
     changes = [*as_overrides(settings), *listed(overrides)]
-    continue_run(parent, child, new, console, replay_share, overrides=changes, keep=kept)
+    continue_run(parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting)
     if is_first_process():
-        judge(parent, child, max_forgetting, warn_on(console))
+        judge_child(child, warn_on(console), parent)
         write_summary(child)
     return Run(child)
 

@@ -16,8 +16,8 @@ __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
 # `trc2 NAME` is cmd_NAME.py, with _ for -, which registers itself as it is imported; `trc2 --help` keeps this order.
 COMMANDS = (
-    "init", "recipes", "config", "train", "resume", "continue", "sweep", "eval", "lm-eval", "report", "generate",
-    "dream", "export", "verify", "budget", "plan", "bench", "doctor", "data",
+    "init", "recipes", "config", "train", "resume", "continue", "check", "sweep", "eval", "lm-eval", "report",
+    "generate", "dream", "export", "verify", "budget", "plan", "bench", "doctor", "data",
 )  # fmt: skip
 for _name in COMMANDS:
     import_module(f"{__name__}.cmd_{_name.replace('-', '_')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed, 2 bad input (one sentence on standard error), "
-    "3 `continue` forgot more than its limit, 130 stopped by a signal."
+    "3 the acceptance check of a continued run refused it, 130 stopped by a signal."
 )
 app = typer.Typer(
     name="trc2",
@@ -70,7 +71,7 @@ def _root(
 
 def warn(message: str) -> None:
     """Something was passed over, on standard error; the command goes on."""
-    err.print(message, style="yellow")
+    err.print(message, style="yellow", soft_wrap=True)
 
 
 def print_json(value: object) -> None:
@@ -86,8 +87,11 @@ def _finite(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def show_summary(folder: Path, as_json: bool = False) -> None:
-    """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON."""
+def show_summary(folder: Path, as_json: bool = False, extra: Mapping[str, object] | None = None) -> None:
+    """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON.
+
+    `extra` goes into the JSON beside the numbers.
+    """
     from rich.markdown import Markdown
 
     from trc2.report.summary import write_summary
@@ -98,7 +102,7 @@ def show_summary(folder: Path, as_json: bool = False) -> None:
     if as_json:
         from trc2.report.numbers import run_numbers
 
-        print_json(run_numbers(folder))
+        print_json({**run_numbers(folder), **(extra or {})})
         return
     text = written[0].read_text(encoding="utf-8")
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))

@@ -1,4 +1,4 @@
-"""`trc2 continue`: more tasks for a finished run or a saved model, and the gate after it."""
+"""`trc2 continue`: more tasks for a finished run or a saved model, and the acceptance check after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, Overrides, app, err, out, show_summary, warn
+from trc2.cli.app import MAX_COUNT, Overrides, app, err, out, warn
+from trc2.cli.cmd_check import REFUSED, show_verdict
 from trc2.cli.several import Processes, Restarts, launched
 from trc2.console import shown
 from trc2.errors import UserError
@@ -16,7 +17,6 @@ from trc2.ranks.torchrun import is_first_process
 
 if TYPE_CHECKING:
     from trc2.config import TaskConfig
-    from trc2.training.gate import Verdict
 
 
 @app.command("continue")
@@ -50,7 +50,7 @@ def continue_(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Try short branches first and print the cheapest replay share.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the rehearsal, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the trial runs, as JSON.")] = False,
     nproc: Processes = 1,
     max_restarts: Restarts = 0,
 ) -> None:
@@ -60,7 +60,7 @@ def continue_(
     A saved model does not say what it learnt: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
-    from trc2.training.gate import check_gate, judge
+    from trc2.training.gate import check_gate, judge_child
     from trc2.training.rehearsal import foretold, keep_rehearsal, rehearse_shares
     from trc2.training.resume import continue_run
     from trc2.training.wish import Wish, child_config, default_folder
@@ -74,7 +74,7 @@ def continue_(
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
-        with out.status("rehearsing") as status:
+        with out.status("trial runs") as status:
             rehearsal = rehearse_shares(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept,
                 watch=lambda text: status.update(shown(text)), warn=warn,
@@ -82,30 +82,23 @@ def continue_(
         kept_in = keep_rehearsal(rehearsal, target)
         if as_json:
             print(json.dumps(rehearsal.describe(), indent=2))
-            return
-        for line in rehearsal.lines():
-            out.print(line)
-        out.print(f"Kept in {kept_in}: the gate after the real run will compare.", soft_wrap=True)
+        else:
+            for line in rehearsal.lines():
+                out.print(line)
+            out.print(f"Kept in {kept_in}: the acceptance check of the real run will compare.", soft_wrap=True)
+        if rehearsal.cheapest is None:
+            raise typer.Exit(REFUSED)
         return
-    wish = Wish(tuple(tasks), replay_share, changes, tuple(kept))
+    said = foretold(parent, target, tasks, replay_share, changes, warn)
+    wish = Wish(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
     if nproc > 1 and launched(nproc, max_restarts, child_config(parent, wish, target)):
         return
-    continue_run(parent, target, tasks, err if as_json else out, replay_share, overrides=changes, keep=kept)
-    if not is_first_process():
-        return
-    verdict = judge(parent, target, max_forgetting, warn, foretold(parent, target, tasks, replay_share, changes))
-    if as_json:
-        print(json.dumps(verdict.describe(), indent=2))
-    else:
-        show_summary(target)
-        _tell(parent, target, verdict)
-    if not verdict.passed:  # NaN is not within any limit
-        failing = ", ".join(f"{found.task} is {found.word}" for found in verdict.tasks if not found.passed)
-        err.print(
-            f"gate: not within --max-forgetting {max_forgetting:.1%} ({failing}): keep using {parent}.",
-            style="bold red", soft_wrap=True,
-        )  # fmt: skip
-        raise typer.Exit(3)
+    console = err if as_json else out
+    continue_run(
+        parent, target, tasks, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, foretold=said
+    )
+    if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
+        show_verdict(target, verdict, as_json=as_json, with_summary=True)
 
 
 def _tasks(words: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
@@ -136,29 +129,3 @@ def _task_of(word: str, option: str, steps: int, format_: str) -> TaskConfig:
     if not folder:
         raise UserError(f"{option} {word} names no folder: write it as {option} NAME=FOLDER.")
     return TaskConfig(name=name, steps=steps, format=format_, folder=str(Path(folder).resolve()))
-
-
-def _tell(parent: Path, target: Path, verdict: Verdict) -> None:
-    """What became of what the parent knew."""
-    from trc2.runs.folder import RunFolder
-    from trc2.training.resume import relative_forgetting
-
-    ancestry = RunFolder(target).ancestry()
-    if ancestry is not None and ancestry.is_run:
-        risen = relative_forgetting(target)
-        out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
-    elif not verdict.tasks:
-        out.print(
-            f"{parent} is a saved model, which does not say what it learnt, so what was forgotten is unknown: name "
-            "text it should go on knowing by --keep NAME=FOLDER.",
-            style="yellow",
-        )
-    if verdict.foretold is not None:
-        said = verdict.foretold
-        out.print(
-            f"Rehearsed with {said.share:.0%} replay: {said.predicted:+.1%} predicted; it became {verdict.worst:+.1%}."
-        )
-    for found in verdict.tasks:
-        bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
-        worse = "" if found.measure == "perplexity" else f"{found.measure} lost "
-        out.print(f"Against the parent, {found.text}: {worse}{found.rise.value:+.1%} ({bounds}).")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trc2 import __version__
-from trc2.cli.app import app, out, warn
+from trc2.cli.app import AsJson, app, out, print_json, warn
 
 
 @app.command()
@@ -21,6 +21,10 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Adapters merged into the weights, or alone as a PEFT folder.")
     ] = True,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also if the acceptance check refused the run, or has not judged it yet.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card.
 
@@ -28,5 +32,8 @@ def export(
     """
     from trc2.export import export_run
 
-    written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, warn=warn)
+    written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn)
+    if as_json:
+        print_json({"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]})
+        return
     out.print("  ".join(str(path) for path in written), soft_wrap=True)

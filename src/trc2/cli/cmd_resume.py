@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, err, out, show_summary
+from trc2.cli.app import AsJson, app, err, out, show_summary, warn
+from trc2.cli.cmd_check import exit_unless_accepted, tell_verdict
 from trc2.cli.several import Processes, Restarts, launched
+from trc2.ranks.torchrun import is_first_process
 
 
 @app.command()
@@ -19,10 +21,22 @@ def resume(
     max_restarts: Restarts = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with an interrupted run, exactly as if it had not been interrupted."""
+    """Go on with an interrupted run, exactly as if it had not been interrupted.
+
+    A run that `trc2 continue` made ends with its acceptance check: exit code 3 if it forgot more than its limit.
+    """
     from trc2.runs.folder import RunFolder
+    from trc2.training.gate import judge_child
     from trc2.training.resume import resume_run
 
     if nproc > 1 and launched(nproc, max_restarts, RunFolder(folder).config()):
         return
-    show_summary(resume_run(folder, overrides or [], err if as_json else out), as_json)
+    resume_run(folder, overrides or [], err if as_json else out)
+    if not is_first_process():
+        return
+    verdict = judge_child(folder, warn)
+    show_summary(folder, as_json, {} if verdict is None else {"acceptance": verdict.describe()})
+    if verdict is not None:
+        if not as_json:
+            tell_verdict(folder, verdict)
+        exit_unless_accepted(verdict)

@@ -8,13 +8,15 @@ from pathlib import Path
 from trc2.config.pretrained import HFConfig
 from trc2.report.finished import FinishedRun
 from trc2.report.markdown import code, markdown
-from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table
+from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table, gate_lines
 from trc2.runs.first_weights import as_lines
 from trc2.runs.folder import RunFolder
 
 
-def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
-    """README.md of an exported model, in the form the Hugging Face hub reads."""
+def model_card(
+    run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None
+) -> str:
+    """README.md of an exported model, in the form the Hugging Face hub reads; `refusal` is why it was not accepted."""
     title = f"{run.config.model.name} · {markdown(run.name)}"
     parts = [
         _front_matter(run),
@@ -27,6 +29,7 @@ def model_card(run: FinishedRun, num_parameters: int, num_events: int, step: int
         boundary_table(run),
         forgetting_caption(run),
         forgetting_table(run),
+        *_acceptance(run, refusal),
         "## How to use it",
         USAGE,
         "## Limits",
@@ -100,6 +103,14 @@ def _tasks(run: FinishedRun) -> str:
             f"{markdown(source)} | {markdown(licence)} |"
         )
     return "\n".join(lines)
+
+
+def _acceptance(run: FinishedRun, refusal: str | None) -> list[str]:
+    """What the acceptance check said of it, if it goes on from another model."""
+    warning = [] if refusal is None else [f"**Exported all the same: this model {markdown(refusal)}.**"]
+    table = "\n".join(gate_lines(run)).strip()
+    parts = [*warning, *([table] if table else [])]
+    return ["## Acceptance check", *parts] if parts else []
 
 
 def _limits(run: FinishedRun) -> str:

@@ -72,13 +72,13 @@ def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str
         lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
     if ancestry.is_run:
         lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
-    lines += [*_gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
+    lines += [*gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
     lines += [*[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
 
 
-def _gate_lines(run: FinishedRun) -> list[str]:
-    """What the gate said of every task the parent knew, if it was asked."""
+def gate_lines(run: FinishedRun) -> list[str]:
+    """What the acceptance check said of every task the parent knew, if it was asked."""
     path = run.folder / "gate.json"
     if not path.is_file():
         return []

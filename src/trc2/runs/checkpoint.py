@@ -19,7 +19,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import refuse_pipe, replace_folder, write_atomically, write_durably
+from trc2.files import reading, refuse_pipe, replace_folder, write_atomically, write_durably
 
 SCHEMA = 1
 DIVIDED_SCHEMA = 2  # with the rows of divided tensors in files of their own
@@ -164,6 +164,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Whole tensors, from the rows of all ranks in their order."""
     return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+
+
+def weights_of(path: Path) -> str:
+    """One checksum of all tensors of a checkpoint, by its manifest; what the clock says is no part of it."""
+    with reading(path / "manifest.json"):
+        sums = json.loads((path / "manifest.json").read_bytes())["sha256"]
+        tensors = sorted((name, checksum) for name, checksum in sums.items() if name != "state.json")
+    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -149,11 +149,15 @@ class RunFolder:
 
     def model(self, warn: Warn, *, with_replay: bool = True) -> tuple[Backbone, int]:
         """The network of the newest checkpoint as it is evaluated, and the step it was taken at."""
-        run = self.config()
-        config = run.model
         checkpoint = self.newest_checkpoint(warn)
         if checkpoint is None:
             raise UserError(f"{self} has no checkpoint yet: let the run reach its first one.")
+        return self.model_of(checkpoint, with_replay=with_replay), checkpoint.step
+
+    def model_of(self, checkpoint: Checkpoint, *, with_replay: bool = True) -> Backbone:
+        """The network of one checkpoint as it is evaluated."""
+        run = self.config()
+        config = run.model
         net = build_model(config if with_replay else config.replace(replay=False))
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))
         if run.strategy.serves_other_weights:
@@ -166,7 +170,7 @@ class RunFolder:
                     "it with the version that saved it."
                 ) from error
             strategy.settle()
-        return net, checkpoint.step
+        return net
 
     # ------------------------------------------------------------------------------------------------ writing
 

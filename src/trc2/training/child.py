@@ -23,13 +23,15 @@ from trc2.failpoint import failpoint
 from trc2.files import sync_folder
 from trc2.nn.keyed import keyed_generator
 from trc2.ranks.group import Ranks
-from trc2.runs.ancestry import Ancestry
-from trc2.runs.checkpoint import Checkpoint, load_state, name_of
+from trc2.runs.ancestry import Ancestry, relative_to
+from trc2.runs.checkpoint import Checkpoint, load_state, name_of, weights_of
+from trc2.runs.first_weights import sums_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
 from trc2.strategies import build_strategy
+from trc2.stream.cache import digest
 from trc2.training.chance import chance_unmoved
 from trc2.training.evaluate import score_task
 from trc2.training.loop import Trainer
@@ -69,13 +71,12 @@ def _finished(folder: RunFolder, console: Console) -> Ended:
 
 
 def _inherit(
-    ended: Ended, config: RunConfig, new: list[str], folder: RunFolder, console: Console, ranks: Ranks
+    ended: Ended, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
 ) -> None:
     """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
-    ancestry = Ancestry(str(ended.folder), ended.checkpoint.step, tuple(new), is_run=True)
     ranks.on_first(lambda: ancestry.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
     checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
@@ -92,7 +93,7 @@ def _inherit(
         if record.kind not in ("test", "end", "resume"):
             trainer.story.tell(record)
     failpoint("inherit")
-    _score_newcomers(trainer, new)
+    _score_newcomers(trainer, list(ancestry.tasks))
     trainer.saver.save(trainer.state, trainer.story)
     trainer.saver.writer.wait()
     trainer.story.close()
@@ -163,12 +164,14 @@ def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
 # ------------------------------------------------------------------------------------------------ from a saved model
 
 
-def _adopt(parent: Path, config: RunConfig, new: list[str], folder: RunFolder, console: Console, ranks: Ranks) -> None:
+def _adopt(
+    parent: Path, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+) -> None:
     """Write a run that stands before its first step, with the weights of a saved model."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
-    ranks.on_first(lambda: Ancestry(str(parent), 0, tuple(new), is_run=False).write(folder.parent_file))
+    ranks.on_first(lambda: ancestry.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console))
     if not is_plain(parent):
         trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
@@ -210,17 +213,18 @@ def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
 
 def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console: Console, ranks: Ranks) -> None:
     """Make the folder of a child, up to the point from which it is resumed."""
-    run, new = RunFolder(parent), [task.name for task in wish.tasks]
+    run = RunFolder(parent)
     ended = _finished(run, console) if run.is_run else None
+    ancestry = _ancestry(parent, ended, path, wish, config)
     partial = path.with_name(f".{path.name}.partial")
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
         ranks.on_first(lambda: _empty(partial))
         try:
             if ended is None:
-                _adopt(parent, config, new, RunFolder(partial), console, ranks)
+                _adopt(parent, config, ancestry, RunFolder(partial), console, ranks)
             else:
-                _inherit(ended, config, new, RunFolder(partial), console, ranks)
+                _inherit(ended, config, ancestry, RunFolder(partial), console, ranks)
         except UserError:
             if ranks.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -228,6 +232,23 @@ def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console:
         failpoint("inherited")
         ranks.on_first(lambda: os.replace(partial, path))
         ranks.on_first(lambda: sync_folder(path.parent))
+
+
+def _ancestry(parent: Path, ended: Ended | None, path: Path, wish: Wish, config: RunConfig) -> Ancestry:
+    assert config.stream is not None
+    step = 0 if ended is None else ended.checkpoint.step
+    return Ancestry(
+        str(parent), step, tuple(task.name for task in wish.tasks), is_run=ended is not None,
+        weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=wish.limit,
+        foretold=wish.foretold, relative=relative_to(path, parent),
+    )  # fmt: skip
+
+
+def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
+    """The checksum of the weights a child begins with: of a run's checkpoint of a step, or of a saved model."""
+    if step is None:
+        return digest(sums_of(str(parent), cache))
+    return weights_of(RunFolder(parent).checkpoints / name_of(step))
 
 
 def _empty(partial: Path) -> None:

@@ -1,10 +1,10 @@
-"""Whether a continued run may take its parent's place: per task, on text that neither training nor controller saw."""
+"""The acceptance check: whether a continued run may take its parent's place, judged per task on held-out text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,27 +12,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trc2.artifact import CONFIG_FILE
+from trc2.artifact import CONFIG_FILE, load_model
 from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
-from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.errors import UserError, brief
+from trc2.failpoint import failpoint
+from trc2.files import reading, write_atomically
 from trc2.metrics.exam import Score, falls
 from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.runs.ancestry import Ancestry, Foretold
+from trc2.runs.checkpoint import DamagedCheckpoint
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.plan import Plan
 from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import PreparedTask, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
+from trc2.training.child import parent_weights
 from trc2.training.evaluate import evaluation_mode
 from trc2.training.examine import examine
 from trc2.training.precision import choose_device
 from trc2.training.resume import check_data
 
 GATE_FILE = "gate.json"
-SCHEMA = 1
+SCHEMA = 2
+REFUSED = 3  # the exit code of a command whose acceptance check refused the child
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,11 @@ class TaskVerdict:
 
     @property
     def word(self) -> str:
-        if self.passed:
+        if self.limit is None or self.passed:
             return "within"
-        return "above" if self.rise.low > (self.limit or 0.0) else "not sure"
+        if self.rise.value > self.limit:
+            return "above" if self.rise.low > self.limit else "above (not certain)"
+        return "not sure"
 
     def describe(self) -> dict[str, Any]:
         numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
@@ -74,27 +81,27 @@ class TaskVerdict:
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """What a rehearsal had said of this child: with this share of replay, no task would rise by more."""
-
-    share: float
-    predicted: float
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """All past tasks; the gate opens if every one is within the limit."""
+    """All past tasks; the child is accepted if every one is within the limit. Steps are those that were compared."""
 
     parent: str
     child: str
     limit: float | None
     tasks: tuple[TaskVerdict, ...]
     foretold: Foretold | None = None
+    parent_step: int | None = None  # None: a saved model has no steps
+    child_step: int | None = None
 
     @property
     def passed(self) -> bool:
-        """Where there is a limit, nothing that could be looked at is no proof that it was kept."""
+        """With a limit, the check fails if no task could be compared."""
         return all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
+
+    @property
+    def failing(self) -> str:
+        """The tasks that are not within the limit, in words."""
+        named = ", ".join(f"{task.task} is {task.word}" for task in self.tasks if not task.passed)
+        return named or "no task could be compared"
 
     @property
     def doubt(self) -> float:
@@ -110,10 +117,15 @@ class Verdict:
 
     def describe(self) -> dict[str, Any]:
         tasks = {task.task: task.describe() for task in self.tasks}
-        known = {"parent": self.parent, "child": self.child, "limit": self.limit, "confidence": CONFIDENCE}
+        known: dict[str, Any] = {"parent": self.parent, "parent_step": self.parent_step, "child": self.child}
+        known |= {"child_step": self.child_step, "limit": self.limit, "confidence": CONFIDENCE}
         found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
         if self.foretold is not None:
-            found["rehearsal"] = {**asdict(self.foretold), "happened": number_or_word(self.worst)}
+            rises = {"predicted": self.foretold.predicted, "happened": self.worst}
+            found["rehearsal"] = {
+                "share": self.foretold.share,
+                **{name: number_or_word(value) for name, value in rises.items()},
+            }
         return found
 
 
@@ -123,14 +135,90 @@ def number_or_word(value: float) -> float | str:
 
 
 def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
-    """Refuse a limit on the forgetting of nobody knows what, before anything is trained."""
-    if limit is not None and not np.isfinite(limit):
-        raise UserError(f"--max-forgetting {limit} is no limit: give a number such as 0.05.")
+    """Refuse a limit that has nothing to look at, before anything is trained."""
+    _check_limit(limit)
     if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
         raise UserError(
             f"{parent} is a saved model, which does not say what it learnt, so --max-forgetting {limit} has nothing to "
             "look at: name text it should go on knowing by --keep NAME=FOLDER."
         )
+
+
+def _check_limit(limit: float | None) -> None:
+    if limit is not None and not (np.isfinite(limit) and limit >= 0):
+        raise UserError(f"--max-forgetting {limit} is no limit: give a number such as 0.05.")
+
+
+# -------------------------------------------------------------------------------------------- a child and its verdict
+
+
+def judge_child(
+    child: Path, warn: Warn, parent: Path | None = None, limit: float | None = None, *, again: bool = False
+) -> Verdict | None:
+    """The verdict on a run that goes on from another and has ended; None if it has no parent.
+
+    Without a `limit` it is judged by that of the verdict in its folder, or by its own; a larger one than its own is
+    never used. A verdict that is in the folder already is found anew only `again`. Where there is no limit, a parent
+    that is gone is a warning and not an error, because nothing was to be decided.
+    """
+    _check_limit(limit)
+    folder = RunFolder(child)
+    ancestry, known = folder.ancestry(), read_verdict(folder)
+    if ancestry is None:
+        return None
+    asked = limit if limit is not None or known is None else known.limit
+    wanted = min((one for one in (asked, ancestry.limit) if one is not None), default=None)
+    total = Plan.of_run(folder.config()).total_steps
+    if known is not None and known.limit == wanted and known.child_step == total and not again:
+        return known
+    try:
+        verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.foretold)
+    except UserError as problem:
+        if wanted is not None:
+            raise
+        warn(f"{child} was not compared with its parent: {problem}")
+        return Verdict(ancestry.parent, str(child), None, ())
+    if parent is None:  # under the name it was given when the child was made, wherever it was found
+        verdict = replace(verdict, parent=ancestry.parent)
+    failpoint("verdict")
+    write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
+    failpoint("verdict written")
+    return verdict
+
+
+def read_verdict(folder: RunFolder) -> Verdict | None:
+    """The verdict in a run's folder; None if there is none, or none that can be read: then it is found anew."""
+    path = folder.path / GATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            limit = content["limit"]
+            tasks = tuple(
+                TaskVerdict(
+                    name, found["split"], int(found["documents"]), int(found["tokens"]),
+                    Interval(float(found["rise"]), float(found["low"]), float(found["high"])), limit, found["measure"],
+                )
+                for name, found in content["tasks"].items()
+            )  # fmt: skip
+            trial = content.get("rehearsal")
+            foretold = None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"]))
+            steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
+            return Verdict(content["parent"], content["child"], limit, tasks, foretold, *steps)
+    except UserError:
+        return None
+
+
+def why_not_accepted(folder: RunFolder, step: int) -> str | None:
+    """Why a model of this step must not simply take its parent's place; None if nothing speaks against it."""
+    ancestry, verdict = folder.ancestry(), read_verdict(folder)
+    limit = None if ancestry is None else ancestry.limit
+    if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
+        if verdict.passed:
+            return None
+        return f"was refused by its acceptance check ({verdict.failing}; limit {verdict.limit:.1%})"
+    return None if limit is None else f"has a limit of {limit:.1%} on forgetting and was not judged at step {step}"
 
 
 def judge(
@@ -142,18 +230,26 @@ def judge(
     *,
     split: Literal["test", "validation"] = "test",
 ) -> Verdict:
-    """Score parent and child document by document, and write what was found into the child's folder."""
+    """Score parent and child document by document.
+
+    The parent is the checkpoint or model that the child began with, to the bit; anything else is refused.
+    """
     new = RunFolder(child)
-    config = new.config()
+    config, ancestry = new.config(), new.ancestry()
     assert config.stream is not None
+    if ancestry is not None:
+        check_parent(parent, ancestry, child, config.stream.cache)
+    last = new.newest_checkpoint(warn)
+    if last is None or last.step != Plan.of_run(config).total_steps:
+        raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
     check_data(new, prepared)
     tasks = {name: prepared.tasks[name] for name in known_before(new)}
     device = choose_device("auto")
     before, after = Findings(), Findings()
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = _look(find_target(str(parent)).model(warn), tasks, split, prepared.tokenizer, config, device)
-        after = _look(new.model(warn)[0], tasks, split, prepared.tokenizer, config, device)
+        before = _look(_parent_model(parent, ancestry, warn), tasks, split, prepared.tokenizer, config, device)
+        after = _look(new.model_of(last), tasks, split, prepared.tokenizer, config, device)
     verdicts = []
     for name, task in tasks.items():
         (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
@@ -161,9 +257,41 @@ def judge(
         verdicts.append(TaskVerdict(name, held_out_split(task, split), len(tokens), int(tokens.sum()), rise, limit))
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
-    verdict = Verdict(str(parent), str(child), limit, tuple(verdicts), foretold)
-    write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
-    return verdict
+    parent_step = ancestry.step if ancestry is not None and ancestry.is_run else None
+    return Verdict(str(parent), str(child), limit, tuple(verdicts), foretold, parent_step, last.step)
+
+
+def check_parent(parent: Path, ancestry: Ancestry, child: Path, cache: Path) -> None:
+    """Refuse a parent that is not, to the bit, what the child began with."""
+    step = ancestry.step if ancestry.is_run else None
+    what = f"{parent}" if step is None else f"{parent} at step {step}"
+    if RunFolder(parent).is_run != ancestry.is_run:
+        kind = "run" if ancestry.is_run else "saved model"
+        raise UserError(f"{parent} is not the {kind} from which {child} goes on: name {ancestry.parent}.")
+    try:
+        found = parent_weights(parent, step, cache)
+    except (UserError, OSError) as problem:
+        raise UserError(
+            f"{what}, with which {child} began, cannot be read ({brief(problem)}): restore it from a copy."
+        ) from None
+    if ancestry.weights is not None and found != ancestry.weights:
+        raise UserError(
+            f"The weights of {what} are not those with which {child} began: restore them from a copy, or name the "
+            "right parent."
+        )
+
+
+def _parent_model(parent: Path, ancestry: Ancestry | None, warn: Warn) -> Backbone:
+    """The network of just the checkpoint from which the child went on; the newest one where there is no child."""
+    if ancestry is None:
+        return find_target(str(parent)).model(warn)
+    if not ancestry.is_run:
+        return load_model(parent)
+    run = RunFolder(parent)
+    try:
+        return run.model_of(run.checkpoint_of(ancestry.step))
+    except DamagedCheckpoint as problem:
+        raise UserError(f"{parent} at step {ancestry.step} is damaged ({problem}): restore it from a copy.") from None
 
 
 Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]

@@ -13,9 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from trc2.config import TaskConfig
+from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
+from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import Warn
-from trc2.training.gate import Foretold, Verdict, judge, number_or_word
+from trc2.training.gate import Verdict, judge, number_or_word
 from trc2.training.resume import continue_run
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -129,18 +131,36 @@ def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
 
 
 def foretold(
-    parent: Path, child: Path, tasks: Sequence[TaskConfig], share: float | None, overrides: Sequence[str] = ()
+    parent: Path,
+    child: Path,
+    tasks: Sequence[TaskConfig],
+    share: float | None,
+    overrides: Sequence[str] = (),
+    warn: Warn = lambda _: None,
 ) -> Foretold | None:
-    """What a kept rehearsal of just this child predicted: same parent, settings, tasks, steps and share, or None."""
+    """What kept trial runs of just this child predicted: same parent, settings, tasks, steps and share, or None.
+
+    Where there are trial runs of another child, or none that can be read, the reader hears why there is no comparison.
+    """
     path = _beside(child)
     if share is None or not path.is_file():
         return None
-    asked = [str(parent), list(overrides), [one.name for one in tasks], sum(one.steps for one in tasks)]
-    with reading(path):
-        known = json.loads(path.read_text(encoding="utf-8"))
-        is_same = [known[name] for name in ("parent", "overrides", "tasks", "steps")] == asked
-        predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
-    return Foretold(share, predicted[share]) if is_same and share in predicted else None
+    now: dict[str, Any] = {"parent": str(parent), "overrides": list(overrides), "tasks": [one.name for one in tasks]}
+    now["steps"] = sum(one.steps for one in tasks)
+    try:
+        with reading(path):
+            known = json.loads(path.read_text(encoding="utf-8"))
+            changed = [f"{name} {known[name]}, now {value}" for name, value in now.items() if known[name] != value]
+            predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
+    except UserError as problem:
+        warn(f"The trial runs are not compared with: {problem}")
+        return None
+    if not changed and share not in predicted:
+        changed = [f"shares {', '.join(f'{one:g}' for one in predicted)}, now {share:g}"]
+    if changed:
+        warn(f"{path} is of other settings and is not compared with: it has {brief('; '.join(changed), 300)}.")
+        return None
+    return Foretold(share, predicted[share])
 
 
 def _beside(child: Path) -> Path:

@@ -16,6 +16,7 @@ from trc2.errors import UserError, brief
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.ranks.group import Ranks
 from trc2.ranks.torchrun import num_restarts
+from trc2.runs.ancestry import Foretold
 from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
@@ -49,21 +50,23 @@ def start_or_go_on(config: RunConfig, console: Console) -> Path:
     return folder.path
 
 
-def resume_run(path: Path, overrides: Iterable[str], console: Console) -> Path:
+def resume_run(path: Path, overrides: Iterable[str], console: Console, *, with_notes: bool = True) -> Path:
     """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
     folder = RunFolder(path)
     config = _resumed_config(folder, overrides)
     with taking_part(config, console) as (ranks, console):
-        _go_on(folder, config, console, ranks)
+        _go_on(folder, config, console, ranks, with_notes=with_notes)
     return path
 
 
-def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks, *, with_notes: bool = True) -> None:
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
         set_up_process(config)
         warn_if_crowded(console)
-        prepared = prepare_with_progress(config, console, folder.tokenizer(), folder.data()["tasks"])
+        prepared = prepare_with_progress(
+            config, console, folder.tokenizer(), folder.data()["tasks"], with_notes=with_notes
+        )
         check_data(folder, prepared)
         history = folder.records() if folder.has_diary else []
         checkpoint = _newest_checkpoint(folder, console, ranks)
@@ -157,23 +160,34 @@ def continue_run(
     *,
     overrides: Sequence[str] = (),
     keep: Sequence[TaskConfig] = (),
+    limit: float | None = None,
+    foretold: Foretold | None = None,
 ) -> Path:
     """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.training.child`.
 
     Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
-    text it should go on knowing, which is measured and not trained.
+    text it should go on knowing, which is measured and not trained. `limit` is kept in the child, for
+    `trc2.training.gate.judge_child`, which follows.
     """
-    wish = Wish((task,) if isinstance(task, TaskConfig) else tuple(task), share, tuple(overrides), tuple(keep))
+    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
+    wish = Wish(tasks, share, tuple(overrides), tuple(keep), limit, foretold)
     config = child_config(parent, wish, path)
     with taking_part(config, console) as (ranks, quiet):
-        if not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run):
+        is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
+        if is_new:
             ranks.on_first(lambda: _check_is_free(path))
             make_child(parent, path, wish, config, quiet, ranks)
-        return resume_run(path, [], console)
+        return resume_run(path, [], console, with_notes=not is_new)
 
 
 def _check_is_free(path: Path) -> None:
-    RunFolder(path).check_is_free("choose another --out")
+    folder = RunFolder(path)
+    if folder.is_taken and folder.ancestry() is not None:
+        raise UserError(
+            f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "
+            "judges it; for another run choose another --out."
+        )
+    folder.check_is_free("choose another --out")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty: choose another --out.")
 

@@ -139,9 +139,13 @@ def _where_it_stopped(trainer: Trainer) -> str:
 
 
 def prepare_with_progress(
-    config: RunConfig, console: Console, tokenizer: Tokenizer | None = None, known: Mapping[str, Any] | None = None
-) -> PreparedStream:
-    """The run's data, with a word on what is being done; `known` is what the run's data.json says of its tasks."""
+    config: RunConfig, console: Console, tokenizer: Tokenizer | None = None, known: Mapping[str, Any] | None = None,
+    *, with_notes: bool = True,
+) -> PreparedStream:  # fmt: skip
+    """The run's data, with a word on what is being done; `known` is what the run's data.json says of its tasks.
+
+    `with_notes` says which files were taken and which were not, unless that was said just before.
+    """
     assert config.stream is not None
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -151,7 +155,7 @@ def prepare_with_progress(
             progress.update(task, description=plain(_being_done(name, split, documents, tokens)))
 
         prepared = prepare_stream(config.stream, show, tokenizer, known)
-    for packed in prepared.tasks.values():
+    for packed in prepared.tasks.values() if with_notes else ():
         for note in packed.notes:
             console.print(plain(note), markup=False, highlight=False, soft_wrap=True)
         for message in packed.messages:

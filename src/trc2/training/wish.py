@@ -11,6 +11,7 @@ from trc2.artifact import CONFIG_FILE, is_plain, load_config, trained_length
 from trc2.config import MODELS, RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
+from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 
@@ -33,13 +34,16 @@ class Wish:
     """What a child is to learn, and how it is to differ from its parent.
 
     `keep` is text a saved model knew: measured, not trained. `share` is replayed from now on, whatever the parent
-    replayed and whatever its controller would say.
+    replayed and whatever its controller would say. `limit` is how much a past task may rise, for whoever brings the
+    child to its end; `foretold` is what trial runs said of it.
     """
 
     tasks: tuple[TaskConfig, ...]
     share: float | None = None
     overrides: tuple[str, ...] = ()
     keep: tuple[TaskConfig, ...] = ()
+    limit: float | None = None
+    foretold: Foretold | None = None
 
 
 def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
