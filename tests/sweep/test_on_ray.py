@@ -36,7 +36,7 @@ def test_runs_end_and_a_cancelled_one_goes_on(
     recipe.write_text(settings_text(config.model_dump(mode="json")))
     cells = Matrix(grids=[{"recipes": [str(recipe)], "settings": ["output.checkpoint_every=2"]}]).cells()
     folder = RunFolder(out / cells[0].name)
-    launcher.start(cells[0].name, cells[0].command(folder.path), out / "log")
+    launcher.start(cells[0].name, cells[0].command(folder.path), 1, out / "log")
     deadline = time.monotonic() + 120
     while not (folder.has_diary and b'"train"' in folder.diary_file.read_bytes()) and time.monotonic() < deadline:
         assert launcher.ended() == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -55,8 +56,11 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     }
     assert "nowhere" in outcome.failed["tiny+nowhere+s0"]
     assert json.loads((out / "tiny+nowhere+s0" / "failure.json").read_text())["exit_code"] == 2
+    first = shlex.split((out / ".logs" / "tiny+s0.log").read_text().splitlines()[0])
+    assert first == ["$", "trc2", *cells[0].command(out / "tiny+s0"), "output.threads=1"]
+    assert json.loads((out / "tiny+s0" / "environment.json").read_text())["threads"] == 1
     assert sorted(path.name for path in (out / "tiny+s0").iterdir()) == [
-        "budget.json", "config.yaml", "data.json", "environment.json", "metrics.jsonl.gz",
+        "budget.json", "config.yaml", "data.json", "environment.json", "metrics.jsonl.gz", "variant.json",
     ]  # fmt: skip
 
     alone = start_run(cells[0].config.replace(output={"folder": tmp_path / "alone", "threads": 1}), QUIET)
@@ -131,10 +135,67 @@ def test_the_list_says_where_runs_stand(recipe: str, tiny_run: MakeRun, tmp_path
     assert "waiting       0/12  tiny+s1" in shown
 
 
-def test_jobs_divide_the_cores() -> None:
+def test_jobs_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [LocalLauncher(jobs, cores=8).threads for jobs in (1, 2, 3, 8)] == [8, 4, 2, 1]
     with pytest.raises(UserError, match="--jobs 3 is more than this machine's 2 cores"):
         LocalLauncher(3, cores=2)
+
+
+def test_threads_come_from_the_option_then_the_environment_and_never_exceed_a_runs_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert LocalLauncher(2, cores=8).threads == 3
+    assert LocalLauncher(4, cores=8).threads == 2
+    assert LocalLauncher(2, cores=8, threads=1).threads == 1
+    with pytest.raises(UserError, match="--threads 5 .* at most --threads 4"):
+        LocalLauncher(2, cores=8, threads=5)
+
+
+class Noting:
+    """Notes what it should start, and says that every run failed."""
+
+    slots, threads, most_threads = 1, 4, 4
+
+    def __init__(self) -> None:
+        self.started: dict[str, tuple[list[str], int]] = {}
+        self.open: list[str] = []
+
+    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
+        self.started[name] = arguments, threads
+        self.open.append(name)
+
+    def ended(self) -> dict[str, int]:
+        codes = dict.fromkeys(self.open, 2)
+        self.open.clear()
+        return codes
+
+    def stop(self) -> None:
+        pass
+
+
+def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_it(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    recipe, out, launcher = tmp_path / "tiny.yaml", tmp_path / "sweep", Noting()
+    values = tiny_run().model_dump(mode="json")
+    values["output"].pop("threads")
+    recipe.write_text(settings_text(values))
+    matrix = Matrix(
+        title="threads", grids=[{"recipes": [str(recipe)], "lesions": {"own": ["output.threads=2"], "free": []}}]
+    )
+    with pytest.raises(UserError, match="output.threads=8.*add output.threads=4"):
+        run_sweep(matrix.cells(["output.threads=8"]), out, launcher, QUIET)
+    run_sweep(matrix.cells(), out, launcher, QUIET, matrix="mine", title=matrix.title)
+    assert {name: (words[-1], threads) for name, (words, threads) in launcher.started.items()} == {
+        "tiny+own+s0": ("output.threads=2", 2),
+        "tiny+free+s0": ("output.threads=4", 4),
+    }
+    assert RunFolder(out / "tiny+own+s0").variant() == {
+        "schema": 1, "matrix": "mine", "title": "threads", "order": [], "seed": 0,
+        "axes": {"recipe": "tiny", "size": "", "lesion": "own", "strategy": ""},
+    }  # fmt: skip
 
 
 def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:

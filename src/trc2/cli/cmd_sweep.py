@@ -24,7 +24,10 @@ def sweep(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Runs at a time; they divide the cores.")] = 1,
     launcher: Annotated[Literal["local", "ray"], typer.Option(help="Who carries the runs out.")] = "local",
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of a run on Ray.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Threads of each run; cores ÷ jobs if left out, on Ray 1."),
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     compact: Annotated[
         bool,
@@ -40,7 +43,8 @@ def sweep(
     from trc2.sweep.matrix import load_matrix, recipe_name
     from trc2.sweep.standing import standing
 
-    cells = load_matrix(matrix).cells(overrides or [])
+    loaded = load_matrix(matrix)
+    cells = loaded.cells(overrides or [])
     target = folder or Path("runs/sweep") / recipe_name(matrix)
     if dry and as_json:
         print_json({cell.name: asdict(standing(cell, target)) for cell in cells})
@@ -51,7 +55,10 @@ def sweep(
             out.print(f"{found.state:8} {found.step:>6}/{found.total}  {cell.name}  {found.problem}", soft_wrap=True)
         return
     shown = err if as_json else out
-    outcome = run_sweep(cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact)
+    outcome = run_sweep(
+        cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact,
+        matrix=recipe_name(matrix), title=loaded.title,
+    )  # fmt: skip
     ended = sum(found.state == "ended" for found in outcome.standings.values())
     if as_json:
         print_json({name: asdict(found) for name, found in outcome.standings.items()})
@@ -61,11 +68,11 @@ def sweep(
         raise UserError(f"{len(outcome.failed)} runs failed ({names}): mend the cause, then add --retry.")
 
 
-def _launcher(name: str, jobs: int, threads: int) -> Launcher:
+def _launcher(name: str, jobs: int, threads: int | None) -> Launcher:
     from trc2.sweep.local import LocalLauncher
 
     if name == "local":
-        return LocalLauncher(jobs)
+        return LocalLauncher(jobs, threads=threads)
     from trc2.sweep.on_ray import RayLauncher
 
-    return RayLauncher(jobs, threads)
+    return RayLauncher(jobs, threads or 1)

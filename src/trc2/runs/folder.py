@@ -49,6 +49,7 @@ class RunFolder:
         self.budget_file = path / "budget.json"
         self.environment_file = path / "environment.json"
         self.parent_file = path / "parent.json"
+        self.variant_file = path / "variant.json"  # what a sweep calls this run, docs/sweeps.md
         self.checkpoints = path / "checkpoints"
         self.first_weights_file = path / "pretrained.sha256"
         self.papers = path / "pretrained"  # the small files of the Hugging Face folder it began with
@@ -103,6 +104,16 @@ class RunFolder:
     def ancestry(self) -> Ancestry | None:
         """From where it goes on; None if it began by itself."""
         return read_ancestry(self.parent_file) if self.parent_file.exists() else None
+
+    def variant(self) -> dict[str, Any] | None:
+        """What the matrix of a sweep calls this run; None if no sweep made it."""
+        if not self.variant_file.exists():
+            return None
+        with reading(self.variant_file):
+            content: dict[str, Any] = json.loads(self.variant_file.read_text(encoding="utf-8"))
+            if not isinstance(content["axes"], dict) or not isinstance(content["title"], str):
+                raise TypeError("it does not describe a run of a matrix")
+        return content
 
     def first_weights(self) -> dict[str, str]:
         """Checksums of the files whose weights it, or the run it goes on from, began with; empty if it began anew."""

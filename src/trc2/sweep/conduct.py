@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from trc2.config import StreamConfig
 from trc2.errors import UserError
+from trc2.files import write_atomically
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.sweep.board import Board
@@ -45,22 +47,46 @@ class Outcome:
 
 
 def run_sweep(
-    cells: list[Cell], out: Path, launcher: Launcher, console: Console, *, retry: bool = False, keep: bool = True
+    cells: list[Cell],
+    out: Path,
+    launcher: Launcher,
+    console: Console,
+    *,
+    retry: bool = False,
+    keep: bool = True,
+    matrix: str = "",
+    title: str = "",
 ) -> Outcome:
     """Train every run that has not ended; one that was interrupted goes on where it stopped.
 
     A run that fails is kept and shown, and stops nothing; `retry` tries those again that failed before. `keep=False`
-    leaves of an ended run only what reports read.
+    leaves of an ended run only what reports read. `matrix` and `title` are written into every run for reports.
     """
+    threads = {cell.name: _threads(cell, launcher) for cell in cells}
     out.mkdir(parents=True, exist_ok=True)
     with lock_folder(out):
         sweep = _Sweep({cell.name: cell for cell in cells}, out, launcher, console, keep)
+        sweep.threads, sweep.described = threads, {"schema": 1, "matrix": matrix, "title": title}
         return sweep.run(retry)
+
+
+def _threads(cell: Cell, launcher: Launcher) -> int:
+    """Those that the run's own settings name, else the launcher's."""
+    asked = cell.config.output.threads
+    if asked is not None and launcher.most_threads is not None and asked > launcher.most_threads:
+        raise UserError(
+            f"The run {cell.name} has output.threads={asked}, but {launcher.slots} at a time leave each "
+            f"{launcher.most_threads} of this machine's cores: add output.threads={launcher.most_threads}, or take "
+            "fewer --jobs."
+        )
+    return asked or launcher.threads
 
 
 class _Sweep:
     def __init__(self, cells: dict[str, Cell], out: Path, launcher: Launcher, console: Console, keep: bool) -> None:
         self.cells, self.out, self.launcher, self.console, self.keep = cells, out, launcher, console, keep
+        self.threads: dict[str, int] = {}
+        self.described: dict[str, object] = {}
         self.standings: dict[str, Standing] = {}
         self.running: list[str] = []
         self.stop_requested = False
@@ -75,6 +101,8 @@ class _Sweep:
             if retry:
                 forget_failure(self.out / cell.name)
             self.standings[cell.name] = standing(cell, self.out)
+            if RunFolder(self.out / cell.name).is_run:
+                self._describe(cell)  # it may be from before descriptions were written
         self._shrink_ended()  # some may have ended while no sweep was looking
         waiting = [name for name, found in self.standings.items() if found.left]
         self._prepare_data([self.cells[name] for name in waiting])
@@ -129,8 +157,17 @@ class _Sweep:
         folder = RunFolder(self.out / name)
         begun = folder.is_run and folder.has_diary
         arguments = ["resume", str(folder)] if begun else self.cells[name].command(folder.path)
-        self.launcher.start(name, arguments, self._log(name))
+        arguments.append(f"output.threads={self.threads[name]}")
+        self._describe(self.cells[name])
+        self.launcher.start(name, arguments, self.threads[name], self._log(name))
         self.running.append(name)
+
+    def _describe(self, cell: Cell) -> None:
+        """What the matrix calls this run, in its folder: reports use these names."""
+        content = {**self.described, "axes": cell.axes, "order": cell.order, "seed": cell.config.train.seed}
+        path = RunFolder(self.out / cell.name).variant_file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content, indent=2).encode())
 
     def _log(self, name: str) -> Path:
         return self.out / LOGS / f"{name}.log"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from trc2.errors import UserError
 from trc2.machine import available_cores
@@ -18,9 +19,11 @@ class Launcher(Protocol):
     """Carries commands out, somewhere else."""
 
     slots: int
+    threads: int  # of a run that does not set output.threads
+    most_threads: int | None  # a run may not have more; None where this process cannot know
 
-    def start(self, name: str, arguments: list[str], log: Path) -> None:
-        """Begin `trc2 ARGUMENTS`, its output going to a file."""
+    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
+        """Begin `trc2 ARGUMENTS` with a number of threads. The log gets the command, then its output."""
 
     def ended(self) -> dict[str, int]:
         """Exit codes of those that ended since the last call."""
@@ -30,26 +33,31 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Two jobs with two threads each on two cores run eight times slower than with one each: so they are divided."""
+    """Each of N runs at a time gets at most cores ÷ N threads: two runs with two threads each on two cores were eight
+    times slower than with one each. Fewer are taken where `--threads` or OMP_NUM_THREADS asks for fewer.
+    """
 
-    def __init__(self, jobs: int, cores: int | None = None) -> None:
+    def __init__(self, jobs: int, cores: int | None = None, threads: int | None = None) -> None:
         cores = cores or available_cores()
         if jobs > cores:
             raise UserError(f"--jobs {jobs} is more than this machine's {cores} cores: choose at most {cores}.")
-        self.slots, self.threads = jobs, max(1, cores // jobs)
+        self.slots, self.most_threads = jobs, cores // jobs
+        if threads is not None and threads > self.most_threads:
+            raise UserError(
+                f"--threads {threads} times --jobs {jobs} is more than this machine's {cores} cores: choose at most "
+                f"--threads {self.most_threads}."
+            )
+        self.threads = threads or min(self.most_threads, _threads_of_environment() or self.most_threads)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, arguments: list[str], log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            out.write(f"$ trc2 {' '.join(arguments)}\n".encode())
-            out.flush()
+    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
+        with open_log(log, arguments) as out:
             self.running[name] = subprocess.Popen(
-                command(arguments, self.threads),
+                command(arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment(self.threads)},
+                env=environment(threads),
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on
                 preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
@@ -73,11 +81,27 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def command(arguments: list[str], threads: int) -> list[str]:
-    """`trc2 train …` or `trc2 resume …` with a number of threads."""
-    return [sys.executable, "-m", "trc2", *arguments, f"output.threads={threads}"]
+def _threads_of_environment() -> int | None:
+    """OMP_NUM_THREADS, of which OpenMP lets users list one number per level; None if it says nothing useful."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+
+
+def open_log(log: Path, arguments: list[str]) -> BinaryIO:
+    """The log of a run, with the command about to be run as its next line."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    out = log.open("ab")
+    out.write(f"$ {shlex.join(['trc2', *arguments])}\n".encode())
+    out.flush()
+    return out
+
+
+def command(arguments: list[str]) -> list[str]:
+    """`trc2 train …` or `trc2 resume …` with the Python that runs this."""
+    return [sys.executable, "-m", "trc2", *arguments]
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Threads that are not torch's: BLAS and the tokenizers'."""
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    """The environment of a run: this process's, with a limit for the threads that are not torch's (BLAS)."""
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **limits}

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,8 @@ class Cell:
     recipe: str
     overrides: tuple[str, ...]
     config: RunConfig
+    axes: Mapping[str, str] = field(default_factory=dict)  # names of recipe, size, lesion and strategy; "" if not used
+    order: tuple[str, ...] = ()
 
     def command(self, folder: Path) -> list[str]:
         """What follows `trc2` to train it into a folder."""
@@ -53,9 +55,9 @@ class Grid(Section):
 
     @field_validator("sizes", "lesions", "strategies", mode="before")
     @classmethod
-    def _named_overrides(cls, changes: Any, field: ValidationInfo) -> Any:
+    def _named_overrides(cls, changes: Any, info: ValidationInfo) -> Any:
         is_list = isinstance(changes, list | tuple) and all(isinstance(name, str) for name in changes)
-        if field.field_name == "strategies" and is_list:  # names alone will do
+        if info.field_name == "strategies" and is_list:  # names alone will do
             changes = {name: () if name == "none" else (f"strategy={name}",) for name in changes}
         if not isinstance(changes, Mapping):
             raise ValueError(f"<path>={shown(changes)} is no list of names: write it as name: [section.field=value].")
@@ -77,7 +79,8 @@ class Grid(Section):
                     overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
                     words = [recipe_name(recipe), size[0], lesion[0], strategy[0], "-".join(order), f"s{seed}"]
                     name = "+".join(word for word in words if word and word != "none")
-                    yield Cell(name, recipe, overrides, _config(name, recipe, overrides))
+                    axes = dict(zip(("recipe", "size", "lesion", "strategy"), words, strict=False))
+                    yield Cell(name, recipe, overrides, _config(name, recipe, overrides), axes, order)
 
     @staticmethod
     def _orders_of(recipe: str, overrides: tuple[str, ...], orders: Orders) -> Iterable[tuple[str, ...]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trc2.errors import UserError
-from trc2.sweep.local import command, environment
+from trc2.sweep.local import command, environment, open_log
 
 
 class RayLauncher:
     """One Ray task per run, which holds as many of the cluster's cores as the run has threads."""
+
+    most_threads = None  # Ray waits until a node has as many cores free
 
     def __init__(self, jobs: int, threads: int) -> None:
         try:
@@ -27,10 +29,11 @@ class RayLauncher:
         self.ray = ray
         self.slots, self.threads = jobs, threads
         self.running: dict[str, Any] = {}
-        self.work = ray.remote(num_cpus=threads, max_retries=0)(carry_out)
+        self.work = ray.remote(max_retries=0)(carry_out)
 
-    def start(self, name: str, arguments: list[str], log: Path) -> None:
-        self.running[name] = self.work.remote(arguments, str(log.resolve()), self.threads, os.getcwd())
+    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
+        work = self.work.options(num_cpus=threads)
+        self.running[name] = work.remote(arguments, str(log.resolve()), threads, os.getcwd())
 
     def ended(self) -> dict[str, int]:
         names = {reference: name for name, reference in self.running.items()}
@@ -57,14 +60,10 @@ class RayLauncher:
 
 def carry_out(arguments: list[str], log: str, threads: int, folder: str) -> int:
     """On some node: run the command, and hand a cancellation on as a request to save and stop."""
-    path = Path(log)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as out:
-        out.write(f"$ trc2 {' '.join(arguments)}\n".encode())
-        out.flush()
+    with open_log(Path(log), arguments) as out:
         process = subprocess.Popen(
-            command(arguments, threads), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=folder,
-            env={**os.environ, **environment(threads)},
+            command(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=folder,
+            env=environment(threads),
         )  # fmt: skip
         try:
             while (code := process.poll()) is None:
