@@ -55,6 +55,15 @@ def test_the_last_who_set_a_value_is_its_origin(tmp_path: Path) -> None:
     assert origins["model.replay_seed"] == "follows from others"
 
 
+def test_the_names_of_strategy_and_model_count_as_changed() -> None:
+    found = by_path("demo", "strategy=ewc", "model=transformer")
+    assert (found["strategy.name"].default, found["strategy.name"].origin) == ("none", "override strategy")
+    assert (found["model.name"].default, found["model.name"].origin) == ("trc2", "override model")
+    plain = by_path("demo")
+    assert (plain["strategy.name"].default, plain["model.name"].default) == ("none", "trc2")
+    assert [plain[path].value for path in ("strategy.name", "model.name")] == ["none", "trc2"]
+
+
 def test_what_a_shorthand_sets_comes_from_it() -> None:
     found = by_path("lab_transformer", "strategy=replay", "train.seed=3")
     assert (found["model.replay"].value, found["model.replay"].origin) == (True, "override strategy")

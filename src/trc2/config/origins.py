@@ -15,6 +15,7 @@ from trc2.config.section import Section, SettingError
 
 DEFAULT, FOLLOWS = "default", "follows from others"
 REQUIRED = "–"
+UNNAMED = {"model.name": "trc2", "strategy.name": "none"}  # what a run has that does not name its own
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _leaves(section: Section, values: Mapping[str, Any], prefix: str) -> Iterato
             for item, written in zip(inner, value, strict=True):
                 yield from _leaves(item, written, f"{path}.{written['name']}.")
         else:
-            yield path, value, default_of(type(section), name), meaning_of(type(section), name)
+            default = UNNAMED.get(path) or default_of(type(section), name)
+            yield path, value, default, meaning_of(type(section), name)
 
 
 def default_of(section: type[Section], name: str) -> Any:
