@@ -122,6 +122,38 @@ def test_any_folder_of_text_is_a_task(tmp_path: Path) -> None:
     assert {"a.txt:1", "deep/er/a.txt:1"} <= set(places)  # else both would always be on the same side
 
 
+def test_a_file_without_an_ending_is_text_unless_it_is_binary(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("Copy it as you like.")
+    (tmp_path / "COPYING").write_text("Copy it as we like.")
+    (tmp_path / "a.out").write_bytes(b"text?")
+    (tmp_path / "program").write_bytes(b"\x7fELF\0\0")
+    source = FileSource(TaskConfig(name="laws", folder="laws"), tmp_path)
+    assert sorted([*texts(source, "train"), *texts(source, "validation")]) == [
+        "Copy it as we like.", "Copy it as you like.",
+    ]  # fmt: skip
+    assert sorted(path.name for path in source._no_text()) == ["a.out", "program"]
+
+
+def test_text_of_another_encoding_is_read_when_the_task_names_it(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_bytes("café crème brûlée".encode("latin-1"))
+    (tmp_path / "two.jsonl").write_bytes('{"text": "naïve"}\n'.encode("latin-1"))
+    task = TaskConfig(name="menu", folder="menu", encoding="latin-1")
+    source = FileSource(task, tmp_path)
+    assert sorted([*texts(source, "train"), *texts(source, "validation")]) == ["café crème brûlée", "naïve"]
+    for wrong in ("utf-16", "latin-99", "hex"):
+        with pytest.raises(UserError, match=f"encoding='{wrong}'"):
+            TaskConfig(name="menu", folder="menu", encoding=wrong)
+    assert "encoding" not in TaskConfig(name="menu", folder="menu").reading()  # packed text of before stays good
+    assert task.reading()["encoding"] == "iso8859-1"
+
+
+def test_a_task_that_is_one_word_beside_undecodable_lines_says_so(tmp_path: Path) -> None:
+    (tmp_path / "l.txt").write_bytes("café crème\nword\n".encode("latin-1"))
+    source = FileSource(TaskConfig(name="menu", folder="menu"), tmp_path)
+    with pytest.raises(UserError, match=r"only one word.*1 invalid UTF-8 \(first at l.txt:1\).*encoding"):
+        texts(source, "train")
+
+
 def test_what_is_called_validation_is_not_trained_on(tmp_path: Path) -> None:
     for name in ("one.txt", "two.md", "validation.txt", "test/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,7 @@ class TaskConfig(Section):
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
     format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
+    encoding: str = Field("utf-8", description="of plain text and .jsonl files, e.g. latin-1 or cp1252")
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.05, description="share of train documents that become validation where there is none, at least one document"
     )
@@ -71,6 +73,21 @@ class TaskConfig(Section):
     max_eval_bytes: Count | None = Field(None, description="read no more validation or test text than this")
     license: str | None = Field(None, description="noted in data.json")
 
+    @field_validator("encoding")
+    @classmethod
+    def _keeps_ascii(cls, encoding: str) -> str:
+        """Lines are found by their end before they are decoded, so ASCII must be as it is in UTF-8."""
+        ascii_bytes = bytes(range(128))
+        try:
+            if ascii_bytes.decode(encoding) == ascii_bytes.decode("ascii"):
+                return codecs.lookup(encoding).name
+        except (LookupError, UnicodeError, ValueError):
+            pass
+        raise ValueError(
+            f"encoding={shown(encoding)} is no encoding that contains ASCII: use utf-8, latin-1, cp1252 or the like, "
+            "or convert the files to UTF-8."
+        )
+
     @model_validator(mode="after")
     def _has_one_source(self) -> TaskConfig:
         given = [name for name in ("builtin", "folder", "dataset") if getattr(self, name) is not None]
@@ -78,6 +95,11 @@ class TaskConfig(Section):
             found = " and ".join(given) or "no source"
             raise ValueError(f"task '{self.name}' has {found}: give builtin, or folder, or dataset (or the last two).")
         return self
+
+    def reading(self) -> dict[str, Any]:
+        """What decides which text is read. Packed text from before `encoding` existed was UTF-8 and stays good."""
+        left_out = {"steps", "license", *(["encoding"] if self.encoding == "utf-8" else [])}
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 class TokenizerConfig(Section):

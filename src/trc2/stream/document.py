@@ -39,4 +39,6 @@ class BadRows:
         """What was skipped and where to look, for people."""
         kinds = [(kind, count) for kind, count in self.counts.most_common() if kind != DUPLICATE]
         parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in kinds]
-        return f"{self.total()} rows were skipped: " + ", ".join(parts) + "."
+        hint = " If the text has another encoding, name it by the task's encoding, e.g. latin-1."
+        is_coded = any(kind.startswith("invalid ") for kind, _ in kinds)
+        return f"{self.total()} rows were skipped: " + ", ".join(parts) + "." + hint * is_coded

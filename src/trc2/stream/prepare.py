@@ -174,7 +174,7 @@ def prepare_task(
         {
             "schema": CACHE_SCHEMA,
             "source": source.identity(),
-            "settings": task.model_dump(mode="json", exclude={"steps", "license"}),
+            "settings": task.reading(),
             "tokenizer": tokenizer.fingerprint(),
             "special_in_text": tokenizer.special_in_text,
         }
@@ -344,9 +344,7 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
         {
             "schema": CACHE_SCHEMA,
             "config": config.model_dump(exclude={"special_in_text", "begin_of_text"}),
-            "tasks": [
-                [t.model_dump(mode="json", exclude={"steps", "license"}), sources[t.name].identity()] for t in tasks
-            ],
+            "tasks": [[task.reading(), sources[task.name].identity()] for task in tasks],
         }
     )
 

@@ -28,6 +28,7 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")  # those a message names
 COMPRESSED = (".gz", ".zst")
 TEXT_DOCUMENT_BYTES = 16_384
 MAX_WALK = 10_000
+PROBE_BYTES = 4096
 # A byte of zstd can stand for 40 kB of text, and what comes out of one piece is held at once.
 ZSTD_PIECE = 1024
 
@@ -74,9 +75,24 @@ def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """rows, text or table, whatever compression comes after its ending; None for what is no text."""
+    """rows, text or table, whatever compression comes after its ending; None for what is no text.
+
+    A file without an ending, such as LICENSE, is text unless its beginning holds a zero byte.
+    """
+    if not path.suffix:
+        return "text" if _has_text(path) else None
     ending = ending_of(path).removesuffix(".gz").removesuffix(".zst")
     return "rows" if ending in ROWS else "text" if ending in TEXTS else "table" if ending in TABLES else None
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        with path.open("rb") as file:
+            return b"\0" not in file.read(PROBE_BYTES)
+    except OSError:
+        return False
 
 
 def ending_of(path: Path) -> str:
@@ -86,11 +102,19 @@ def ending_of(path: Path) -> str:
 
 
 def read_file(
-    path: Path, render: Format, max_bytes: int, bad: BadRows, *, by_line: bool = False, name: str | None = None
+    path: Path,
+    render: Format,
+    max_bytes: int,
+    bad: BadRows,
+    *,
+    by_line: bool = False,
+    name: str | None = None,
+    encoding: str = "utf-8",
 ) -> Iterator[Document]:
     """Documents of one file in order, or its lines; rows that are none go to `bad` with their line.
 
     Documents are known by the file's name and their line; `name` is another one where several files share theirs.
+    `encoding` is of plain text and JSON lines.
     """
     name = path.name if name is None else name
     kind = kind_of(path)
@@ -102,11 +126,13 @@ def read_file(
             return
         with _open(path) as file:
             if kind == "rows":
-                yield from _read_json_lines(file, name, render, max_bytes, bad)
-            elif by_line:
-                yield from (Document(text, f"{name}:{n}") for n, text in _text_lines(file, name, max_bytes, bad))
+                yield from _read_json_lines(file, name, render, max_bytes, bad, encoding)
+                return
+            lines = _text_lines(file, name, max_bytes, bad, encoding)
+            if by_line:
+                yield from (Document(text, f"{name}:{number}") for number, text in lines)
             else:
-                yield from _read_text(file, name, max_bytes, bad)
+                yield from _cut_into_documents(lines, name, max_bytes)
 
 
 def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
@@ -125,7 +151,9 @@ def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRow
         bad.add("invalid UTF-8", where)
 
 
-def _read_json_lines(file: BinaryIO, name: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
+def _read_json_lines(
+    file: BinaryIO, name: str, render: Format, max_bytes: int, bad: BadRows, encoding: str
+) -> Iterator[Document]:
     # A line may be longer than its text (escapes, other fields), but not without limit.
     limit = 8 * max_bytes + 65_536
     for number, line in enumerate(_lines(file, limit), start=1):
@@ -136,9 +164,9 @@ def _read_json_lines(file: BinaryIO, name: str, render: Format, max_bytes: int, 
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"))
+            row = json.loads(line.decode(encoding))
         except UnicodeDecodeError:
-            bad.add("invalid UTF-8", where)
+            bad.add(f"invalid {encoding.upper()}", where)
         except (ValueError, RecursionError):
             bad.add("not JSON", where)
         else:
@@ -154,11 +182,11 @@ def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
         yield line
 
 
-def _read_text(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Iterator[Document]:
+def _cut_into_documents(lines: Iterator[tuple[int, str]], name: str, max_bytes: int) -> Iterator[Document]:
     """Plain text has no documents of its own: it is cut at the first blank line after every 16 KB."""
     held: list[str] = []
     size, first = 0, 1
-    for number, text in _text_lines(file, name, max_bytes, bad):
+    for number, text in lines:
         length = len(text.encode())
         if not text.strip() and size >= min(TEXT_DOCUMENT_BYTES, max_bytes // 2):
             yield Document("".join(held).strip(), f"{name}:{first}")
@@ -173,16 +201,16 @@ def _read_text(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Itera
         yield Document("".join(held).strip(), f"{name}:{first}")
 
 
-def _text_lines(file: BinaryIO, name: str, max_bytes: int, bad: BadRows) -> Iterator[tuple[int, str]]:
+def _text_lines(file: BinaryIO, name: str, max_bytes: int, bad: BadRows, encoding: str) -> Iterator[tuple[int, str]]:
     """Lines of plain text with their numbers, ends included."""
     for number, line in enumerate(_lines(file, max_bytes), start=1):
         if len(line) > max_bytes:
             bad.add("over-long", f"{name}:{number}")
             continue
         try:
-            yield number, line.decode("utf-8")
+            yield number, line.decode(encoding)
         except UnicodeDecodeError:
-            bad.add("invalid UTF-8", f"{name}:{number}")
+            bad.add(f"invalid {encoding.upper()}", f"{name}:{number}")
 
 
 def _read_parquet(path: Path, name: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:

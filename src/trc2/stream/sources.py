@@ -101,10 +101,11 @@ class CarvingSource:
 
     @cached_property
     def _holdout(self) -> Holdout:
+        bad = BadRows()
         try:
-            return Holdout.of(self._read("train", BadRows()), self.task.holdout)
+            return Holdout.of(self._read("train", bad), self.task.holdout)
         except OnlyOneDocument:
-            raise UserError(self._only_one_document()) from None
+            raise UserError(" ".join([self._only_one_document(), *([bad.sentence()] if bad.total() else [])])) from None
 
     def _has_validation(self) -> bool:
         raise NotImplementedError
@@ -178,7 +179,9 @@ class FileSource(CarvingSource):
             raise SourceGone(self._no_train_files())
         for path in files:
             name = path.relative_to(self.root).as_posix() if self._takes_all else None
-            yield from read_file(path, render, self.task.max_document_bytes, bad, by_line=by_line, name=name)
+            yield from read_file(
+                path, render, self.task.max_document_bytes, bad, by_line=by_line, name=name, encoding=self.task.encoding
+            )
 
     def identity(self) -> dict[str, Any]:
         if not self.files("train"):
