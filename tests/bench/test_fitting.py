@@ -164,6 +164,14 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
         assert sentence in done.err
     with pytest.raises(UserError, match="There is no folder"):
         look_at([tmp_path / "nowhere"])
+    (tmp_path / "equal=sign.txt").write_text("long enough " * 20)
+    named = look_at([f"news={tmp_path / 'long.txt'}", str(tmp_path / "equal=sign.txt")])
+    assert [(corpus.name, corpus.path.name) for corpus in named] == [
+        ("news", "long.txt"), ("equal-sign", "equal=sign.txt"),
+    ]  # fmt: skip
+    (tmp_path / "equal=sign.txt").unlink()
+    with pytest.raises(UserError, match="Two folders are called news"):
+        look_at([f"news={tmp_path / 'long.txt'}"] * 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "long.txt", "short.txt", "taken.yaml"]
 
 

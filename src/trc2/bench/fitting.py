@@ -75,11 +75,15 @@ class Corpus:
         return self.size / BYTES_PER_TOKEN
 
 
-def look_at(paths: list[Path]) -> list[Corpus]:
-    """What lies in each folder; a UserError names one without text."""
+def look_at(words: Sequence[str | Path]) -> list[Corpus]:
+    """What lies in each folder, given as FOLDER or NAME=FOLDER; a UserError names one without text."""
     found: list[Corpus] = []
-    for path in paths:
-        name = _task_name(path, [corpus.name for corpus in found])
+    for word in words:
+        given, path = _name_and_path(str(word))
+        taken = [corpus.name for corpus in found]
+        if given in taken:
+            raise UserError(f"Two folders are called {given}: give every one its own name, as NAME=FOLDER.")
+        name = given or _task_name(path, taken)
         task = TaskConfig(name=name, folder=str(path.resolve()))
         source = FileSource(task, path.resolve())
         if not path.exists():
@@ -91,6 +95,12 @@ def look_at(paths: list[Path]) -> list[Corpus]:
             raise UserError(f"{path} has {size} bytes of train text, too few to learn from: put more there.")
         found.append(Corpus(name, path.resolve(), len(files), size, " ".join([*source.notes(), *source.remarks()])))
     return found
+
+
+def _name_and_path(word: str) -> tuple[str | None, Path]:
+    """NAME=FOLDER in two; a path that exists as it is written may have a '=' of its own."""
+    name, equals, rest = word.partition("=")
+    return (None, Path(word)) if not equals or Path(word).exists() else (name, Path(rest))
 
 
 def _task_name(path: Path, taken: list[str]) -> str:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def init(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of text, or files: one task each, in this order.")],
+    folders: Annotated[
+        list[str], typer.Argument(help="Folders of text, or files: one task each, in this order; also as NAME=FOLDER.")
+    ],
     minutes: Annotated[float, typer.Option(help="How long training may take.", min=0.1, max=100_000)] = 10.0,
     model: Annotated[
         str | None,
@@ -45,7 +47,7 @@ def init(
 
         own = None if model is None else str(Path(model).resolve()) if Path(model).is_dir() else model
         proposal = propose(corpora, 60 * minutes, folder, prepare, pretrained=own)
-    command = f"trc2 init {' '.join(map(str, folders))} --minutes {minutes:g}{f' --model {model}' if model else ''}"
+    command = f"trc2 init {' '.join(folders)} --minutes {minutes:g}{f' --model {model}' if model else ''}"
     write_atomically(recipe, recipe_text(proposal, corpora, " ".join(command.split())).encode())
     speed, config = proposal.speed, proposal.config
     caution = proposal.caution()
