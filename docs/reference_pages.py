@@ -176,7 +176,7 @@ def _command(path: str, command: Any) -> list[str]:
     return [
         f"## {path}",
         f"```text\n{usage}\n```",
-        " ".join((command.help or "").split()),
+        _text(command.help),
         "\n".join(["| argument or option | meaning |", "|---|---|", *rows]),
     ]
 
@@ -187,8 +187,13 @@ def _argument(parameter: Any) -> str:
     return name if parameter.required else f"[{name}]"
 
 
+def _text(help_: str | None) -> str:
+    """A help text on one line; brackets are escaped there, since the terminal would read them as markup."""
+    return " ".join((help_ or "").split()).replace(r"\[", "[")
+
+
 def _help(parameter: Any) -> str:
-    text = " ".join((parameter.help or "").split()).replace("|", r"\|").replace("<", "&lt;")
+    text = _text(parameter.help).replace("|", r"\|").replace("<", "&lt;")
     default = parameter.default
     is_said = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
     return f"{text} Default: `{default}`." if is_said else text

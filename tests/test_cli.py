@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,28 @@ def test_the_command_starts_without_what_only_some_of_it_needs() -> None:
         "trc2.training",
     )
     assert imported("trc2.cli", heavy) == []
+
+
+def test_help_shows_brackets_instead_of_reading_them_as_markup() -> None:
+    bracketed = re.compile(r"\w+\\?\[[a-z-]+\]")  # such as trc2[hf]
+    seen = 0
+    for name, command in typer.main.get_group(app).commands.items():
+        given = [command.help, *[getattr(parameter, "help", None) for parameter in command.params]]
+        wanted = {word.replace("\\", "") for text in given for word in bracketed.findall(text or "")}
+        seen += len(wanted)
+        assert not wanted or wanted <= set(bracketed.findall(in_process(name, "--help").out))
+    assert seen
+    assert "trc2[lm-eval]" in in_process("--help").out
+
+
+def test_doctor_breaks_no_word_on_a_terminal_of_80_columns() -> None:
+    found = json.loads(in_process("doctor", "--quick", "--json").out)["findings"]
+    assert "extra lm-eval" in {finding["name"] for finding in found}
+    shown = in_process("doctor", "--quick").out
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(shown.split())
+    short = {word for finding in found for word in finding["advice"].split() if len(word) < 58}
+    assert short - words == set()
 
 
 def test_help_imports_no_torch_and_is_there_at_once() -> None:

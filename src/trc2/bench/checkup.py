@@ -32,6 +32,7 @@ EXTRAS = {
     "data": ("datasets", "Hugging Face datasets"),
     "data, Parquet": ("pyarrow", ".parquet files"),
     "data, zstd": ("zstandard", ".zst files"),
+    "lm-eval": ("lm_eval", "trc2 lm-eval and eval.lm_tasks"),
     "tensorboard": ("tensorboard", "output.report_to=tensorboard"),
     "wandb": ("wandb", "output.report_to=wandb"),
     "trackio": ("trackio", "output.report_to=trackio"),
@@ -144,7 +145,8 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             yield Finding(f"extra {extra}", "missing", f"For {purpose}: pip install 'trc2[{extra.split(',')[0]}]'.")
         else:
-            yield Finding(f"extra {extra}", f"{module} {importlib.metadata.version(module)}", f"For {purpose}.")
+            version = importlib.metadata.version(module.replace("_", "-"))
+            yield Finding(f"extra {extra}", f"{module} {version}", f"For {purpose}.")
 
 
 def _speed() -> Iterator[Finding]:

@@ -9,6 +9,8 @@ import typer
 from trc2.cli.app import AsJson, app, err, out, print_json
 from trc2.console import shown
 
+WIDE = 140  # columns of a terminal
+
 
 @app.command()
 def doctor(
@@ -28,9 +30,12 @@ def doctor(
     if as_json:
         print_json(checkup.as_json(findings))
         return
+    is_narrow = out.width < WIDE  # then the advice stands below what was found, so that no word is broken
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name in ("what", "found", "advice"):
+    table.add_column("what", no_wrap=True)
+    for name in ("found",) if is_narrow else ("found", "advice"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        table.add_row(finding.name, finding.value, finding.advice, style=None if finding.fine else "yellow")
+        cells = [f"{finding.value}\n{finding.advice}"] if is_narrow else [finding.value, finding.advice]
+        table.add_row(finding.name, *cells, style=None if finding.fine else "yellow")
     out.print(table)
