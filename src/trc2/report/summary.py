@@ -34,7 +34,7 @@ def write_summary(folder: Path) -> list[Path]:
 
 def summary_text(run: FinishedRun, pictures: list[str]) -> str:
     """The run in Markdown."""
-    lines = [f"# {markdown(run.name)}", "", _state_line(run), ""]
+    lines = [f"# {markdown(run.name)}", "", _state_line(run), "", *_in_words(run), *_overlap_lines(run)]
     lines += ["Validation perplexity per token at task boundaries (bold: just after its own training):", ""]
     lines += [boundary_table(run), ""]
     lines += [forgetting_caption(run), ""]
@@ -61,6 +61,7 @@ def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str
         f"Goes on from {kind} {markdown(ancestry.parent)}{at}. {_state_line(own)}",
         "",
     ]
+    lines += [*_in_words(own), *_overlap_lines(run)]
     lines += [
         "Validation perplexity per token, of the parent and after each new task (bold: just after its own training):",
         "", boundary_table(own, first="parent"), "",
@@ -75,6 +76,55 @@ def child_text(run: FinishedRun, ancestry: Ancestry, pictures: list[str]) -> str
     lines += [*gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
     lines += [*[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
+
+
+def _in_words(run: FinishedRun) -> list[str]:
+    """What happened to each past task, in a sentence: its perplexity after its own training, and now."""
+    table = run.tables["perplexity"]
+    last = table.steps[-1]
+    sentences = []
+    for stretch in run.stretches:
+        if stretch.end >= last or not (table.has(stretch.end, stretch.task) and table.has(last, stretch.task)):
+            continue
+        before, learnt, now = (run.score("perplexity", stretch.task, step) for step in (0, stretch.end, last))
+        numbers = f"(perplexity {short(learnt)} → {short(now)})"
+        if stretch.end > 0 and before <= learnt:
+            sentences.append(f"{stretch.task} was not learnt, so it could not be forgotten {numbers}.")
+        elif math.isfinite(now / learnt):
+            change = now / learnt - 1.0
+            kept = f"lost {_share(change)}" if change > 0 else f"improved by {_share(-change)}"
+            sentences.append(f"{stretch.task} {kept} {numbers}.")
+    return [" ".join(map(markdown, sentences)), ""] if sentences else []
+
+
+def _share(value: float) -> str:
+    percent = 100.0 * value
+    return f"{percent:,.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
+
+
+MIN_OVERLAP = 0.05  # of evaluation text that is also train text; less is common phrases
+MAX_OVERLAPS = 5
+
+
+def _overlap_lines(run: FinishedRun) -> list[str]:
+    """Where evaluation text was also trained on, which makes its scores too good."""
+    shares = [
+        (share, where, task)
+        for where, found in dict(run.data.get("overlap") or {}).items()
+        for task, share in found.items()
+        if share >= MIN_OVERLAP
+    ]
+    named = [
+        f"{_share(share)} of {markdown(where)} is in the train text of {markdown(task)}"
+        for share, where, task in sorted(shares, key=lambda found: -found[0])
+    ]
+    more = f"; and {len(named) - MAX_OVERLAPS} more" if len(named) > MAX_OVERLAPS else ""
+    if not named:
+        return []
+    return [
+        f"Overlap (equal runs of 13 tokens): {'; '.join(named[:MAX_OVERLAPS])}{more}. Such scores are too good.",
+        "",
+    ]
 
 
 def gate_lines(run: FinishedRun) -> list[str]:
