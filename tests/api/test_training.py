@@ -161,6 +161,33 @@ def test_settings_are_given_by_section_or_as_overrides(tmp_path: Path) -> None:
     assert task.folder == str(tmp_path / "news.txt")
 
 
+def test_rows_and_datasets_are_documents_like_strings(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="pip install 'trc2[data]'")
+    given = ["one text", "another text"]
+    rows = [{"text": text, "id": number} for number, text in enumerate(given)]
+    forms = [
+        given,
+        rows,
+        datasets.Dataset.from_list(rows),
+        datasets.DatasetDict(train=datasets.Dataset.from_list(rows)),
+    ]
+    assert len({task_configs({"news": form}, None, tmp_path)[0].folder for form in forms}) == 1
+    frame = pytest.importorskip("pandas").DataFrame(rows)
+    with pytest.raises(UserError, match=r"table\['text'\]"):
+        task_configs({"news": frame}, None, tmp_path)
+    assert (
+        task_configs({"news": frame["text"]}, None, tmp_path)[0].folder
+        == task_configs({"news": given}, None, tmp_path)[0].folder
+    )
+
+
+def test_a_section_with_a_name_is_the_same_as_the_override_of_that_name() -> None:
+    given = as_overrides({"model": {"name": "transformer", "d_ff": 96}, "strategy": {"name": "ewc", "strength": 5.0}})
+    assert run_config("demo", None, None, given) == run_config(
+        "demo", None, None, ["model=transformer", "model.d_ff=96", "strategy=ewc", "strategy.strength=5.0"]
+    )
+
+
 @pytest.mark.parametrize(
     ("tasks", "steps", "sentence"),
     [
@@ -169,6 +196,9 @@ def test_settings_are_given_by_section_or_as_overrides(tmp_path: Path) -> None:
         ({"A b": ["x"]}, None, "name="),
         ({"a": "no folder"}, None, "no folder or file"),
         ({"a": ["x", 3]}, None, "Text 2 of task 'a' is 3"),
+        ({"a": [{"text": "x"}, {"body": "y"}]}, None, "Text 2 of task 'a' is {'body': 'y'}"),
+        ({"a": "hello world " * 3000}, None, "no folder or file"),
+        ({"a": "hello\0world"}, None, "no folder or file"),
         ({"a": []}, None, "empty list"),
         ({"a": {"validation": ["x"]}}, None, "no texts of 'train'"),
         ({"a": {"trane": ["x"]}}, None, "did you mean 'train'"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from trc2.config import RunConfig, Section, TaskConfig
 from trc2.config.recipes import laid_over_each_other, recipe_layers
-from trc2.config.run import apply_overrides
+from trc2.config.run import NAMED_SECTIONS, apply_overrides
 from trc2.config.section import shown
 from trc2.errors import UserError, did_you_mean
-from trc2.stream.texts import keep_texts
+from trc2.stream.texts import Texts, keep_texts
 
-Given: TypeAlias = Iterable[str] | Mapping[str, Iterable[str]] | str | Path | TaskConfig
+Given: TypeAlias = Texts | Mapping[str, Texts] | str | Path | TaskConfig
 """A task's text: documents, documents by split, a folder or file, or all settings of the task."""
 
 Tasks: TypeAlias = Mapping[str, Given]
@@ -38,7 +39,7 @@ def _task(name: str, given: Given, steps: Steps, cache: Path) -> TaskConfig:
     if isinstance(given, TaskConfig):
         return TaskConfig(**{**given.model_dump(), "name": name, **known})
     if isinstance(given, str | Path):
-        if not Path(given).exists():
+        if not os.path.exists(given):  # False for a text too long to be a path, of which Path.exists() complains
             raise UserError(
                 f"Task '{name}' is {shown(str(given))}, which is no folder or file: name one, or list the texts."
             )
@@ -59,6 +60,9 @@ def as_overrides(settings: Mapping[str, object]) -> list[str]:
 
 def _flat(path: str, value: object) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
+        if path in NAMED_SECTIONS and isinstance(value.get("name"), str):
+            yield f"{path}={value['name']}"  # changes the backbone or strategy, and with it which settings there are
+            value = {name: inner for name, inner in value.items() if name != "name"}
         for name, inner in value.items():
             yield from _flat(f"{path}.{name}", inner)
         return

@@ -26,7 +26,7 @@ from trc2.report.lineage import own_part
 from trc2.report.summary import child_text, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
-from trc2.stream.texts import keep_texts
+from trc2.stream.texts import Texts, keep_texts
 from trc2.training.gate import GATE_FILE, check_gate, judge_child
 from trc2.training.resume import continue_run, resume_run
 from trc2.training.scoring import score_target
@@ -200,7 +200,10 @@ class Run:
         seed: int = 0,
         memory: Literal["read", "off"] = "read",
     ) -> str:
-        """Text that follows a prompt, by the newest checkpoint; the same seed gives the same text."""
+        """Text that follows a prompt, by the newest checkpoint; the same seed gives the same text.
+
+        The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text.
+        """
         if memory not in ("read", "off"):
             raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
         net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
@@ -210,7 +213,7 @@ class Run:
         )  # fmt: skip
         return "".join(pieces)
 
-    def evaluate(self, texts: Iterable[str]) -> dict[str, float]:
+    def evaluate(self, texts: Texts) -> dict[str, float]:
         """Loss, perplexity, bits per byte and so on of texts it may never have seen, by the newest checkpoint."""
         path = keep_texts("given", texts, _cache_of(self.config)) / "train.jsonl"
         return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]

@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from trc2.config.section import shown
 from trc2.errors import UserError, did_you_mean
@@ -21,8 +22,11 @@ from trc2.files import about, replace_folder, sync_folder
 from trc2.stream.cache import expanded, sole_maker
 from trc2.stream.sources import SPLITS
 
+Texts: TypeAlias = Iterable[str] | Iterable[Mapping[str, Any]]
+"""Documents: strings, or rows with a field `text`, such as a `datasets.Dataset` has."""
 
-def keep_texts(name: str, texts: Iterable[str] | Mapping[str, Iterable[str]], cache: Path) -> Path:
+
+def keep_texts(name: str, texts: Texts | Mapping[str, Texts], cache: Path) -> Path:
     """Write a task's documents, of `train` or by split, and return their folder; `name` is for messages and its name.
 
     Every document is a row of SPLIT.jsonl, as it is: what is empty or no text is counted as such when it is packed.
@@ -52,15 +56,19 @@ def keep_texts(name: str, texts: Iterable[str] | Mapping[str, Iterable[str]], ca
     return folder
 
 
-def _write_rows(name: str, texts: Iterable[str], path: Path, digest: hashlib._Hash) -> None:
+def _write_rows(name: str, texts: Texts, path: Path, digest: hashlib._Hash) -> None:
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"Task '{name}' has {shown(texts)} for texts: give a list of strings, one per document.")
+    if hasattr(texts, "iterrows"):  # a pandas table, which would give the names of its columns
+        raise UserError(f"Task '{name}' has a table for texts: give the column that holds them, as table['text'].")
     count = 0
     with about(path), path.open("wb") as file:
-        for count, text in enumerate(texts, start=1):
+        for count, given in enumerate(texts, start=1):
+            text = given.get("text") if isinstance(given, Mapping) else given
             if not isinstance(text, str):
                 raise UserError(
-                    f"Text {count} of task '{name}' is {shown(text)}, which is no string: give a list of strings."
+                    f"Text {count} of task '{name}' is {shown(given)}, which is neither a string nor a row with a "
+                    "string as 'text': give a list of strings, or of such rows."
                 )
             # Lone surrogates pass, and are counted as no text by whoever reads the rows.
             row = json.dumps({"text": str(text)}, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
