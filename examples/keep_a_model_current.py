@@ -9,22 +9,13 @@ MODEL is any causal language model of transformers; below DATA lie the tasks new
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
-from trc2 import RunConfig, __version__
-from trc2.config import TaskConfig
-from trc2.export import export_run
-from trc2.report.summary import write_summary
-from trc2.training.gate import judge
-from trc2.training.resume import continue_run
-from trc2.training.start import start_run
+import trc2
 
 model, data, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 steps = int(sys.argv[4]) if len(sys.argv) > 4 else 200
-console = Console()
 
 # 1. Two tasks, one after the other. A tenth of every step's tokens is replayed, more if old tasks begin to suffer.
-config = RunConfig(
+config = trc2.RunConfig(
     model={"name": "hf", "pretrained": model, "replay_share": 0.1, "replay_chunk_length": 32},
     stream={
         "data_root": data,
@@ -36,17 +27,16 @@ config = RunConfig(
     eval={"every_steps": max(1, steps // 4), "text_sequences": 0},
     output={"folder": out / "run"},
 )
-run = start_run(config, console)
+run = trc2.train(config)
 
 # 2. Later a third one comes in. The run goes on from before its anneal; the parent is not touched.
-task = TaskConfig(name="code", folder=str((data / "code").resolve()), steps=steps)
-child = continue_run(run, out / "run+code", task, console)
+child = run.continue_({"code": data / "code"}, steps=steps, folder=out / "run+code", max_forgetting=0.05)
 
-# 3. Was it worth it? Per task, on text nobody trained on, with intervals.
-for found in judge(run, child, 0.05, print).tasks:
-    rise = found.rise
-    print(f"{found.task}: perplexity {rise.value:+.1%} ({rise.low:+.1%} … {rise.high:+.1%}), {found.word} 5 %")
-print(*write_summary(child), sep="\n")
+# 3. Was it worth it? Per task, on held-out text, with intervals. Numbers that are not finite are words in JSON.
+for name, found in child.gate()["tasks"].items():
+    rise, low, high = (float(found[key]) for key in ("rise", "low", "high"))
+    print(f"{name}: perplexity {rise:+.1%} ({low:+.1%} … {high:+.1%}): {found['verdict']} 5 %")
+print(child.folder / "summary.md")
 
 # 4. A folder of the same kind as MODEL, for anyone who has transformers.
-print(*export_run(child, out / "model", __version__), sep="\n")
+print(child.export(out / "model"))

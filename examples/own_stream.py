@@ -10,13 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
-from trc2 import RunConfig
-from trc2.metrics.forgetting import forgetting
-from trc2.report.finished import read_run
-from trc2.report.summary import write_summary
-from trc2.training.start import start_run
+import trc2
 
 out, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60
 
@@ -44,7 +38,7 @@ tasks = [
 ]
 
 # 2. A run: a small TRC², and everything that is not said at its default.
-config = RunConfig(
+config = trc2.RunConfig(
     model={"d_model": 32, "num_columns": 3, "num_heads": 4, "num_kv_heads": 2, "num_experts": 2, "d_ff": 64,
            "vocab_size": 512, "max_positions": 64, "memory_slots": 256, "memory_key_dim": 16,
            "replay_chunk_length": 32},
@@ -54,12 +48,12 @@ config = RunConfig(
     eval={"every_steps": max(1, steps // 3), "max_batches": 2, "text_sequences": 0},
     output={"folder": out / "run"},
 )  # fmt: skip
-folder = start_run(config, Console())
+run = trc2.train(config)
 
-# 3. What was kept? Scores after each task's own training and at the end, from the run's diary.
-table = read_run(folder).tables["perplexity"]
-for stretch in table.stretches:
-    then, now = table.scores[stretch.end][stretch.task], table.scores[table.steps[-1]][stretch.task]
-    lost = forgetting(table, stretch, table.steps[-1])
-    print(f"{stretch.task}: perplexity {then:.1f} after its training, {now:.1f} at the end, forgotten {lost:.2f} nats")
-print(*write_summary(folder), sep="\n")
+# 3. What was kept? Scores after each task's own training and at the end, from the run's metrics log.
+lost = run.forgetting().tasks
+for name, score in run.scores().items():
+    forgotten = lost.get(name, 0.0)  # the last task has just been learnt
+    print(f"{name}: perplexity {score.learnt:.1f} after its training, {score.kept:.1f} at the end,", end=" ")
+    print(f"forgotten {forgotten:.2f} nats")
+print(run.folder / "summary.md")

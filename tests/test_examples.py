@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import trc2
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -42,6 +45,19 @@ def test_replay_and_its_controller_work_in_your_own_loop() -> None:
     assert len(weights) >= 2
     assert max(weights) > 0.1  # where it starts: forgetting was met with more replay
     assert len(re.findall(r"^task \d: perplexity", said, re.M)) == 3
+
+
+@pytest.mark.parametrize("name", ["own_stream.py", "keep_a_model_current.py"])
+def test_an_example_that_trains_needs_public_names_only(name: str) -> None:
+    tree = ast.parse((ROOT / "examples" / name).read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert "trc2" in names
+    assert not [name for name in names if name.startswith("trc2.")]
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "trc2" in str(node.module)]
+    used = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "trc2"
+    }
+    assert used <= set(trc2.__all__)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -229,7 +229,7 @@ def test_two_packages_of_one_name_are_refused_only_when_it_is_asked_for(install:
         install(name, {"trc2.strategies": {"same": "nowhere"}}, {})
     assert installed_names("strategy") == ["same", "same"]
     assert load_recipe("demo").strategy.name == "none"
-    with pytest.raises(UserError, match=r"Several packages bring a strategy 'same' \(one 1\.0 and two 1\.0\)"):
+    with pytest.raises(UserError, match=r"several strategy plug-ins called .same. \(of package one 1\.0 and of package two 1\.0\)"):
         load_recipe("demo", ["strategy=same"])
 
 

@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trc2.api import Run, continue_from, load_run, train
     from trc2.backbones.trc2 import CortexNet
-    from trc2.config import RunConfig, TaskConfig, TRC2Config, load_recipe
+    from trc2.config import RunConfig, StrategyConfig, TaskConfig, TRC2Config, load_recipe
+    from trc2.config.metric import register_metric
     from trc2.errors import UserError
     from trc2.hf import MemoryCallback, TRC2ForCausalLM
     from trc2.nn.provenance import Origin
+    from trc2.plugins import MetricPlugin
+    from trc2.strategies import Strategy, register_strategy
 
 __version__ = "0.1.0"
 __all__ = [
     "CortexNet",
     "MemoryCallback",
+    "MetricPlugin",
     "Origin",
     "Run",
     "RunConfig",
+    "Strategy",
+    "StrategyConfig",
     "TRC2Config",
     "TRC2ForCausalLM",
     "TaskConfig",
@@ -26,6 +32,8 @@ __all__ = [
     "continue_from",
     "load_recipe",
     "load_run",
+    "register_metric",
+    "register_strategy",
     "train",
 ]
 
@@ -33,9 +41,12 @@ __all__ = [
 _HOMES = {
     "CortexNet": "backbones.trc2",
     "MemoryCallback": "hf",
+    "MetricPlugin": "plugins",
     "Origin": "nn.provenance",
     "Run": "api",
     "RunConfig": "config",
+    "Strategy": "strategies",
+    "StrategyConfig": "config",
     "TRC2Config": "config",
     "TRC2ForCausalLM": "hf",
     "TaskConfig": "config",
@@ -43,6 +54,8 @@ _HOMES = {
     "continue_from": "api",
     "load_recipe": "config",
     "load_run": "api",
+    "register_metric": "config.metric",
+    "register_strategy": "strategies",
     "train": "api",
 }
 

@@ -1,6 +1,6 @@
-"""What other packages add by entry points: backbones, strategies and metrics, by name; docs/plugins.md.
+"""What other packages add by entry points, and scripts by registering it: backbones, strategies and metrics, by name.
 
-Finding them reads the installed packages' lists and imports nothing. One is imported when it is used by name, and only
+docs/plugins.md. Finding those of packages reads the installed packages' lists and imports nothing. One is imported when it is used by name, and only
 through its entry point: a recipe, a run or a model folder can name an installed plug-in, never a module.
 """
 
@@ -45,30 +45,53 @@ class MetricPlugin:
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point, and whose it is."""
+    """One entry point, and whose it is; or, without an entry point, what this process registered."""
 
     kind: Kind
     name: str
-    entry: EntryPoint
+    entry: EntryPoint | None
+    offered: Any = None
 
     @property
-    def package(self) -> str:
+    def owner(self) -> str:
+        if self.entry is None:
+            return "registered by this process"
         dist = self.entry.dist
-        return "an unknown package" if dist is None else f"{dist.name} {dist.version}"
+        return "of an unknown package" if dist is None else f"of package {dist.name} {dist.version}"
 
     def __str__(self) -> str:
-        return f"The {self.kind} '{self.name}' of package {self.package}"
+        return f"The {self.kind} '{self.name}' {self.owner}"
 
     def broken(self, reason: str) -> UserError:
-        return UserError(f"{self} cannot be used ({brief(reason)}): repair the package, or use another {self.kind}.")
+        return UserError(f"{self} cannot be used ({brief(reason)}): repair it, or use another {self.kind}.")
+
+
+_registered: dict[tuple[Kind, str], Plugin] = {}
+
+
+def register(kind: Kind, name: str, offered: Any) -> Plugin:
+    """Make an object known by name in this process, in place of an earlier one of this name."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UserError(
+            f"A {kind} cannot be called {brief(repr(name), 80)}: use small letters, digits and underscores."
+        )
+    plugin = Plugin(kind, name, None, offered)
+    _registered[kind, name] = plugin
+    return plugin
+
+
+def missing_hint(kind: Kind) -> str:
+    """What to do where a name is of a plug-in that is not there."""
+    return f"If it is a {kind} of your own, install its package, or register it again in this process."
 
 
 def installed(kind: Kind) -> list[Plugin]:
-    """What installed packages offer, by name; nothing of it is imported."""
+    """What installed packages offer and this process registered, by name; nothing of packages is imported."""
     from importlib.metadata import entry_points  # `trc2 --help` need not wait for it
 
     found = entry_points(group=GROUPS[kind])
-    return sorted((Plugin(kind, entry.name, entry) for entry in found), key=lambda plugin: plugin.name)
+    ours = [plugin for plugin in _registered.values() if plugin.kind == kind]
+    return sorted([*(Plugin(kind, entry.name, entry) for entry in found), *ours], key=lambda plugin: plugin.name)
 
 
 def installed_names(kind: Kind) -> list[str]:
@@ -79,8 +102,8 @@ def find(kind: Kind, name: str) -> Plugin | None:
     """The plug-in of this name; None if no package brings one."""
     found = [plugin for plugin in installed(kind) if plugin.name == name]
     if len(found) > 1:
-        packages = " and ".join(sorted(plugin.package for plugin in found))
-        raise UserError(f"Several packages bring a {kind} '{name}' ({packages}): remove all but one.")
+        owners = " and ".join(sorted(plugin.owner for plugin in found))
+        raise UserError(f"There are several {kind} plug-ins called '{name}' ({owners}): remove all but one.")
     return found[0] if found else None
 
 
@@ -89,6 +112,8 @@ _loaded: dict[str, Plugin] = {}  # by the top module each came from
 
 def load(plugin: Plugin) -> Any:
     """Import what an entry point names; whatever goes wrong there is one sentence here."""
+    if plugin.entry is None:
+        return plugin.offered
     if not NAME.fullmatch(plugin.name):
         raise plugin.broken("its name must be small letters, digits and underscores")
     _loaded[plugin.entry.module.partition(".")[0]] = plugin

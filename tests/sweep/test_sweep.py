@@ -149,7 +149,7 @@ def test_threads_come_from_the_option_then_the_environment_and_never_exceed_a_ru
     assert LocalLauncher(2, cores=8).threads == 3
     assert LocalLauncher(4, cores=8).threads == 2
     assert LocalLauncher(2, cores=8, threads=1).threads == 1
-    with pytest.raises(UserError, match="--threads 5 .* at most --threads 4"):
+    with pytest.raises(UserError, match=r"--threads 5 .* at most --threads 4"):
         LocalLauncher(2, cores=8, threads=5)
 
 
@@ -185,7 +185,7 @@ def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_
     matrix = Matrix(
         title="threads", grids=[{"recipes": [str(recipe)], "lesions": {"own": ["output.threads=2"], "free": []}}]
     )
-    with pytest.raises(UserError, match="output.threads=8.*add output.threads=4"):
+    with pytest.raises(UserError, match=r"output.threads=8.*add output.threads=4"):
         run_sweep(matrix.cells(["output.threads=8"]), out, launcher, QUIET)
     run_sweep(matrix.cells(), out, launcher, QUIET, matrix="mine", title=matrix.title)
     assert {name: (words[-1], threads) for name, (words, threads) in launcher.started.items()} == {

@@ -32,7 +32,7 @@ def recipes(
     if found:
         out.print(_table("recipe", "what it is for", found))
     if plugins:
-        named = {f"{plugin.kind} {plugin.name}": f"of package {plugin.package}" for plugin in plugins}
+        named = {f"{plugin.kind} {plugin.name}": plugin.owner for plugin in plugins}
         out.print(_table("plug-in", "whose it is", named))
 
 

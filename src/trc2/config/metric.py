@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from trc2.config.section import Section, SettingError, shown
-from trc2.errors import did_you_mean
-from trc2.plugins import MetricPlugin, find, installed_names, load
+from trc2.errors import UserError, did_you_mean
+from trc2.plugins import MetricPlugin, find, installed_names, load, missing_hint, register
 
 OURS = frozenset({
     "loss", "perplexity", "bits_per_byte", "token_accuracy", "exact_match", "bleu", "chrf", "rouge_l", "tokens",
@@ -41,6 +41,15 @@ class MetricConfig(Section):
         return {**describe_metric(name), **(values if isinstance(values, dict) else {})}
 
 
+def register_metric(name: str, metric: MetricPlugin) -> None:
+    """Make a metric known in this process, for `eval.metrics`, without a package; docs/plugins.md."""
+    if name in OURS:
+        raise UserError(f"'{name}' is a score of every run already: choose another name.")
+    if not isinstance(metric, MetricPlugin):
+        raise UserError(f"The metric '{name}' is {shown(metric)}: give a trc2.MetricPlugin.")
+    register("metric", name, metric)
+
+
 def describe_metric(name: str) -> dict[str, Any]:
     """How a plug-in's metric is read."""
     metric = plugged_metric(name)
@@ -55,9 +64,9 @@ def plugged_metric(name: str) -> MetricPlugin:
     plugin = find("metric", name)
     if plugin is None:
         known = installed_names("metric")
-        hint = did_you_mean(name, known) if known else "no installed package brings one."
+        hint = " ".join([*([did_you_mean(name, known)] if known else []), missing_hint("metric")])
         raise SettingError(f"There is no metric {shown(name)}: {hint}", "name")
     offered = load(plugin)
     if not isinstance(offered, MetricPlugin):
-        raise plugin.broken("it is no trc2.plugins.MetricPlugin")
+        raise plugin.broken("it is no trc2.MetricPlugin")
     return offered

@@ -14,7 +14,7 @@ from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
 from trc2.errors import did_you_mean
-from trc2.plugins import find, installed_names, load_settings
+from trc2.plugins import find, installed_names, load_settings, missing_hint
 
 SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
 
@@ -57,7 +57,8 @@ def strategy_class(name: object) -> type[StrategyConfig]:
     plugin = find("strategy", name) if isinstance(name, str) else None
     if plugin is None:
         known = (*strategy_names(), *installed_names("strategy"), *SHORTHANDS)
-        raise SettingError(f"There is no strategy {shown(name)}: {did_you_mean(str(name), known)}", "name")
+        hint = f"{did_you_mean(str(name), known)} {missing_hint('strategy')}"
+        raise SettingError(f"There is no strategy {shown(name)}: {hint}", "name")
     return load_settings(plugin, "Settings", StrategyConfig, ["build"])
 
 
