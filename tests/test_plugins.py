@@ -7,20 +7,28 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.command import trc2
+from tests.conftest import tiny_config
 from trc2 import plugins
 from trc2.artifact import load_model, save_model
 from trc2.backbones.registry import build_model
 from trc2.config import RunConfig, load_recipe, model_config
+from trc2.config.baselines import TransformerConfig
+from trc2.config.metric import register_metric
 from trc2.config.origins import explain
 from trc2.errors import UserError
-from trc2.plugins import blamed, installed, installed_names
+from trc2.plugins import MetricPlugin, blamed, installed, installed_names
 from trc2.report.finished import read_run
+from trc2.runs.checkpoint import load_checkpoint
 from trc2.runs.folder import RunFolder
+from trc2.strategies import Strategy, register_strategy
+from trc2.training.optimizer import build_optimizer
 from trc2.training.resume import resume_run
 from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs
@@ -95,6 +103,80 @@ def test_those_of_the_page_train_are_saved_and_resume_to_the_bit(
     assert load_model(tmp_path / "model").config == net.config
 
 
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """What the page registers, in this process."""
+    (block,) = re.findall(r"```python\n(import trc2\n.*?register_metric.*?)```", PAGE, flags=re.DOTALL)
+    exec(block, {})
+    yield
+    plugins._registered.clear()
+
+
+def test_what_a_script_registers_trains_and_resumes_here_and_is_refused_elsewhere(
+    registered: None, tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    whole = start_run(
+        tiny_run(strategy={"name": "freeze_embeddings"}, eval={"metrics": "same_length", "text_sequences": 2}), QUIET
+    )
+    assert read_run(whole).final("eval")["eval/fruit/same_length"] > 0
+    cut = RunFolder(Path(shutil.copytree(whole, tmp_path / "cut")))
+    saved = sorted(cut.checkpoints.iterdir())
+    tables = [load_checkpoint(path).part("model") for path in saved]
+    (name,) = [name for name in tables[0] if name.endswith("embedding.weight")]
+    assert len(saved) > 1
+    assert all(torch.equal(table[name], tables[0][name]) for table in tables)  # grad = None freezes to the bit
+    for path in saved[1:]:
+        shutil.rmtree(path)
+    resume_run(cut.path, [], QUIET)
+    assert compare_runs(whole, cut.path)[0] == []
+    assert "strategy freeze_embeddings" in trc2("recipes", "freeze").out
+
+    plugins._registered.clear()
+    with pytest.raises(UserError, match=r"no strategy 'freeze_embeddings'.*register it again"):
+        resume_run(cut.path, [], QUIET)
+    with pytest.raises(UserError, match=r"no metric 'same_length'.*register it again"):
+        load_recipe("demo", ["eval.metrics=same_length", "eval.text_sequences=4"])
+
+
+@pytest.mark.parametrize(("frozen", "is_same"), [(None, True), (0.0, False)])
+def test_only_a_missing_gradient_freezes_a_parameter(frozen: float | None, is_same: bool) -> None:
+    config = load_recipe("demo")
+    model = build_model(tiny_config(replay=False))
+    optimizer = build_optimizer(model, config.train)
+    weight = model.get_input_embeddings().weight
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = None if frozen is None else torch.full_like(weight, frozen)
+    optimizer.step()
+    assert torch.equal(weight, before) is is_same
+
+
+def test_what_cannot_be_registered_is_told_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="'ewc' is a strategy of trc2 itself"):
+        register_strategy(Strategy, name="ewc")
+    with pytest.raises(UserError, match="cannot be called ''"):
+        register_strategy(Strategy)
+    with pytest.raises(UserError, match="3 is no strategy"):
+        register_strategy(3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"give a trc2\.MetricPlugin"):
+        register_metric("mine", print)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="'bleu' is a score of every run"):
+        register_metric("bleu", MetricPlugin(lambda a, b: 0.0, higher_is_better=True))
+
+
+def test_the_cost_of_a_mixer_on_the_page_counts_its_products() -> None:
+    (block,) = re.findall(r"```python\n(from trc2\.backbones\.costs [^`]*?mean_cost[^`]*)```", PAGE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    config = model_config({"name": "transformer", "vocab_size": 50, "d_model": 16, "num_layers": 2, "num_heads": 2})
+    assert isinstance(config, TransformerConfig)
+    cost = names["mean_cost"](config, 3, 7)
+    tokens, width = 21, 16
+    assert cost["blocks"].forward == 2 * (2 * tokens * width * width + 6 * tokens * width * config.ff_dim)
+    assert cost["blocks"].training == 3 * cost["blocks"].forward
+
+
 def test_a_report_shows_the_metric_wherever_it_shows_scores(sample: None, tiny_run: MakeRun, tmp_path: Path) -> None:
     scored = {"metrics": "word_overlap", "text_sequences": 2}
     for seed in (0, 1):
@@ -152,7 +234,7 @@ BROKEN = {
     "empty": ("trc2.strategies", "broken.empty", "no Settings"),
     "bare": ("trc2.backbones", "broken.empty", "no Config"),
     "renamed": ("trc2.strategies", "broken.renamed", "is not 'renamed'"),
-    "number": ("trc2.metrics", "broken.empty:NUMBER", "no trc2.plugins.MetricPlugin"),
+    "number": ("trc2.metrics", "broken.empty:NUMBER", "no trc2.MetricPlugin"),
     "Odd": ("trc2.strategies", "broken.empty", "small letters"),
 }
 MODULES = {
@@ -229,7 +311,9 @@ def test_two_packages_of_one_name_are_refused_only_when_it_is_asked_for(install:
         install(name, {"trc2.strategies": {"same": "nowhere"}}, {})
     assert installed_names("strategy") == ["same", "same"]
     assert load_recipe("demo").strategy.name == "none"
-    with pytest.raises(UserError, match=r"several strategy plug-ins called .same. \(of package one 1\.0 and of package two 1\.0\)"):
+    with pytest.raises(
+        UserError, match=r"several strategy plug-ins called .same. \(of package one 1\.0 and of package two 1\.0\)"
+    ):
         load_recipe("demo", ["strategy=same"])
 
 

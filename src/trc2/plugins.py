@@ -1,7 +1,8 @@
-"""What other packages add by entry points, and scripts by registering it: backbones, strategies and metrics, by name.
+"""Backbones, strategies and metrics by name that packages add by entry points, and scripts by registering them.
 
-docs/plugins.md. Finding those of packages reads the installed packages' lists and imports nothing. One is imported when it is used by name, and only
-through its entry point: a recipe, a run or a model folder can name an installed plug-in, never a module.
+docs/plugins.md. Finding those of packages reads the installed packages' lists and imports nothing. One is imported when
+it is used by name, and only through its entry point: a recipe, a run or a model folder can name an installed plug-in,
+never a module.
 """
 
 from __future__ import annotations

@@ -165,12 +165,8 @@ def test_rows_and_datasets_are_documents_like_strings(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="pip install 'trc2[data]'")
     given = ["one text", "another text"]
     rows = [{"text": text, "id": number} for number, text in enumerate(given)]
-    forms = [
-        given,
-        rows,
-        datasets.Dataset.from_list(rows),
-        datasets.DatasetDict(train=datasets.Dataset.from_list(rows)),
-    ]
+    dataset = datasets.Dataset.from_list(rows)
+    forms = [given, rows, dataset, datasets.DatasetDict(train=dataset)]
     assert len({task_configs({"news": form}, None, tmp_path)[0].folder for form in forms}) == 1
     frame = pytest.importorskip("pandas").DataFrame(rows)
     with pytest.raises(UserError, match=r"table\['text'\]"):

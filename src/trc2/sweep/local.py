@@ -20,7 +20,10 @@ class Launcher(Protocol):
 
     slots: int
     threads: int  # of a run that does not set output.threads
-    most_threads: int | None  # a run may not have more; None where this process cannot know
+
+    @property
+    def most_threads(self) -> int | None:
+        """A run may not have more; None where this process cannot know."""
 
     def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
         """Begin `trc2 ARGUMENTS` with a number of threads. The log gets the command, then its output."""
