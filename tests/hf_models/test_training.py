@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,13 +21,14 @@ from rich.console import Console
 from tests.command import trc2
 from tests.conftest import write_task
 from trc2 import RunConfig
+from trc2.api.given import as_overrides, run_config
 from trc2.config import TaskConfig, load_recipe, settings_text
 from trc2.errors import UserError
 from trc2.export import export_run
 from trc2.runs.folder import RunFolder
 from trc2.training.loop import Trainer
 from trc2.training.resume import continue_run, resume_run
-from trc2.training.start import Interrupted, start_run
+from trc2.training.start import Interrupted, start_run, warn_if_fast
 from trc2.verify.kills import compare_runs
 
 QUIET = Console(quiet=True)
@@ -46,6 +48,19 @@ for job in sys.argv[1:]:
     print(json.dumps(model.eval()(torch.arange(12)[None]).logits[0, :, :5].tolist()))
 assert not any(name.split(".")[0] == "trc2" for name in sys.modules)
 """
+
+
+def test_a_section_of_python_is_the_override_and_a_rate_for_new_weights_is_warned_of(model_folder: Folder) -> None:
+    folder = str(model_folder("llama"))
+    short = ["train.sequence_length=32", "model.replay_chunk_length=16"]
+    given = run_config("demo", None, None, [*as_overrides({"model": {"name": "hf", "pretrained": folder}}), *short])
+    assert given == run_config("demo", None, None, ["model=hf", f"model.pretrained={folder}", *short])
+    shown = io.StringIO()
+    warn_if_fast(given, Console(file=shown, width=1000))
+    assert "train.learning_rate=0.003" in shown.getvalue()
+    shown.truncate(0)
+    warn_if_fast(given.replace(train={"learning_rate": 1e-4, "sequence_length": 32}), Console(file=shown))
+    assert not shown.getvalue().strip("\0")
 
 
 def logits_without_us(*jobs: str) -> list[torch.Tensor]:

@@ -214,7 +214,7 @@ def test_what_was_skipped_and_ignored_is_in_the_messages_also_the_second_time(tm
     for _ in range(2):
         messages = prepare_stream(stream(tmp_path)).tasks["one"].messages
         assert messages == (
-            "one/train: 1 rows were skipped: 1 not JSON (first at train.jsonl:6).",
+            "one/train: 1 row was skipped: 1 not JSON (first at train.jsonl:6).",
             "one: 2 files are in no split and were ignored (first: a.txt): name them by splits.train, "
             "e.g. splits.train='*.txt'.",
         )
@@ -232,7 +232,7 @@ def test_one_file_by_its_exact_name_tells_its_bad_rows_and_nothing_of_its_neighb
     for _ in range(2):
         prepared = prepare_task(task, FileSource(task, tmp_path), tokenizer, tmp_path / "cache")
         assert prepared.splits["train"].documents == 1
-        assert prepared.messages == ("file/train: 1 rows were skipped: 1 not JSON (first at a[1].jsonl:2).",)
+        assert prepared.messages == ("file/train: 1 row was skipped: 1 not JSON (first at a[1].jsonl:2).",)
 
 
 def test_a_damaged_source_file_is_told_in_a_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -41,4 +41,5 @@ class BadRows:
         parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in kinds]
         hint = " If the text has another encoding, name it by the task's encoding, e.g. latin-1."
         is_coded = any(kind.startswith("invalid ") for kind, _ in kinds)
-        return f"{self.total()} rows were skipped: " + ", ".join(parts) + "." + hint * is_coded
+        skipped = "1 row was" if self.total() == 1 else f"{self.total()} rows were"
+        return f"{skipped} skipped: " + ", ".join(parts) + "." + hint * is_coded

@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trc2.artifact import check_memory
 from trc2.config import RunConfig
+from trc2.config.pretrained import HFConfig
 from trc2.errors import UserError, plain
 from trc2.machine import available_cores, busy_cores, crowding
 from trc2.metrics.text import text_scores
@@ -35,6 +36,8 @@ from trc2.training.loop import Trainer
 from trc2.training.notebook import NotebookBar
 from trc2.training.observers import Screen, build_observers
 from trc2.training.precision import choose_device
+
+MAX_USUAL_RATE = 1e-3  # of weights that are trained already
 
 
 def start_run(config: RunConfig, console: Console) -> Path:
@@ -61,6 +64,7 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             check_memory(config.model)
             set_up_process(config)
             warn_if_crowded(console)
+            warn_if_fast(config, console)
             prepared = prepare_with_progress(config, console)
             trainer = Trainer(config, prepared, folder, [], ranks)
             ranks.on_first(lambda: describe_run(folder, config, prepared, console))
@@ -193,6 +197,15 @@ def warn_if_crowded(console: Console) -> None:
     advice = crowding(torch.get_num_threads(), busy_cores(), available_cores())
     if advice is not None:
         warn_on(console)(advice)
+
+
+def warn_if_fast(config: RunConfig, console: Console) -> None:
+    """Say so where a trained model would be overwritten at a rate meant for new weights, such as that of `demo`."""
+    if isinstance(config.model, HFConfig) and config.train.learning_rate > MAX_USUAL_RATE:
+        warn_on(console)(
+            f"train.learning_rate={config.train.learning_rate:g} is high for {config.model.pretrained}, whose weights "
+            "are trained already: train.learning_rate=1e-4 is usual and forgets less."
+        )
 
 
 def watch(trainer: Trainer, console: Console) -> None:
