@@ -12,7 +12,8 @@ from matplotlib.image import imread
 
 from tests.report.common import forgets, write_run
 from trc2.metrics.forgetting import Stretch
-from trc2.report.figures import (
+from trc2.report.finished import read_run
+from trc2.report.old_figures import (
     at_least,
     changes,
     draw_comparison,
@@ -24,7 +25,6 @@ from trc2.report.figures import (
     plot,
     tidy,
 )
-from trc2.report.finished import read_run
 
 
 def test_looks_are_distinct() -> None:

@@ -20,9 +20,9 @@ from trc2.export import export_run
 from trc2.files import reading
 from trc2.generate import stream_text
 from trc2.ranks.torchrun import is_first_process
-from trc2.report.figures import hippocampus_figure, summary_figure
 from trc2.report.finished import FinishedRun, read_run
 from trc2.report.lineage import own_part
+from trc2.report.old_figures import hippocampus_figure, summary_figure
 from trc2.report.summary import child_text, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target

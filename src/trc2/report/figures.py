@@ -1,227 +1,551 @@
-"""Pictures of runs. Any number of tasks and runs can be told apart."""
+"""The figures of a report: what any set of runs of one stream can show."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from trc2.errors import plain
-from trc2.files import write_atomically
-from trc2.metrics.forgetting import Stretch, aufc_curve, mean
-from trc2.report.finished import FinishedRun
-from trc2.report.plots.ticks import linear_ticks, log_ticks, quiet_axis
-from trc2.report.signals import WRITES, train_curve, worth_showing
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import EngFormatter
 
-# Okabe–Ito, told apart also without full colour vision; its yellow is hard to see on white, so brown stands for it.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3F00", "#000000")
-STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-SHADES = ("#f4f6f8", "#e9eef3")
-FEW, MANY = 6, 20  # more names than this do not fit above a panel, and more numbers than that neither
-LEGEND_COLUMNS, LEGEND_ROW = 6, 0.25  # inches
-MAX_PIXELS = 2**15  # of a picture's longer side; beyond twice that none can be saved
+from trc2.metrics.forgetting import Stretch, mean
+from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
+from trc2.report.run import Run
+from trc2.report.runs import RunTable
+from trc2.report.style import (
+    COLOURS,
+    MARKERS,
+    MAX_SERIES,
+    Picture,
+    draw_tasks,
+    ink,
+    label,
+    label_ends,
+    label_points,
+    plain_log_ticks,
+    shorten,
+)
+from trc2.report.tables import LeftOut, number_text
 
+Points = list[tuple[int, float]]
+MAX_ROWS = 30  # variants in one figure with a row each
+MAX_POINTS = 300  # of a line of training records
 
-def look(index: int) -> dict[str, Any]:
-    """How the line of a task or a run is drawn: colours repeat after 8, and then with another style and marker."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": STYLES[index // len(COLOURS) % len(STYLES)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "markersize": 4,
-    }
-
-
-def new_figure(width: float, height: float) -> Any:
-    from trc2.report.plots.inline import InlineFigure  # matplotlib takes a while to import
-
-    return InlineFigure(figsize=(width, height), layout="constrained")
+# ------------------------------------------------------------------------------------------------------ what is drawn
 
 
-def save(figure: Any, path: Path) -> None:
-    """As PNG, whole or not at all."""
-    write_atomically(path, figure.png())
+def drawn_variants(table: RunTable, variants: Sequence[str] | None = None) -> dict[str, tuple[str, str]]:
+    """At most six variants with their colour and marker, the same in every figure of a report.
+
+    Of more than six: the reference, and others evenly spread over the ranking by final loss, with its best and last.
+    """
+    chosen = list(table.learned if variants is None else variants) or list(table.competitors)
+    if len(chosen) > MAX_SERIES:
+        means = table.means(table.final_loss)["mean"]
+        ranked = sorted((v for v in chosen if v in means.index), key=lambda v: (math.isnan(means[v]), means[v]))
+        keep = dict.fromkeys([table.reference] if table.reference in ranked else [])
+        others = [variant for variant in ranked if variant not in keep]
+        places = np.linspace(0, len(others) - 1, MAX_SERIES - len(keep)).round().astype(int)
+        keep |= dict.fromkeys(others[place] for place in places)
+        chosen = [variant for variant in chosen if variant in keep]
+    looks = dict(zip(COLOURS, MARKERS, strict=True))
+    usual = {} if variants is None else drawn_variants(table)
+    taken = {variant: usual[variant] for variant in chosen if variant in usual}
+    free = [look for look in looks.items() if look not in taken.values()]
+    return {variant: taken.get(variant) or free.pop(0) for variant in chosen}
 
 
-def label(text: str, limit: int = 40) -> str:
-    """A name in a picture: matplotlib would read formulas between dollars and hide what begins with an underscore."""
-    text = " ".join(plain(text).split())
-    text = text if len(text) <= limit else f"…{text[1 - limit :]}"
-    return f" {text}".replace("$", r"\$")
+def variant_curve(table: RunTable, variant: str, points: Callable[[Run], Points]) -> pd.DataFrame:
+    """A curve of a variant by step: mean, lowest and highest over seeds, at steps that all seeds have."""
+    seeds: dict[int, list[pd.Series]] = {}
+    for run in table.runs_of(variant):
+        found = points(run)
+        if found:
+            seeds.setdefault(run.config.train.seed, []).append(pd.Series(dict(found), dtype=float))
+    if not seeds:
+        return pd.DataFrame(columns=["mean", "low", "high"])
+    by_seed = [pd.concat(draws, axis=1, join="inner").mean(axis=1, skipna=False) for draws in seeds.values()]
+    frame = pd.concat(by_seed, axis=1, join="inner").replace([np.inf, -np.inf], np.nan)
+    ends = {"mean": frame.mean(axis=1, skipna=False), "low": frame.min(axis=1), "high": frame.max(axis=1)}
+    return pd.DataFrame(ends).sort_index()
 
 
-def plot(axes: Any, points: list[tuple[int, float]], **line: Any) -> None:
-    """A line with gaps where a value is not finite, and with about forty markers at most."""
-    values = [value if math.isfinite(value) else math.nan for _, value in points]
-    axes.plot([step for step, _ in points], values, markevery=max(1, len(points) // 40), **line)
+def log_perplexities(task: str) -> Callable[[Run], Points]:
+    def points(run: Run) -> Points:
+        table = run.perplexity
+        return [(step, table.value(step, task)) for step in table.steps if table.has(step, task)]
+
+    return points
 
 
-def add_legend(figure: Any, axes: Any) -> None:
-    """One legend below all panels, which grow as it does."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        width, height = figure.get_size_inches()
-        columns = min(LEGEND_COLUMNS, max(1, int(width // 1.6)), len(handles))
-        figure.set_size_inches(width, height + LEGEND_ROW * math.ceil(len(handles) / columns))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-
-
-def names(tasks: list[str]) -> dict[str, str]:
-    """How tasks are called in a picture: many get numbers, since names would overlap above the panels."""
-    if len(tasks) <= FEW:
-        return {task: task for task in tasks}
-    return {task: f"{number} {task}" for number, task in enumerate(tasks, start=1)}
-
-
-def tidy(axes: Any, stretches: tuple[Stretch, ...], called: dict[str, str], end: int, title: str) -> None:
-    """Task stretches as shaded bands with their names, or numbers, on top; whole steps up to `end`; no frame."""
-    bands: dict[tuple[int, int], list[str]] = {}
-    for stretch in stretches:
-        if stretch.end > 0:  # what a parent had learnt has no steps here
-            bands.setdefault((stretch.start, stretch.end), []).append(called[stretch.task])
-    every = math.ceil(len(bands) / MANY)
-    for index, ((start, stop), here) in enumerate(bands.items()):
-        axes.axvspan(start, stop, color=SHADES[index % 2], zorder=0, linewidth=0)
-        text = here[0] if len(here) == 1 else f"{len(here)} tasks at once"
-        if len(bands) > FEW:
-            text = text.split()[0] if index % every == 0 else ""
-        middle = (start + stop) / 2
-        axes.text(middle, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color="#555")
-    axes.set_xlim(-0.02 * end, 1.02 * end)  # the markers of the first and the last step are whole
-    linear_ticks(axes.xaxis, whole=True)
-    axes.set_xlabel("optimizer step", fontsize=8)
-    axes.set_title(title, loc="left", fontsize=10, pad=16)
-    axes.tick_params(labelsize=8, which="both")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def draw_perplexity(axes: Any, run: FinishedRun, task: str, **line: Any) -> None:
-    table = run.tables["perplexity"]
-    points = [(step, table.scores[step][task]) for step in table.steps if table.has(step, task)]
-    plot(axes, [(step, value if value > 0 else math.nan) for step, value in points], linewidth=1.5, **line)
-    axes.set_yscale("log")
-
-
-def draw_summary(run: FinishedRun, path: Path) -> None:
-    save(summary_figure(run), path)
-
-
-def summary_figure(run: FinishedRun) -> Any:
-    """Perplexity of every task over the stream; where something is past, how it changed since, and the area of that."""
-    called, end = names(run.tasks), run.stretches[-1].end
-    has_past = any(run.tables["perplexity"].past(step) for step in run.tables["perplexity"].steps)
-    figure = new_figure(13 if has_past else 5.5, 4)
-    left, *others = figure.subplots(1, 3 if has_past else 1, squeeze=False)[0]
-    for index, stretch in enumerate(run.stretches):
-        draw_perplexity(left, run, stretch.task, label=label(called[stretch.task]), **look(index))
-    tidy(left, run.stretches, called, end, "validation perplexity")
-    log_ticks(left)
-    if has_past:
-        left.plot([], [], color="#222", linewidth=2.2, label="mean of past tasks (middle, right)")
-        _draw_changes(others[0], run)
-        tidy(others[0], run.stretches, called, end, "forgotten since its own training (nats)")
-        _draw_areas(others[1], run)
-        tidy(others[1], run.stretches, called, end, "area under the forgetting curve (nats)")
-        for axes in others:
-            at_least(axes, 0.1)
-    add_legend(figure, left)
-    return figure
-
-
-def changes(run: FinishedRun, stretch: Stretch) -> list[tuple[int, float]]:
-    """How much worse a task's log-perplexity is than right after its own training, from there on; below 0 is better."""
-    table = run.tables["perplexity"]
+def changes(run: Run, stretch: Stretch) -> Points:
+    """How much worse a task's log-perplexity is than right after its own training; below 0 it is better."""
+    table = run.perplexity
     after = [step for step in table.steps if step >= stretch.end and table.has(step, stretch.task)]
     post = table.post(stretch)
     return [(step, table.metric.gap(better=post, worse=table.value(step, stretch.task))) for step in after]
 
 
-def _draw_changes(axes: Any, run: FinishedRun) -> None:
-    """Forgetting with its sign: rising is lost, falling is gained."""
-    axes.axhline(0.0, color="#777", linewidth=0.8, zorder=1)
-    total: dict[int, list[float]] = {}
-    for index, stretch in enumerate(run.stretches):
-        points = changes(run, stretch)
-        if len(points) > 1:
-            plot(axes, points, linewidth=1.2, **look(index))
-        for step, value in points:
+def mean_changes(run: Run) -> Points:
+    """The mean of `changes` over the tasks that are past."""
+    by_step: dict[int, list[float]] = {}
+    for stretch in run.stretches:
+        for step, value in changes(run, stretch):
             if step > stretch.end:
-                total.setdefault(step, []).append(value)
-    means = [(step, sum(values) / len(values)) for step, values in sorted(total.items())]
-    plot(axes, means, color="#222", linewidth=2.2, zorder=3)
+                by_step.setdefault(step, []).append(value)
+    return [(step, sum(values) / len(values)) for step, values in sorted(by_step.items())]
 
 
-def _draw_areas(axes: Any, run: FinishedRun) -> None:
-    areas = aufc_curve(run.tables["perplexity"])
-    for index, stretch in enumerate(run.stretches):
-        points = [(step, values[stretch.task]) for step, values in areas if stretch.task in values]
-        plot(axes, points, linewidth=1.2, **look(index))
-    draw_mean_area(axes, run, color="#222", linewidth=2.2, zorder=3)
+def draw_curve(axes: Any, curve: pd.DataFrame, colour: str, transform: Callable[[Any], Any] = np.asarray) -> float:
+    """A line with a band from the lowest to the highest seed; returns the height of its end."""
+    if curve.empty:
+        return math.nan
+    steps = curve.index.to_numpy()
+    axes.plot(steps, transform(curve["mean"]), color=colour)
+    axes.fill_between(steps, transform(curve.low), transform(curve.high), color=colour, alpha=0.18, linewidth=0)
+    return float(transform(curve["mean"].iloc[-1:])[0])
 
 
-def draw_mean_area(axes: Any, run: FinishedRun, **line: Any) -> None:
-    """AUFC over the stream, its mean over past tasks."""
-    means = [(step, mean(list(values.values()))) for step, values in aufc_curve(run.tables["perplexity"])]
-    plot(axes, [(step, value) for step, value in means if value is not None], **line)
+def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[Stretch, ...], int]:
+    """The tasks' stretches that are shaded, and the last step."""
+    runs = [run for variant in variants for run in table.runs_of(variant)]
+    longest = max(runs, key=lambda run: (len({s.start for s in run.stretches}), run.end))
+    return longest.stretches, max(run.end for run in runs)
 
 
-def at_least(axes: Any, height: float) -> None:
-    """An axis with 0 on it that is not filled by next to nothing."""
+def data_words(table: RunTable, variants: Sequence[str]) -> str:
+    """For every caption: order, model sizes, length, seeds."""
+    rows = table.variants.loc[list(variants)]
+    order = " → ".join(table.task_titles.get(task, task) for task in table.order.split(" → "))
+    sizes = sorted({f"{count / 1e6:.2g}" for count in rows.parameters}, key=float)
+    size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else sizes[0]
+    seeds = sorted(set(rows.n))
+    n = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+    steps = max(run.end for variant in variants for run in table.runs_of(variant))
+    return f"{order}; {size} million parameters; {steps:,} steps; n = {n} seed{'s' if n != '1' else ''}."
+
+
+def selection_words(table: RunTable, drawn: Iterable[str]) -> str:
+    """Which variants are not drawn, and why."""
+    drawn = list(drawn)
+    more = len([variant for variant in table.learned if variant not in drawn])
+    failed = [variant for variant in table.competitors if variant not in table.learned]
+    words = f" Drawn are {len(drawn)} of {len(drawn) + more} variants, spread over the ranking." if more else ""
+    if failed:
+        words += f" Left out, because they did not learn all their tasks: {', '.join(failed)}."
+    return words
+
+
+def extremes(table: RunTable, measure: Measure, variants: Sequence[str]) -> str:
+    """Forgetting is lowest for A (0.2 nats) and highest for B (0.9 nats)."""
+    name = measure.title.split(",")[0]
+    means = table.means(measure)["mean"]
+    means = means.loc[means.index.intersection(list(variants))].dropna()
+    if means.empty:
+        return f"{name} was not measured".capitalize()
+    low, high = str(means.idxmin()), str(means.idxmax())
+    numbers = {variant: f"{number_text(means[variant])} {measure.unit}".strip() for variant in (low, high)}
+    words = f"{name[0].upper()}{name[1:]} is"
+    if numbers[low] == numbers[high]:
+        return f"{words} {numbers[low]}" + (" for every variant" if len(means) > 1 else "")
+    return f"{words} lowest for {shorten(low)} ({numbers[low]}) and highest for {shorten(high)} ({numbers[high]})"
+
+
+# ------------------------------------------------------------------------------------------------------ the figures
+
+
+def curves_figure(table: RunTable) -> Picture:
+    """Perplexity of every task over training."""
+    drawn = drawn_variants(table)
+    tasks = table.all_tasks
+    if len(tasks) > 6:
+        tasks = [tasks[place] for place in np.linspace(0, len(tasks) - 1, 6).round().astype(int)]
+    title = extremes(table, table.final_loss, list(drawn))
+    picture = Picture("curves", title, len(tasks))
+    stretches, end = _stretches(table, drawn)
+    for place, (axes, task) in enumerate(zip(picture.panels, tasks, strict=True)):
+        ends = []
+        for variant, (colour, _) in drawn.items():
+            curve = variant_curve(table, variant, log_perplexities(task))
+            ends.append((draw_curve(axes, curve, colour, lambda logs: np.exp(np.asarray(logs))), variant, colour))
+        axes.set_yscale("log")
+        axes.set_title(label(table.task_titles[task], 30), pad=16)
+        if place % 3 == 0:
+            axes.set_ylabel("validation perplexity")
+        picture.figure.draw_without_rendering()
+        draw_tasks(axes, stretches, table.task_titles, end)
+        plain_log_ticks(axes.yaxis)
+        if place % 3 == 2 or place == len(tasks) - 1:
+            label_ends(axes, ends)
+    shown = f" {len(tasks)} of {len(table.all_tasks)} tasks are shown." if len(tasks) < len(table.all_tasks) else ""
+    picture.caption = (
+        "Validation perplexity of every task over training, log scale. Lines: mean over seeds; bands: lowest to "
+        f"highest seed; shaded: the tasks' own training. {data_words(table, list(drawn))}"
+        f"{shown}{selection_words(table, drawn)}"
+    )
+    return picture
+
+
+def forgetting_figure(table: RunTable) -> Picture:
+    """How much worse past tasks have become."""
+    drawn = drawn_variants(table)
+    found = {variant: variant_curve(table, variant, mean_changes) for variant in drawn}
+    if all(curve.empty for curve in found.values()):
+        raise LeftOut("needs runs that train at least two tasks one after another")
+    title = extremes(table, FORGETTING, list(drawn))
+    picture = Picture("forgetting", title, height=3.4)
+    axes = picture.panels[0]
+    stretches, end = _stretches(table, drawn)
+    ends = [(draw_curve(axes, found[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
+    axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
+    axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
     low, high = axes.get_ylim()
-    high = max(high, height)
-    axes.set_ylim(min(low, -0.03 * high), high)
-    linear_ticks(axes.yaxis)
+    axes.set_ylim(min(low, -0.01), max(high, 0.1))
+    picture.figure.draw_without_rendering()
+    draw_tasks(axes, stretches, table.task_titles, end)
+    label_ends(axes, ends)
+    picture.caption = (
+        "Mean over past tasks of the rise in log-perplexity since the end of their own training; below 0 they have "
+        "become better. A rise of 0.1 nats is about 10 % more perplexity. Lines: mean over seeds; bands: lowest to "
+        f"highest seed. {data_words(table, list(drawn))}{selection_words(table, drawn)}"
+    )
+    return picture
 
 
-def draw_hippocampus(run: FinishedRun, path: Path) -> None:
-    save(hippocampus_figure(run), path)
+def _scatter(
+    table: RunTable, picture: Picture, across: Measure, up: Measure, drawn: dict[str, tuple[str, str]]
+) -> list[str]:
+    """All learned variants as points with intervals: the drawn ones in colour and with names, the others grey."""
+    axes = picture.panels[0]
+    x, y = table.means(across), table.means(up)
+    shown = [v for v in table.learned if v in x.index and v in y.index]
+    shown = [v for v in shown if math.isfinite(x["mean"][v]) and math.isfinite(y["mean"][v])]
+    if len(shown) < 2:
+        raise LeftOut("needs two variants that learned their tasks")
+    for variant in shown:
+        colour, marker = drawn.get(variant, (ink("pale"), "o"))
+        place = (x["mean"][variant], y["mean"][variant])
+        axes.plot(*place, marker=marker, color=colour, markersize=6.5, zorder=3 if variant in drawn else 2)
+    axes.margins(0.12)
+    limits = axes.get_xlim(), axes.get_ylim()
+    for variant in (variant for variant in shown if variant in drawn):
+        place = (x["mean"][variant], y["mean"][variant])
+        for frame, middle, key in ((x, place[0], "xerr"), (y, place[1], "yerr")):
+            reach = [[max(0.0, middle - frame.low[variant])], [max(0.0, frame.high[variant] - middle)]]
+            if np.isfinite(reach).all():
+                axes.errorbar(*place, **{key: reach}, fmt="none", ecolor=drawn[variant][0], elinewidth=1, alpha=0.5)
+    axes.set(xlim=limits[0], ylim=limits[1], xlabel=across.label, ylabel=up.label)
+    return shown
 
 
-def hippocampus_figure(run: FinishedRun) -> Any:
-    """The paper's panels of write dynamics, without those that would only repeat another or stay at one number."""
-    shown, said = worth_showing([run], WRITES)
-    columns = 2 if len(shown) == 4 else min(3, len(shown))  # no panel stands alone in its row beside two empty places
-    rows = math.ceil(len(shown) / columns)
-    figure = new_figure(max(6.0, 4.2 * columns), 3 * rows)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (name, title) in zip(panels, shown, strict=False):
-        curve = train_curve(run, name)
-        plot(axes, curve, color=COLOURS[0], linewidth=1.0)
-        tidy(axes, run.stretches, names(run.tasks), run.stretches[-1].end, title)
-        quiet_axis(axes, [value for _, value in curve])
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
-    if said:
-        width, height = figure.get_size_inches()
-        lines = textwrap.wrap(said.strip(), int(width / 0.07))
-        figure.set_size_inches(width, height + 0.2 * len(lines))
-        figure.supxlabel("\n".join(lines), fontsize=8, color="#555", x=0.01, ha="left")
-    return figure
+def _name_points(table: RunTable, picture: Picture, across: Measure, up: Measure, shown: Sequence[str],
+                 drawn: dict[str, tuple[str, str]]) -> None:  # fmt: skip
+    picture.figure.draw_without_rendering()
+    x, y = table.means(across)["mean"], table.means(up)["mean"]
+    named = [variant for variant in shown if variant in drawn]
+    label_points(picture.panels[0], [(x[v], y[v], v, drawn[v][0]) for v in named])
 
 
-def draw_comparison(runs: list[FinishedRun], path: Path) -> None:
-    """Perplexity of every task, one panel each, and AUFC: one line per run."""
-    tasks = runs[0].tasks
-    count = len(tasks) + 1
-    columns = min(4, count)
-    rows = math.ceil(count / columns)
-    figure = new_figure(4.2 * columns, 3.6 * rows)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    most = max(runs, key=lambda run: len({stretch.start for stretch in run.stretches})).stretches
-    called, end = names(tasks), max(run.stretches[-1].end for run in runs)
-    for axes, task in zip(panels, tasks, strict=False):
-        for number, run in enumerate(runs):
-            draw_perplexity(axes, run, task, label=label(run.name), **look(number))
-        tidy(axes, most, called, end, f"{called[task]}: validation perplexity")
-        log_ticks(axes)
-    for number, run in enumerate(runs):
-        draw_mean_area(panels[count - 1], run, linewidth=1.5, **look(number))
-    tidy(panels[count - 1], most, called, end, "forgetting area (mean of past tasks, nats)")
-    at_least(panels[count - 1], 0.1)
-    for axes in panels[count:]:
-        axes.set_visible(False)
-    add_legend(figure, panels[0])
-    save(figure, path)
+def _grey_words(shown: Sequence[str], drawn: Iterable[str]) -> str:
+    grey = len(set(shown) - set(drawn))
+    return f" Grey: {grey} further variants, named in the tables." if grey else ""
+
+
+def keeping_figure(table: RunTable) -> Picture:
+    """What was kept against what was learned."""
+    drawn = drawn_variants(table)
+    title = extremes(table, FORGETTING, table.learned)
+    picture = Picture("keeping_learning", title, height=4.2)
+    shown = _scatter(table, picture, OWN_LOSS, FORGETTING, drawn)
+    picture.panels[0].set(xlabel="loss right after each task's own training (nats)  ← learned better",
+                          ylabel="forgetting at the end (nats)  ↓ kept better")  # fmt: skip
+    _name_points(table, picture, OWN_LOSS, FORGETTING, shown, drawn)
+    picture.caption = (
+        "How well tasks were learned (across: mean log-perplexity right after their own training) and how much was "
+        "lost since (up: mean rise of past tasks). The best place is the lower left. Whiskers: 95 % t-intervals, cut "
+        f"at the frame. {data_words(table, shown)}{_grey_words(shown, drawn)}{selection_words(table, shown)}"
+    )
+    return picture
+
+
+def cost_figure(table: RunTable) -> Picture:
+    """Final loss against training FLOPs."""
+    drawn = drawn_variants(table)
+    title = extremes(table, table.final_loss, table.learned)
+    picture = Picture("cost", title, height=4.2)
+    shown = _scatter(table, picture, FLOPS, table.final_loss, drawn)
+    values = table.means(FLOPS)["mean"].loc[shown]
+    if values.max() <= 1.02 * values.min():
+        raise LeftOut("needs variants whose training costs differ by more than 2 %")
+    axes = picture.panels[0]
+    axes.set(xlabel="training FLOPs of a run  ← cheaper", ylabel="final loss (nats)  ↓ better")
+    axes.xaxis.set_major_formatter(EngFormatter(unit="FLOP"))
+    _name_points(table, picture, FLOPS, table.final_loss, shown, drawn)
+    picture.caption = (
+        "Final loss, the mean log-perplexity of all tasks after the last step, against FLOPs of matrix products in "
+        f"training, replay included. Whiskers: 95 % t-intervals, cut at the frame. {data_words(table, shown)}"
+        f"{_grey_words(shown, drawn)}{selection_words(table, shown)}"
+    )
+    return picture
+
+
+def final_figure(table: RunTable) -> Picture:
+    """Final loss and forgetting of every variant with intervals, best first."""
+    means = table.means(table.final_loss)
+    rows = means.loc[means.index.intersection(table.learned)].dropna(subset=["mean"]).sort_values("mean")
+    if len(rows) < 2:
+        raise LeftOut("needs two variants that learned their tasks")
+    hidden, rows = max(0, len(rows) - MAX_ROWS), rows.iloc[:MAX_ROWS]
+    title = extremes(table, table.final_loss, list(rows.index))
+    measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
+    picture = Picture("final_scores", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
+    for axes, measure in zip(picture.panels, measures, strict=True):
+        found = table.means(measure).reindex(rows.index)
+        _rows(axes, found, dict.fromkeys(map(str, rows.index), COLOURS[0]), first=axes is picture.panels[0])
+        axes.set_xlabel(f"{measure.title.split(',')[0]} ({measure.unit})  ← better")
+    references = [v for v in table.variants.index if v not in table.competitors and v in means.index
+                  and len(table.example(v).order) == len(table.all_tasks)]  # fmt: skip
+    if references:
+        best = min(references, key=lambda variant: means["mean"][variant])
+        picture.panels[0].axvline(means["mean"][best], color=ink("grey"), linestyle=":", linewidth=1.2)
+    picture.caption = (
+        "Final loss, the mean log-perplexity of all tasks after the last step, and forgetting (AUFC), the area under "
+        "the forgetting curve; lower is better. Mean over seeds with 95 % t-interval; without a line: one seed. "
+        + (f"Dotted: {best}, a reference. " if references else "")
+        + data_words(table, list(rows.index))
+        + (f" {hidden} further variants end worse." if hidden else "")
+        + selection_words(table, table.learned)
+    )
+    return picture
+
+
+def _rows(axes: Any, found: pd.DataFrame, colours: dict[str, str], *, first: bool) -> None:
+    """One row per variant: a dot with its interval; names on the left panel only."""
+    places = np.arange(len(found))[::-1]
+    middles = found["mean"].to_numpy()
+    span = np.nanmax(middles) - np.nanmin(middles) if np.isfinite(middles).any() else 1.0
+    for place, (variant, row) in zip(places, found.iterrows(), strict=True):
+        colour = colours[str(variant)]
+        if math.isfinite(row.low) and math.isfinite(row.high):
+            axes.plot([row.low, row.high], [place, place], color=colour, alpha=0.45, linewidth=2.2)
+        axes.plot([row["mean"]], [place], "o", color=colour, markersize=4.5)
+    reach = 0.35 * span if span > 0 else 0.1
+    axes.set_xlim(np.nanmin(middles) - reach, np.nanmax(middles) + reach)
+    axes.set_ylim(-0.7, len(found) - 0.3)
+    axes.set_yticks(places, [label(str(variant), 46) for variant in found.index] if first else [""] * len(found))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=ink("pale"), linewidth=0.4, alpha=0.6)
+
+
+VERDICT_COLOURS = {"better": "#0072B2", "worse": "#D55E00", "equivalent": "#009E73", "undecided": "#8a8a8a"}
+
+
+def differences_figure(table: RunTable) -> Picture:
+    """The reference against every other variant, with verdicts."""
+    measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
+    found = {measure.name: table.differences(measure) for measure in measures}
+    main = found[table.final_loss.name]
+    rows = [str(variant) for variant in main.sort_values("mean").index if variant in table.learned]
+    if not rows:
+        raise LeftOut("needs a second variant that learned its tasks on a seed that the reference has too")
+    hidden, rows = max(0, len(rows) - MAX_ROWS), rows[:MAX_ROWS]
+    counts = main.verdict.loc[rows].value_counts()
+    parts = [f"{verdict} in {counts[verdict]}" for verdict in VERDICT_COLOURS if verdict in counts]
+    title = f"{shorten(table.reference)} against {len(rows)} variants, final loss: {', '.join(parts)}"
+    picture = Picture("differences", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
+    for axes, measure in zip(picture.panels, measures, strict=True):
+        frame = found[measure.name].reindex(rows)
+        colours = {variant: VERDICT_COLOURS.get(str(frame.verdict[variant]), ink("pale")) for variant in rows}
+        _rows(axes, frame, colours, first=axes is picture.panels[0])
+        axes.axvline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
+        axes.set_title(measure.title.split(",")[0])
+        axes.set_xlabel(f"{label(table.reference, 18)} − other ({measure.unit})\n← {label(table.reference, 18)} better")
+    tones = "blue: the reference is better, orange: worse, green: equivalent, grey: undecided"
+    picture.caption = (
+        f"{table.reference} − other variant on equal seeds, mean with 95 % t-interval, cut at the frame. Colours are "
+        f"verdicts at a Holm-corrected p below 0.05: {tones}. Without a line: one pair, which decides nothing. "
+        f"{data_words(table, rows)}" + (f" {hidden} further variants are in the table." if hidden else "")
+        + selection_words(table, table.learned)
+    )  # fmt: skip
+    return picture
+
+
+STRENGTHS = (
+    ("replay/coefficient", "weight of the replay loss"),
+    ("replay/share", "share of replayed tokens in a step"),
+)
+
+
+def train_points(path: str) -> Callable[[Run], Points]:
+    def points(run: Run) -> Points:
+        steps, values = run.series("train", path)
+        every = max(1, len(steps) // MAX_POINTS)
+        return list(zip(steps[::every], values[::every], strict=True))
+
+    return points
+
+
+def replay_figure(table: RunTable) -> Picture:
+    """What the replay controller did."""
+    controlled = [v for v in table.learned if table.example(v).config.control.mode == "closed_loop"]
+    panels = []
+    for path, words in STRENGTHS:
+        found = {v: variant_curve(table, v, train_points(path)) for v in controlled}
+        found = {v: curve for v, curve in found.items() if not curve.empty and curve["mean"].nunique() > 1}
+        if found:
+            panels.append((words, found))
+    if not panels:
+        raise LeftOut("needs a run with a replay controller (control.mode=closed_loop)")
+    last = {v: curve["mean"].iloc[-1] for _, found in panels for v, curve in found.items()}
+    low, high = min(last.values()), max(last.values())
+    ends = number_text(low) if number_text(low) == number_text(high) else f"{number_text(low)} to {number_text(high)}"
+    picture = Picture(
+        "replay",
+        f"The replay controller ends at a {panels[0][0].split()[0]} of {ends}",
+        len(panels),
+        columns=1,
+        height=3.0,
+    )
+    for axes, (words, found) in zip(picture.panels, panels, strict=True):
+        drawn = drawn_variants(table, list(found))
+        stretches, end = _stretches(table, drawn)
+        heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
+        axes.set_ylabel(words)
+        axes.set_ylim(bottom=0)
+        picture.figure.draw_without_rendering()
+        draw_tasks(axes, stretches, table.task_titles, end)
+        label_ends(axes, heights)
+    drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
+    picture.caption = (
+        "Strength of replay over training, as the controller set it. Lines: mean over seeds; bands: lowest to highest "
+        f"seed. {data_words(table, drawn_all)}"
+    )
+    return picture
+
+
+def orders_figure(table: RunTable) -> Picture:
+    """Forgetting of variants that were trained in several orders of the tasks."""
+    by_order = {order: table.means(AUFC, order=order)["mean"] for order in table.orders}
+    frame = pd.DataFrame(by_order)
+    frame = frame.loc[[v for v in table.learned if v in frame.index and frame.loc[v].notna().sum() > 1]]
+    if frame.empty:
+        raise LeftOut("needs a variant that was trained in several orders of the tasks (stream.order)")
+    drawn = drawn_variants(table, list(frame.index))
+    spread = (frame.max(axis=1) - frame.min(axis=1)).loc[list(drawn)]
+    title = f"Forgetting by order of the tasks: the order changes it by {spread.min():.2f} to {spread.max():.2f} nats"
+    picture = Picture("orders", title, height=3.6)
+    axes = picture.panels[0]
+    orders = [order for order in table.orders if frame[order].notna().any()]
+    for variant, (colour, marker) in drawn.items():
+        axes.plot(range(len(orders)), frame.loc[variant, orders], marker=marker, color=colour, linewidth=0.8)
+    words = [
+        " →\n".join(label(table.task_titles.get(task, task), 16) for task in order.split(" → ")) for order in orders
+    ]
+    axes.set_xticks(range(len(orders)), words if len(orders) <= 8 else [str(place + 1) for place in range(len(orders))])
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("forgetting (AUFC) at the end (nats)\n↓ better")
+    picture.figure.draw_without_rendering()
+    label_ends(axes, [(frame.loc[variant, orders].iloc[-1], variant, colour) for variant, (colour, _) in drawn.items()])
+    picture.caption = (
+        "Forgetting (AUFC) at the end of every order of the tasks that a variant was trained in, mean over its seeds "
+        f"in that order. {data_words(table, list(drawn))}"
+    )
+    return picture
+
+
+FIGURES: tuple[tuple[str, Callable[[RunTable], Picture]], ...] = (
+    ("Perplexity over training", curves_figure),
+    ("Forgetting over training", forgetting_figure),
+    ("Final scores", final_figure),
+    ("Differences", differences_figure),
+    ("Keeping against learning", keeping_figure),
+    ("Final loss against cost", cost_figure),
+    ("Orders of the tasks", orders_figure),
+    ("Replay controller", replay_figure),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ one run
+
+
+MEMORY_SIGNALS = (
+    ("hippocampus/surprise_mean", "mean surprise"),
+    ("hippocampus/threshold", "write threshold"),
+    ("hippocampus/keep_fraction", "share of candidates that were written"),
+)
+
+
+def run_figure(run: Run, *, is_continued: bool = False) -> Any:
+    """One run: the perplexity of every task and, if a task is past, how much worse it has become.
+
+    The steps of a continued run are its own, so tasks of the parent are compared with the parent.
+    """
+    has_past = any(run.perplexity.past(step) for step in run.perplexity.steps)
+    title = f"{run.name}: {_lost_words(run, is_continued)}"
+    picture = Picture("summary", title, 2 if has_past else 1, columns=2, height=3.3)
+    drawn = list(run.stretches)
+    if len(drawn) > MAX_SERIES:
+        drawn = [drawn[place] for place in np.linspace(0, len(drawn) - 1, MAX_SERIES).round().astype(int)]
+    scores, *rises = picture.panels
+    scores.set_title("validation perplexity", pad=16)
+    scores.set_yscale("log")
+    scored = {s.task: [(step, _exp(value)) for step, value in log_perplexities(s.task)(run)] for s in drawn}
+    _draw_run(picture, scores, run, scored)
+    plain_log_ticks(scores.yaxis)
+    for axes in rises:
+        since = "the parent or its own training" if is_continued else "its own training"
+        axes.set_title(f"rise of log-perplexity since {since} (nats)", pad=16, fontsize=9)
+        axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
+        risen = {s.task: changes(run, s) for s in drawn}
+        finite = [value for points in risen.values() for _, value in points if math.isfinite(value)]
+        axes.set_ylim(min([-0.01, *(1.1 * value for value in finite)]), max([0.1, *(1.1 * value for value in finite)]))
+        _draw_run(picture, axes, run, {task: points for task, points in risen.items() if len(points) > 1})
+    return picture.figure
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if math.isfinite(value) and value < 700 else math.nan
+
+
+def _draw_run(picture: Picture, axes: Any, run: Run, points: dict[str, Points]) -> None:
+    """One line per task, with its name at its end and gaps where a value is not a number."""
+    ends = []
+    for stretch, colour in zip([s for s in run.stretches if s.task in points], COLOURS, strict=False):
+        steps = [step for step, _ in points[stretch.task]]
+        values = [value if math.isfinite(value) else math.nan for _, value in points[stretch.task]]
+        axes.plot(steps, values, color=colour, marker="o", markersize=3)
+        ends += [(values[-1], stretch.task, colour)] if values else []
+    picture.figure.draw_without_rendering()
+    draw_tasks(axes, run.stretches, {}, max(1, run.end))
+    label_ends(axes, ends)
+
+
+def _lost_words(run: Run, is_continued: bool) -> str:
+    """What the run lost in one clause, for the title of its picture."""
+    lost = {task.removeprefix("cl/perplexity/forgetting/"): value for task, value in run.summary().items()
+            if task.startswith("cl/perplexity/forgetting/") and math.isfinite(value)}  # fmt: skip
+    if not lost:
+        return "no task is past yet"
+    task = max(lost, key=lambda name: lost[name])
+    if lost[task] < 0.005:
+        return "no past task became worse"
+    since = "in the parent" if is_continued else "right after its own training"
+    return f"perplexity of {task} is {math.expm1(lost[task]):.0%} higher than {since}"
+
+
+def memory_figure(run: Run) -> Any:
+    """What the episodic memory of one run did: surprise, write threshold and the share of candidates written."""
+    shown = [(path, words) for path, words in MEMORY_SIGNALS if run.series("train", path)[0]]
+    written = mean(run.series("train", "hippocampus/keep_fraction")[1])
+    title = "Episodic memory" if written is None else f"Episodic memory: {written:.0%} of the candidates were written"
+    picture = Picture("hippocampus", f"{run.name}. {title}", len(shown), height=2.8)
+    for axes, (path, words) in zip(picture.panels, shown, strict=True):
+        points = train_points(path)(run)
+        axes.plot([step for step, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.0)
+        axes.set_title(words, pad=16)
+        axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
+        picture.figure.draw_without_rendering()
+        draw_tasks(axes, run.stretches, {task: task for task in run.tasks}, max(1, run.end))
+    return picture.figure

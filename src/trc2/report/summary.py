@@ -9,10 +9,10 @@ from pathlib import Path
 
 from trc2.files import reading, write_atomically
 from trc2.metrics.exam import ROOT
-from trc2.report.figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.report.finished import FinishedRun, check_comparable, read_run, scores_in
 from trc2.report.lineage import own_part
 from trc2.report.markdown import markdown
+from trc2.report.old_figures import draw_comparison, draw_hippocampus, draw_summary
 from trc2.runs.ancestry import Ancestry
 from trc2.runs.folder import RunFolder
 

@@ -106,7 +106,7 @@ def title_of(config: RunConfig) -> str:
     elif missing == PARTS[:2]:
         title = f"{family.title} backbone + {replay}"
     elif missing:
-        title = f"{family.title} − {' − '.join(missing)}"
+        title = f"{family.title} without {' and '.join(missing)}"
         title += f" ({replay})" if "replay" not in missing and replay != "controlled replay" else ""
     elif isinstance(config.model, TRC2Config):
         title = family.title if replay == "controlled replay" else f"{family.title} ({replay})"

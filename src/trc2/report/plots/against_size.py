@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from trc2.report.evidence import Arm
-from trc2.report.figures import label
 from trc2.report.grid import Number
+from trc2.report.old_figures import label
 from trc2.report.plots.canvas import Picture, Sheet, grid_of, hide_rest, paler
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words
 from trc2.report.scope import METRIC_TITLES, LeftOut, Reading, Scope, boundary_score, parameters, text_metric

@@ -17,8 +17,8 @@ from typing import Any
 
 from trc2.files import write_atomically
 from trc2.report.evidence import Arm
-from trc2.report.figures import MAX_PIXELS, SHADES, label
 from trc2.report.grid import Number
+from trc2.report.old_figures import MAX_PIXELS, SHADES, label
 from trc2.report.plots.ticks import linear_ticks, tick_words
 from trc2.report.scope import NOT_LEARNT, Scope
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from trc2.metrics.forgetting import aufc_curve, mean
 from trc2.report.evidence import Arm
-from trc2.report.figures import label
 from trc2.report.finished import FinishedRun, gap_unit
+from trc2.report.old_figures import label
 from trc2.report.plots.against_size import score_label, text_choice
 from trc2.report.plots.canvas import GREY, Picture, Sheet, bands, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks

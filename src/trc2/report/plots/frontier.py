@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from trc2.report.evidence import PRIMARY, Arm
-from trc2.report.figures import label
 from trc2.report.finished import FinishedRun
 from trc2.report.grid import Number
+from trc2.report.old_figures import label
 from trc2.report.plots.against_size import score_label, text_choice, whiskers
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks, should_be_log, tick_words

@@ -7,7 +7,7 @@ import warnings
 
 from matplotlib.figure import Figure
 
-from trc2.report.figures import MAX_PIXELS
+from trc2.report.old_figures import MAX_PIXELS
 
 
 class InlineFigure(Figure):

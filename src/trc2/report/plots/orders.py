@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from trc2.report.evidence import Arm
-from trc2.report.figures import label
 from trc2.report.finished import gap_unit
 from trc2.report.grid import Number
 from trc2.report.names import order_of
+from trc2.report.old_figures import label
 from trc2.report.plots.canvas import GREY, Picture, Sheet, grid_of, hide_rest, paler
 from trc2.report.plots.curves import Spread, area_curve, draw_arms
 from trc2.report.plots.ticks import linear_ticks, log_ticks, tick_words

@@ -7,9 +7,9 @@ from typing import Any
 
 from trc2.report.contrast_tables import closed_shares, closing_ends, comparisons, repetition
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
-from trc2.report.figures import label
 from trc2.report.grid import Number
 from trc2.report.names import Family
+from trc2.report.old_figures import label
 from trc2.report.paper_tables import checkpoint_titles
 from trc2.report.plots.against_size import FILLED, score_label, text_choice, whiskers
 from trc2.report.plots.canvas import GREY, Picture, Sheet
