@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -188,3 +189,94 @@ def test_a_damaged_file_of_trial_runs_does_not_stop_the_check(
     done = trc2(*command(tmp_path / "child", "--replay-share", "0.1"))
     assert (done.code, "child.rehearsal.json" in done.err) == (3, True)
     assert "rehearsal" not in content(tmp_path / "child")
+
+
+# ----------------------------------------------------------------------------------------- text that a saved model knew
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    return load_run(trained).export(tmp_path / "model")
+
+
+@pytest.fixture
+def go_on(model: Path, colours: TaskConfig, tiny_data: Path) -> Callable[..., list[str]]:
+    def build(child: Path, *more: str, task: Path | str = colours.folder or "") -> list[str]:
+        sizes = ["train.batch_size=2", "eval.batch_size=4", f"stream.cache={tiny_data / 'cache'}"]
+        return ["continue", str(model), "--task", f"new={task}", "--steps", "1", "--out", str(child), *sizes, *more]
+
+    return build
+
+
+def write_rows(path: Path, names: range, words: tuple[str, ...] = ("fig", "pear", "plum")) -> Path:
+    """Documents of 40 words each, one row and one number each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in names:
+        chance = random.Random(name)
+        rows.append(json.dumps({"text": f"{name}: " + " ".join(chance.choice(words) for _ in range(40))}))
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_kept_text_that_is_trained_on_is_refused_before_training(
+    go_on: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(30)).parent
+    limit = ["--keep", f"old={keep}", "--max-forgetting", "0.5"]
+    done = trc2(*go_on(tmp_path / "child", *limit, task=keep))
+    assert (done.code, "old/validation leaves" in done.err) == (2, True), done.err
+    seeds = f"stream.replay_seed_files=[{keep}]"
+    assert trc2(*go_on(tmp_path / "child", *limit, seeds)).code == 2
+    assert not (tmp_path / "child").exists()
+
+
+def test_documents_that_are_trained_on_are_not_judged(go_on: Callable[..., list[str]], tmp_path: Path) -> None:
+    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(10)).parent  # too few to be replayed as well
+    new = write_rows(tmp_path / "new.jsonl", range(6, 40))
+    limit = ["--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"]
+    done = trc2(*go_on(tmp_path / "child", *limit, task=new))
+    assert done.code == 0, done.err
+    found = json.loads(done.out)["tasks"]["old"]
+    assert (found["documents"], found["excluded"]) == (6, 4)
+    assert "4 of 10 documents of old/validation" in done.out + done.err
+    assert "6 documents, 4 that were trained on left out" in (tmp_path / "child" / "summary.md").read_text()
+
+
+def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(
+    go_on: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(40)).parent
+    done = trc2(*go_on(tmp_path / "child", "--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"))
+    assert done.code == 0, done.err
+    child = RunFolder(tmp_path / "child")
+    splits = child.data()["tasks"]["old"]["splits"]
+    judged, replayed = splits["validation"]["documents"], splits["train"]["documents"]
+    assert judged + replayed == 40
+    assert min(judged, replayed) >= 10
+    assert child.data()["seeds"][0]["sha256"] == splits["train"]["sha256"]
+    assert child.data()["overlap"]["old/validation"]["old"] == 0.0
+    found = json.loads(done.out)["tasks"]["old"]
+    assert (found["documents"], found["excluded"]) == (judged, 0)
+    assert trc2(*go_on(tmp_path / "none", "--keep", f"old={keep}", "--replay-share", "0")).code == 0
+    whole = RunFolder(tmp_path / "none").data()["tasks"]["old"]["splits"]
+    assert (whole["validation"]["documents"], whole["train"]["documents"]) == (40, 0)  # nothing is replayed
+    again = continue_run(child.path, tmp_path / "again", TaskConfig(name="more", folder=str(keep), steps=1), QUIET)
+    assert [task.task for task in judge_child(again, print).tasks] == ["old", "new"]  # type: ignore[union-attr]
+
+
+def test_little_kept_text_is_judged_whole(go_on: Callable[..., list[str]], tmp_path: Path) -> None:
+    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(3)).parent  # far less than a step takes
+    done = trc2(*go_on(tmp_path / "child", "--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"))
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["tasks"]["old"]["documents"] == 3
+
+
+def test_a_check_that_cannot_be_passed_is_refused_before_training(
+    go_on: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    one = write_rows(tmp_path / "keep" / "old.jsonl", range(1)).parent
+    done = trc2(*go_on(tmp_path / "child", "--keep", f"old={one}", "--max-forgetting", "1e9"))
+    assert (done.code, "1 of 1 documents" in done.err) == (2, True), done.err
+    assert not (tmp_path / "child").exists()
+    assert trc2(*go_on(tmp_path / "child", "--keep", f"old={one}")).code == 0  # nothing is decided

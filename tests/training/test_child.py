@@ -24,7 +24,8 @@ from trc2.report.summary import write_summary
 from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.checkpoint import load_checkpoint, name_of, weights_of
 from trc2.runs.folder import RunFolder
-from trc2.training.gate import Verdict, known_before
+from trc2.training.gate import Verdict
+from trc2.training.heldout import known_before
 from trc2.training.resume import continue_run, resume_run
 from trc2.training.start import start_run
 from trc2.training.wish import Wish, child_config, default_folder
@@ -86,7 +87,7 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
     expected = Ancestry(str(parent), 6, ("colours", "music"), is_run=True, weights=weights)
     assert replace(ancestry, relative=None) == expected
     assert (child / str(ancestry.relative)).samefile(parent)
-    assert known_before(RunFolder(child)) == list(TINY_TASKS)
+    assert known_before(RunFolder(child).config(), ancestry) == list(TINY_TASKS)
     for path in sorted((child / "checkpoints").iterdir())[1:]:
         path.rename(child / path.name)
     resume_run(child, [], QUIET)  # from what it inherited, to the same end

@@ -26,11 +26,11 @@ from trc2.training.gate import (
     TaskVerdict,
     Verdict,
     document_losses,
-    held_out_split,
     judge,
     judge_child,
     read_verdict,
 )
+from trc2.training.heldout import HeldOut, held_out_split
 from trc2.training.rehearsal import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
 from trc2.training.resume import continue_run
 from trc2.training.start import start_run
@@ -58,9 +58,11 @@ def test_losses_of_documents_add_up_to_the_loss_of_the_split(parent: Path) -> No
     assert config.stream is not None
     task = prepare_stream(config.stream, tokenizer=folder.tokenizer()).tasks["fruit"]
     model, cpu = folder.model(print)[0], torch.device("cpu")
-    losses, tokens = document_losses(model, task, config, cpu)
-    assert len(losses) == 8
     assert held_out_split(task) == "test"
+    losses, tokens = document_losses(model, HeldOut(task, "test", np.ones(8, dtype=bool)), config, cpu)
+    assert len(losses) == 8
+    second = document_losses(model, HeldOut(task, "test", np.arange(8) == 1), config, cpu)
+    assert (second[0].tolist(), second[1].tolist()) == ([losses[1]], [tokens[1]])
     with evaluation_mode(model):
         whole = tally(model, SplitWindows(task, config.train.sequence_length).eval_batches("test", 4), cpu)
     assert losses.sum() == pytest.approx(whole.nll)

@@ -305,7 +305,7 @@ def continue_from(
     """
     parent = Path(source)
     cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
-    kept = [task.replace(holdout=0.5) for task in task_configs(keep, None, cache)] if keep else []
+    kept = task_configs(keep, None, cache) if keep else []
     check_gate(parent, kept, max_forgetting)
     new = task_configs(tasks, steps, cache)
     child = default_folder(parent, new) if folder is None else Path(folder)

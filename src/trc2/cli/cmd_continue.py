@@ -67,7 +67,7 @@ def continue_(
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
-    kept = [_task_of(word, "--keep", steps, format_).replace(holdout=0.5) for word in keep]  # none of it is trained
+    kept = [_task_of(word, "--keep", steps, format_) for word in keep]
     check_gate(parent, kept, max_forgetting)
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())

@@ -63,8 +63,10 @@ class TaskConfig(Section):
     splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
     format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
     encoding: str = Field("utf-8", description="of plain text and .jsonl files, e.g. latin-1 or cp1252")
-    holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.05, description="share of train documents that become validation where there is none, at least one document"
+    holdout: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.05,
+        description="share of train documents that become validation where there is none, at least one document; 1: "
+        "all, for text that is measured and not trained",
     )
     max_document_bytes: Annotated[int, Field(ge=1, le=MAX_DOCUMENT_BYTES)] = Field(
         1_000_000, description="longer documents are skipped and counted"
@@ -137,8 +139,11 @@ class StreamConfig(Section):
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
     replay_seed_files: tuple[str, ...] = Field(
         (),
-        description="files of general text, .jsonl, .txt or .parquet, that fill the replay stores before the first "
-        "step, as if they had been trained on; `trc2 dream` makes one from the model itself",
+        description="files or folders of general text, .jsonl, .txt or .parquet, that fill the replay stores before "
+        "the first step, as if they had been trained on; `trc2 dream` makes one from the model itself",
+    )
+    replay_seed_tasks: tuple[str, ...] = Field(
+        (), description="tasks that are measured and not trained, whose train text fills the replay stores likewise"
     )
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
 
@@ -162,6 +167,12 @@ class StreamConfig(Section):
         for name in self.only or ():
             if name not in names:
                 raise ValueError(f"only names '{name}', which is no task: {did_you_mean(name, names)}")
+        for name in self.replay_seed_tasks:
+            if name not in names or self.only is None or name in self.only:
+                raise ValueError(
+                    f"replay_seed_tasks names '{name}', which is not among the tasks that are only measured: leave it "
+                    "out, or name the trained tasks by only."
+                )
         if self.only == ():
             raise ValueError("only is empty: name at least one task, or leave it out.")
         if self.order is not None and sorted(self.order) != sorted(names):

@@ -38,12 +38,14 @@ class Ancestry:
     weights: str | None = None
     limit: float | None = None
     foretold: Foretold | None = None
+    kept: tuple[str, ...] = ()  # texts of --keep: of this run, and of those it goes on from
     relative: str | None = None  # the parent as seen from the child's folder, for commands from elsewhere
 
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit, "relative": self.relative}
+        content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit}
+        content |= {"kept": list(self.kept), "relative": self.relative}
         if self.foretold is not None:
             predicted = self.foretold.predicted  # JSON has no NaN or infinity: they are words there
             shown = predicted if math.isfinite(predicted) else str(predicted)
@@ -84,5 +86,5 @@ def read_ancestry(path: Path) -> Ancestry:
         return Ancestry(
             parent, step, tuple(tasks), content.get("kind", "run") == "run", content.get("weights"), limit,
             None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"])),
-            content.get("relative"),
+            tuple(map(str, content.get("kept", ()))), content.get("relative"),
         )  # fmt: skip

@@ -79,11 +79,14 @@ class SplitWindows:
 
 
 class TaskData(SplitWindows):
-    """A task that is trained: its windows in an order of its own, less a control subset that is never trained on."""
+    """A task that is trained: its windows in an order of its own, less a control subset that is never trained on.
+
+    One that is only measured may have too little train text for a step, or none.
+    """
 
     def __init__(
         self, task: PreparedTask, index: int, *, length: int, batch_size: int, micro_batches: int, seed: int,
-        control_batches: int,
+        control_batches: int, is_trained: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(task, length, index)
         self.batch_size, self.micro_batches, self.seed = batch_size, micro_batches, seed
@@ -91,7 +94,7 @@ class TaskData(SplitWindows):
         wanted = control_batches * batch_size
         self.num_control = min(wanted, max(1, int(self.num_windows * MAX_CONTROL_SHARE)))
         needed = batch_size * micro_batches
-        if self.num_pool < needed:
+        if is_trained and self.num_pool < needed:
             raise UserError(
                 f"Task '{task.name}' has {task.splits['train'].tokens} train tokens, {max(0, self.num_pool)} sequences "
                 f"of {length} besides the control subset, but one step takes {needed}: give it more text, or lower "

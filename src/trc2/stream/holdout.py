@@ -29,7 +29,7 @@ class Holdout:
     @classmethod
     def of(cls, documents: Iterable[Document], share: float) -> Holdout:
         """Reads until there is a document on either side: a few dozen, or all of a small corpus."""
-        if share == 0.0:
+        if share in (0.0, 1.0):  # none, or all of them
             return cls(share)
         nearest, distance, count, text = None, 2.0, 0, ""
         sides = set()

@@ -145,16 +145,23 @@ def prepare_stream(
             if found is None and not isinstance(source, BuiltinSource):
                 raise
             tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
-    overlap = overlap_matrix(tasks, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
-    seeds = tuple(prepare_file(_seed_path(name, stream), "text", tokenizer, cache) for name in stream.replay_seed_files)
+    files = {
+        f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
+        for number, name in enumerate(stream.replay_seed_files, 1)
+    }
+    overlap = overlap_matrix(tasks, files, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
+    seeds = (*files.values(), *(tasks[name] for name in stream.replay_seed_tasks))
     return PreparedStream(tasks, tokenizer, overlap, seeds)
 
 
-def _seed_path(name: str, stream: StreamConfig) -> Path:
-    """As it is named, or below the data root."""
-    path = expanded(name)
-    below = expanded(stream.data_root or Path()) / name
-    return below if not path.is_file() and below.is_file() else path
+def _prepare_seed(name: str, stream: StreamConfig, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
+    """A file, or the train text of a folder, as it is named or below the data root."""
+    path, below = expanded(name), expanded(stream.data_root or Path()) / name
+    path = below if not path.exists() and below.exists() else path
+    if not path.is_dir():
+        return prepare_file(path, "text", tokenizer, cache)
+    task = TaskConfig(name="folder", folder=".", holdout=0.0)
+    return prepare_task(task, FileSource(task, path), tokenizer, cache)
 
 
 def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
@@ -237,7 +244,7 @@ def _pack_splits(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder:
         failpoint("pack")
         if bad.total():
             messages.append(f"{task.name}/{split}: {bad.sentence()}")
-    if splits["train"].tokens == 0:
+    if splits["train"].tokens == 0 and (task.holdout < 1.0 or splits["validation"].tokens == 0):
         raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
     return {
         "name": task.name,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -316,6 +317,12 @@ class DatasetSource(CarvingSource):
 
     def notes(self) -> list[str]:
         return []
+
+
+def has_documents(task: TaskConfig, stream: StreamConfig, count: int) -> bool:
+    """Whether a task's train text has at least so many documents, before any of them becomes validation."""
+    source = source_of(task.replace(holdout=0.0), stream)
+    return sum(1 for _ in islice(source.documents("train", BadRows()), count)) == count
 
 
 def check_task_names(wanted: Iterable[str], known: list[str]) -> None:

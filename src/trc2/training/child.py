@@ -34,6 +34,7 @@ from trc2.strategies import build_strategy
 from trc2.stream.cache import digest
 from trc2.training.chance import chance_unmoved
 from trc2.training.evaluate import score_task
+from trc2.training.heldout import check_held_out
 from trc2.training.loop import Trainer
 from trc2.training.start import describe_run, keep_diary, prepare_with_progress, set_up_process, warn_on
 from trc2.training.wish import Wish
@@ -76,6 +77,7 @@ def _inherit(
     """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
+    check_held_out(config, ancestry, prepared, warn_on(console))
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
     ranks.on_first(lambda: ancestry.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
@@ -170,6 +172,7 @@ def _adopt(
     """Write a run that stands before its first step, with the weights of a saved model."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console)
+    check_held_out(config, ancestry, prepared, warn_on(console))
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
     ranks.on_first(lambda: ancestry.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console))
@@ -237,10 +240,12 @@ def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console:
 def _ancestry(parent: Path, ended: Ended | None, path: Path, wish: Wish, config: RunConfig) -> Ancestry:
     assert config.stream is not None
     step = 0 if ended is None else ended.checkpoint.step
+    before = None if ended is None else ended.folder.ancestry()
+    kept = (*(() if before is None else before.kept), *(task.name for task in wish.keep))
     return Ancestry(
         str(parent), step, tuple(task.name for task in wish.tasks), is_run=ended is not None,
         weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=wish.limit,
-        foretold=wish.foretold, relative=relative_to(path, parent),
+        foretold=wish.foretold, kept=kept, relative=relative_to(path, parent),
     )  # fmt: skip
 
 

@@ -25,10 +25,12 @@ class Feed:
         self.plan, self.tokenizer, self.seeds = plan, prepared.tokenizer, prepared.seeds
         check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
+        learnt = {stretch.task for stretch in plan.stretches}
         self.tasks = {
             task.name: TaskData(
                 prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
                 micro_batches=train.micro_batches, seed=train.seed, control_batches=config.stream.control_batches,
+                is_trained=task.name in learnt,
             )
             for index, task in enumerate(config.stream.tasks)
         }  # fmt: skip
@@ -49,15 +51,15 @@ class Feed:
         return self.tasks[stretch.task].train_batches(step - stretch.start, share)
 
     def fill(self, stores: ReplayStores | None) -> None:
-        """Put text that was never trained on here into the replay stores, as if it had been, file after file."""
+        """Put text that is not trained on here into the replay stores, as if it had been, source after source."""
         for seed in self.seeds if stores is not None else ():
             assert stores is not None
             tokens = torch.from_numpy(np.array(seed.tokens("train")).astype(np.int32))
             chunks = cut_chunks(tokens.unsqueeze(0), stores.chunk_length)
             if not len(chunks):
                 raise UserError(
-                    f"A file of stream.replay_seed_files has {len(tokens)} tokens, less than one chunk of "
-                    f"{stores.chunk_length}: give it more text."
+                    f"The text of '{seed.name}' to be replayed has {len(tokens)} tokens, less than one chunk of "
+                    f"{stores.chunk_length}: give it more text, or leave it out of what is replayed."
                 )
             stores.commit(chunks)
 

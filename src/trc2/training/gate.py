@@ -27,11 +27,12 @@ from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.plan import Plan
 from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
-from trc2.stream.prepare import PreparedTask, prepare_stream
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.training.child import parent_weights
 from trc2.training.evaluate import evaluation_mode
 from trc2.training.examine import examine
+from trc2.training.heldout import HeldOut, held_out
 from trc2.training.precision import choose_device
 from trc2.training.resume import check_data
 
@@ -55,6 +56,7 @@ class TaskVerdict:
     rise: Interval
     limit: float | None
     measure: str = "perplexity"
+    excluded: int = 0  # documents that the child trained on or replayed
 
     @property
     def passed(self) -> bool:
@@ -63,7 +65,8 @@ class TaskVerdict:
 
     @property
     def text(self) -> str:
-        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}"
+        without = f" ({self.excluded} that were trained on left out)" if self.excluded else ""
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{without}"
 
     @property
     def word(self) -> str:
@@ -77,6 +80,7 @@ class TaskVerdict:
         numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
         shown = {name: number_or_word(value) for name, value in numbers.items()}
         counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
+        counted |= {"excluded": self.excluded}
         return {**shown, **counted, "passed": self.passed, "verdict": self.word}
 
 
@@ -199,6 +203,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
                 TaskVerdict(
                     name, found["split"], int(found["documents"]), int(found["tokens"]),
                     Interval(float(found["rise"]), float(found["low"]), float(found["high"])), limit, found["measure"],
+                    int(found.get("excluded", 0)),
                 )
                 for name, found in content["tasks"].items()
             )  # fmt: skip
@@ -244,17 +249,18 @@ def judge(
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
     check_data(new, prepared)
-    tasks = {name: prepared.tasks[name] for name in known_before(new)}
+    tasks = held_out(config, ancestry, prepared, split)
     device = choose_device("auto")
     before, after = Findings(), Findings()
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = _look(_parent_model(parent, ancestry, warn), tasks, split, prepared.tokenizer, config, device)
-        after = _look(new.model_of(last), tasks, split, prepared.tokenizer, config, device)
+        before = _look(_parent_model(parent, ancestry, warn), tasks, prepared.tokenizer, config, device)
+        after = _look(new.model_of(last), tasks, prepared.tokenizer, config, device)
     verdicts = []
-    for name, task in tasks.items():
+    for name, text in tasks.items():
         (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
-        verdicts.append(TaskVerdict(name, held_out_split(task, split), len(tokens), int(tokens.sum()), rise, limit))
+        counts = len(tokens), int(tokens.sum())
+        verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = ancestry.step if ancestry is not None and ancestry.is_run else None
@@ -306,47 +312,23 @@ class Findings:
 
 
 def _look(
-    model: Backbone, tasks: dict[str, PreparedTask], split: str, tokenizer: Tokenizer, config: RunConfig,
-    device: torch.device,
-) -> Findings:  # fmt: skip
+    model: Backbone, tasks: dict[str, HeldOut], tokenizer: Tokenizer, config: RunConfig, device: torch.device
+) -> Findings:
     model.to(device)
-    losses = {name: document_losses(model, task, config, device, split) for name, task in tasks.items()}
+    losses = {name: document_losses(model, text, config, device) for name, text in tasks.items()}
     return Findings(losses, examine(model, tokenizer, config.eval))
 
 
-def known_before(child: RunFolder) -> list[str]:
-    """The tasks a child's parent knew: those a run had trained, or those named beside a saved model.
-
-    Without a parent, all but the last.
-    """
-    config, ancestry = child.config(), child.ancestry()
-    assert config.stream is not None
-    plan = Plan.of_run(config)
-    if ancestry is None:
-        return plan.past(plan.total_steps)
-    if ancestry.is_run:
-        return [stretch.task for stretch in plan.stretches if stretch.end <= ancestry.step]
-    return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
-
-
-def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
-    """The split that is wanted; validation, which neither training nor the controller reads either, without a test."""
-    return "test" if wanted == "test" and task.splits["test"].tokens > 1 else "validation"
-
-
-def document_losses(
-    model: Backbone, task: PreparedTask, config: RunConfig, device: torch.device, wanted: str = "test"
-) -> Losses:
-    """Σ −log p and the number of predicted tokens of every document of the held-out split."""
-    split = held_out_split(task, wanted)
-    count = task.splits[split].documents
+def document_losses(model: Backbone, text: HeldOut, config: RunConfig, device: torch.device) -> Losses:
+    """Σ −log p and the number of predicted tokens of every document that is judged."""
+    count = len(text.is_judged)
     losses, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
-    windows, rows = SplitWindows(task, config.train.sequence_length), EvalConfig().batch_size
+    windows, rows = SplitWindows(text.task, config.train.sequence_length), EvalConfig().batch_size
     with evaluation_mode(model):
-        for batch in windows.eval_batches(split, rows):
+        for batch in windows.eval_batches(text.split, rows):
             nll = model.predict(batch.x.to(device), batch.y.to(device)).nll.double().cpu().numpy()
             assert batch.origin.document is not None
             places = batch.origin.document.numpy()
             np.add.at(losses, places, nll)
             np.add.at(tokens, places, (batch.y != IGNORE_INDEX).numpy())
-    return losses, tokens
+    return losses[text.is_judged], tokens[text.is_judged]

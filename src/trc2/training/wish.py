@@ -14,13 +14,17 @@ from trc2.errors import UserError, brief
 from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
+from trc2.stream.sources import has_documents
 
+JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
+MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
 LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
 # By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
 KEPT = frozenset({
     "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
     "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
     "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_seed_files",
+    "stream.replay_seed_tasks",
 })  # fmt: skip
 # Of the model only what is no part of its function may change.
 CHANGEABLE = frozenset({
@@ -175,10 +179,11 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
     model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
     trained = [task.name for task in wish.tasks]
+    kept = [task.replace(holdout=1.0) for task in wish.keep]  # all of it is judged
     values: dict[str, Any] = {
         "model": model,
         "stream": {
-            "tasks": [task.model_dump(mode="json") for task in (*wish.keep, *wish.tasks)],
+            "tasks": [task.model_dump(mode="json") for task in (*kept, *wish.tasks)],
             "only": trained if wish.keep else None,
             "tokenizer": {} if is_plain(parent) else {"path": home},
         },
@@ -188,4 +193,25 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     if wish.share is not None:
         values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, wish.share)
     changed = RunConfig(**apply_overrides(values, wish.overrides))
+    replayed = _replayable(changed, [task.name for task in wish.keep], wish.share)
+    if replayed:
+        tasks = values["stream"]["tasks"]
+        values["stream"]["tasks"] = [
+            {**task, "holdout": JUDGED_SHARE} if task["name"] in replayed else task for task in tasks
+        ]
+        values["stream"]["replay_seed_tasks"] = replayed
+        changed = RunConfig(**apply_overrides(values, wish.overrides))
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _replayable(config: RunConfig, kept: Sequence[str], share: float | None) -> list[str]:
+    """The texts of --keep that are divided by document, into a part that is replayed and a part that is judged.
+
+    Only where something is replayed, and only a text that leaves enough documents to judge: a small one is judged
+    whole.
+    """
+    assert config.stream is not None
+    if not config.model.replay or config.model.replay_keep in ("loss", "surprise") or share == 0.0:
+        return []
+    texts = [task for task in config.stream.tasks if task.name in kept]
+    return [task.name for task in texts if has_documents(task, config.stream, MIN_DIVIDED)]

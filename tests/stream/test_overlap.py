@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trc2.config import StreamConfig
+from trc2.stream.overlap import shared_by_document
+from trc2.stream.prepare import prepare_stream
+
+
+def test_every_document_knows_how_much_of_it_is_trained_on(tmp_path: Path) -> None:
+    long = [" ".join(f"{letter}{n}" for n in range(40)) for letter in "abcd"]
+    texts = {
+        "old": {"train": ["zz yy " * 30], "validation": [long[0], long[1], f"{long[2]} {long[3]}", "hi you", "ho me"]},
+        "new": {"train": [long[0], long[2], "hi you", "x " * 50], "validation": ["w " * 30]},
+    }
+    for task, splits in texts.items():
+        (tmp_path / task).mkdir()
+        for split, documents in splits.items():
+            rows = "\n".join(json.dumps({"text": text}) for text in documents)
+            (tmp_path / task / f"{split}.jsonl").write_text(rows)
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    (seeds / "a.txt").write_text(long[1])
+    stream = StreamConfig(
+        tasks=[{"name": name, "folder": name} for name in texts], data_root=tmp_path, cache=tmp_path / "cache",
+        tokenizer={"vocab_size": 300}, replay_seed_files=[str(seeds)],
+    )  # fmt: skip
+    prepared = prepare_stream(stream)
+    shares = shared_by_document(prepared.tasks["old"], "validation", [prepared.tasks["new"]], tmp_path, lambda: None)
+    assert shares[[0, 1, 3, 4]] == pytest.approx([1, 0, 1, 0])
+    assert 0.3 < shares[2] < 0.6
+    both = [prepared.tasks["new"], *prepared.seeds]  # a folder will do as well as a file
+    assert shared_by_document(prepared.tasks["old"], "validation", both, tmp_path, lambda: None)[1] > 0.9
+    (column,) = [name for name in prepared.overlap["old/validation"] if "seeds" in name]
+    assert 0.1 < prepared.overlap["old/validation"][column] < 0.4
