@@ -69,9 +69,6 @@ def test_what_a_shorthand_sets_comes_from_it() -> None:
     assert (found["model.replay"].value, found["model.replay"].origin) == (True, "override strategy")
     assert (found["control.mode"].value, found["control.mode"].origin) == ("fixed", "override strategy")
     assert found["model.replay_seed"].value == 3
-    assert (
-        by_path("demo", "control.coefficient=0.1")["model.replay_coefficient"].origin == "override control.coefficient"
-    )
 
 
 def test_a_recipe_without_a_stream_has_none() -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trc2.config.earlier import in_todays_words
 from trc2.config.recipes import laid_over_each_other, recipe_layers
 from trc2.config.run import RunConfig, apply_overrides
 from trc2.config.section import Section, SettingError
+from trc2.config.strategy import expand_shorthands
 
 DEFAULT, FOLLOWS = "default", "follows from others"
 REQUIRED = "–"
@@ -60,7 +60,7 @@ def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> 
         steps.append((f"override {path}", so_far, _below(path, so_far)))
     for label, so_far, said in steps:
         with suppress(SettingError):  # half of a change may be wrong where the whole is right
-            so_far = in_todays_words(so_far)
+            so_far = expand_shorthands(so_far)
         now = _flat(so_far)
         for path, value in now.items():
             if path in said or path not in before or before[path] != value:

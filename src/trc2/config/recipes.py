@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trc2.config.earlier import forget_earlier_words, switch_strategy
 from trc2.config.models import MODELS
 from trc2.config.reader import parse_settings, read_settings
 from trc2.config.section import shown
+from trc2.config.strategy import switch_strategy
 from trc2.errors import UserError, brief, did_you_mean, sentence_of
 
 MAX_BASES = 16
@@ -76,7 +76,6 @@ def laid_over_each_other(layers: Iterable[tuple[str, dict[str, Any]]]) -> dict[s
     settings: dict[str, Any] = {}
     for _, values in layers:
         strategy = values.get("strategy")
-        forget_earlier_words(settings, values)
         if isinstance(settings.get("strategy"), dict) and isinstance(strategy, dict) and "name" in strategy:
             settings["strategy"] = switch_strategy(settings["strategy"], strategy["name"])
         settings = _merge(settings, values)

@@ -11,14 +11,13 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
 from trc2.config.baselines import LoraDRSConfig
-from trc2.config.earlier import forget_earlier_words, in_todays_words, switch_strategy
 from trc2.config.model import PAPER_STEPS, SHORTEST_HORIZON
 from trc2.config.models import backbone_class, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
 from trc2.config.recipes import laid_over_each_other, recipe_layers
 from trc2.config.section import Section, SettingError
-from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config
+from trc2.config.strategy import BudgetConfig, StrategyConfig, expand_shorthands, strategy_config, switch_strategy
 from trc2.config.stream import StreamConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
 from trc2.errors import UserError, brief, did_you_mean
@@ -40,9 +39,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_todays_words(cls, values: Any) -> Any:
-        """Earlier versions' settings are understood; a run folder is written with today's names only."""
-        return in_todays_words(values)
+    def _without_shorthands(cls, values: Any) -> Any:
+        return expand_shorthands(values)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -190,7 +188,6 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise UserError(
                 f"The override '{shown}' has no readable value ({problem}): correct it, or quote it."
             ) from None
-        forget_earlier_words(result, _nested(parts, value))
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
             value = _renamed(path, target.get(field, {}), value)
         target[_place(target, field, shown)] = value
@@ -233,14 +230,6 @@ def _default_list(values: Mapping[str, Any], path: list[str]) -> Any:
     field = getattr(section, "model_fields", {}).get(path[-1])
     default = None if field is None else field.get_default(call_default_factory=True)
     return list(default) if isinstance(default, tuple) else {}
-
-
-def _nested(path: list[str], value: Any) -> dict[str, Any]:
-    *sections, field = path
-    nested = {field: value}
-    for section in reversed(sections):
-        nested = {section: nested}
-    return nested
 
 
 def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:

@@ -8,15 +8,18 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trc2.config.backbone import BackboneConfig
+from trc2.config.model import TRC2Config
+from trc2.config.models import backbone_class
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
-from trc2.errors import did_you_mean
+from trc2.errors import UserError, brief, did_you_mean
 from trc2.plugins import find, installed_names, load_settings, missing_hint
 
-SHORTHANDS = ("replay", "replay_controlled")  # no strategies, see config/earlier.py
+# Names that stand for settings of replay, see `expand_shorthands`.
+SHORTHANDS = ("replay", "replay_controlled")
 
 
 class StrategyConfig(Section):
@@ -77,3 +80,64 @@ class BudgetConfig(Section):
         "flops: as many training FLOPs as the reference, replay included",
     )
     reference: str | None = Field(None, description="for flops: the recipe whose model sets the budget")
+
+
+def switch_strategy(values: Mapping[str, Any], name: object) -> dict[str, Any]:
+    """Settings of another strategy, at their defaults; those of the same strategy are kept."""
+    return {**values, "name": name} if values.get("name", name) == name else {"name": name}
+
+
+def expand_shorthands(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Unchecked settings of a run with strategy names that stand for settings of replay written out.
+
+    - `strategy=replay` means strategy=none model.replay=true control.mode=fixed.
+    - `strategy=replay_controlled` means the same with control.mode=closed_loop.
+    - `strategy=agem` on a model without replay needs its stores, filled but not replayed: model.replay=true
+      control.mode=off.
+
+    Another control.mode is refused. A value that is not a section is left for its own check to refuse.
+    """
+    result = dict(values)
+    for section in ("model", "control", "strategy"):
+        if isinstance(result.get(section), dict | Section):
+            result[section] = _as_dict(result[section])
+    model, control, strategy = (result.get(section, {}) for section in ("model", "control", "strategy"))
+    if not (isinstance(model, dict) and isinstance(control, dict) and isinstance(strategy, dict)):
+        return result
+    name = strategy.get("name", "none")
+    mode = _mode_meant_by(name, model)
+    if mode is not None:
+        if control.get("mode") not in (None, mode):
+            raise SettingError(
+                f"strategy={name} means control.mode={mode}, but control.mode={brief(control['mode'], 80)} is set: "
+                "leave one of them out."
+            )
+        strategy["name"] = "agem" if name == "agem" else "none"
+        result |= {"model": {**model, "replay": True}, "control": {**control, "mode": mode}}
+    return result
+
+
+def _mode_meant_by(strategy: Any, model: Mapping[str, Any]) -> str | None:
+    """The control.mode that comes with a name, if replay does."""
+    if strategy == "replay":
+        return "fixed"
+    if strategy == "replay_controlled":
+        return "closed_loop"
+    return "off" if strategy == "agem" and not _has_replay(model) else None
+
+
+def _has_replay(model: Mapping[str, Any]) -> bool:
+    """Whether settings of a model that nobody has checked yet ask for replay."""
+    name = model.get("name", "trc2")
+    try:
+        config = backbone_class(name) or TRC2Config
+    except UserError:
+        config = TRC2Config  # the check of the model's settings will raise it again
+    try:
+        return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
+    except ValidationError:
+        return False  # the check of the model's settings will raise a better error
+
+
+def _as_dict(section: Any) -> dict[str, Any]:
+    return section.model_dump() if isinstance(section, Section) else dict(section)

@@ -73,18 +73,16 @@ def relative_to(child: Path, parent: Path) -> str | None:
 
 
 def read_ancestry(path: Path) -> Ancestry:
-    """Schema 1 knew one task and no models, schema 2 no limit."""
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-        tasks = content["tasks"] if content["schema"] >= 2 else [content["task"]]
-        step, parent, limit = content["step"], content["parent"], content.get("limit")
+        tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
         if type(step) is not int or not isinstance(parent, str) or not all(isinstance(task, str) for task in tasks):
             raise TypeError("it does not say from where the run goes on")
         if limit is not None and not (isinstance(limit, float | int) and math.isfinite(limit)):
             raise TypeError("its limit is not a number")
         trial = content.get("trial")
         return Ancestry(
-            parent, step, tuple(tasks), content.get("kind", "run") == "run", content.get("weights"), limit,
+            parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
             None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
         )  # fmt: skip

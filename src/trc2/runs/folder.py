@@ -218,5 +218,5 @@ class RunFolder:
         return Binding(learning_hash(self.config_file), self.data()["fingerprint"], diary)
 
     def _check_binding(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.run:  # checkpoints of earlier versions have none
+        if checkpoint.run:  # a checkpoint that was saved outside of a run has none
             check_binding(checkpoint, self.config_file, self.data_file, self.data()["fingerprint"], self.diary_file)

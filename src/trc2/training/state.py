@@ -147,10 +147,7 @@ class RunState:
             if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
                 raise TypeError("its progress is no numbers")
             self.control_post = dict(checkpoint.state["control_post"])
-            if "asked" in checkpoint.state:
-                self.asked = ReplaySettings(**checkpoint.state["asked"])
-            elif self.model.replay is not None:  # earlier versions had no boost: what was asked for is in the stores
-                self.asked = ReplaySettings(**self.model.replay.strength())
+            self.asked = ReplaySettings(**checkpoint.state["asked"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(checkpoint.state["scaler"])
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
