@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.command import trc2 as in_process
-from trc2.bench.ratios import PAPER, REASONS, is_close, ratio_rows, ratios
+from trc2.bench.ratios import PAPER, RATIOS, REASONS, is_close, ratio_rows, ratios
 from trc2.config import TRC2Config, load_recipe
 from trc2.errors import UserError
 
@@ -58,3 +59,12 @@ def test_the_command_prints_the_ratios_as_json() -> None:
 def test_a_model_without_a_stream_has_no_ratios() -> None:
     with pytest.raises(UserError, match="stream"):
         ratios(load_recipe("paper_compact"))
+
+
+def test_the_table_of_the_documentation_has_these_numbers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "fidelity.md").read_text()
+    columns = [ratios(load_recipe(name)) for name in (PAPER, "lab_trc2", "demo")]
+    for ratio in RATIOS:
+        cells = next(line for line in page.splitlines() if line.startswith(f"| {ratio.meaning} |")).split("|")
+        expected = [f"{value:.3g}" for value in (column[ratio.name] for column in columns) if value is not None]
+        assert [cell.strip() for cell in cells[2:5]] == expected
