@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import write_task
+from tests.test_examples import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keep_a_model_current.py"
 WORDS = {"news": ["apple", "pear", "plum"], "law": ["saw", "axe", "drill"], "code": ["red", "blue", "grey"]}
@@ -19,10 +18,8 @@ def test_a_llama_learns_three_folders_of_text_and_is_a_llama_again(
     assert len(EXAMPLE.read_text().splitlines()) <= 60
     for name, words in WORDS.items():
         write_task(tmp_path / "data", name, words)
-    arguments = [str(model_folder("llama")), str(tmp_path / "data"), str(tmp_path / "out"), "5"]
-    done = subprocess.run([sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = run(EXAMPLE.name, model_folder("llama"), tmp_path / "data", tmp_path / "out", 5)
     for name in ("news", "law"):
-        assert f"{name}: perplexity" in done.stdout
+        assert f"{name}: perplexity" in said
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
     assert (tmp_path / "out" / "run+code" / "summary.md").is_file()

@@ -60,7 +60,7 @@ def unfinished(root: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trc2.stream.prepare"])
+    context.set_forkserver_preload([__name__])  # else every process imports this file, and torch with it
     return context
 
 

@@ -84,6 +84,63 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     assert (out / "tiny+s0" / "metrics.jsonl.gz").stat().st_mtime_ns == before
 
 
+class Noting:
+    """Notes what it should start, and says that every run failed."""
+
+    slots, threads, most_threads = 1, 4, 4
+
+    def __init__(self) -> None:
+        self.started: dict[str, tuple[list[str], int]] = {}
+        self.open: list[str] = []
+
+    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
+        self.started[name] = arguments, threads
+        self.open.append(name)
+
+    def ended(self) -> dict[str, int]:
+        codes = dict.fromkeys(self.open, 2)
+        self.open.clear()
+        return codes
+
+    def stop(self) -> None:
+        pass
+
+
+def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_it(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    recipe, out, launcher = tmp_path / "tiny.yaml", tmp_path / "sweep", Noting()
+    values = tiny_run().model_dump(mode="json")
+    values["output"].pop("threads")
+    recipe.write_text(settings_text(values))
+    matrix = Matrix(
+        title="threads", grids=[{"recipes": [str(recipe)], "lesions": {"own": ["output.threads=2"], "free": []}}]
+    )
+    with pytest.raises(UserError, match=r"output.threads=8.*add output.threads=4"):
+        run_sweep(matrix.cells(["output.threads=8"]), out, launcher, QUIET)
+    run_sweep(matrix.cells(), out, launcher, QUIET, matrix="mine", title=matrix.title)
+    assert {name: (words[-1], threads) for name, (words, threads) in launcher.started.items()} == {
+        "tiny+own+s0": ("output.threads=2", 2),
+        "tiny+free+s0": ("output.threads=4", 4),
+    }
+    assert RunFolder(out / "tiny+own+s0").variant() == {
+        "schema": 1, "matrix": "mine", "title": "threads", "order": [], "seed": 0,
+        "axes": {"recipe": "tiny", "size": "", "lesion": "own", "strategy": ""},
+    }  # fmt: skip
+
+
+def test_a_run_that_was_stopped_is_resumed(recipe: str, trained_once: Path, tmp_path: Path) -> None:
+    out, launcher = tmp_path / "sweep", Noting()
+    folder = RunFolder(Path(shutil.copytree(trained_once, out / "tiny+s0")))
+    lines = folder.diary_file.read_text().splitlines(keepends=True)
+    folder.diary_file.write_text("".join(lines[: len(lines) // 2]))
+    cells = Matrix(grids=[{"recipes": [recipe]}]).cells()
+    assert standing(cells[0], out).state == "begun"
+    run_sweep(cells, out, launcher, QUIET)
+    assert launcher.started == {"tiny+s0": (["resume", str(folder), "output.threads=1"], 1)}
+
+
+@pytest.mark.slow
 def test_killed_or_interrupted_it_goes_on_mid_run(recipe: str, tmp_path: Path) -> None:
     out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
     # Long enough that it cannot end between the signal and the step that heeds it, however quick the machine is.
@@ -151,51 +208,6 @@ def test_threads_come_from_the_option_then_the_environment_and_never_exceed_a_ru
     assert LocalLauncher(2, cores=8, threads=1).threads == 1
     with pytest.raises(UserError, match=r"--threads 5 .* at most --threads 4"):
         LocalLauncher(2, cores=8, threads=5)
-
-
-class Noting:
-    """Notes what it should start, and says that every run failed."""
-
-    slots, threads, most_threads = 1, 4, 4
-
-    def __init__(self) -> None:
-        self.started: dict[str, tuple[list[str], int]] = {}
-        self.open: list[str] = []
-
-    def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
-        self.started[name] = arguments, threads
-        self.open.append(name)
-
-    def ended(self) -> dict[str, int]:
-        codes = dict.fromkeys(self.open, 2)
-        self.open.clear()
-        return codes
-
-    def stop(self) -> None:
-        pass
-
-
-def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_it(
-    tiny_run: MakeRun, tmp_path: Path
-) -> None:
-    recipe, out, launcher = tmp_path / "tiny.yaml", tmp_path / "sweep", Noting()
-    values = tiny_run().model_dump(mode="json")
-    values["output"].pop("threads")
-    recipe.write_text(settings_text(values))
-    matrix = Matrix(
-        title="threads", grids=[{"recipes": [str(recipe)], "lesions": {"own": ["output.threads=2"], "free": []}}]
-    )
-    with pytest.raises(UserError, match=r"output.threads=8.*add output.threads=4"):
-        run_sweep(matrix.cells(["output.threads=8"]), out, launcher, QUIET)
-    run_sweep(matrix.cells(), out, launcher, QUIET, matrix="mine", title=matrix.title)
-    assert {name: (words[-1], threads) for name, (words, threads) in launcher.started.items()} == {
-        "tiny+own+s0": ("output.threads=2", 2),
-        "tiny+free+s0": ("output.threads=4", 4),
-    }
-    assert RunFolder(out / "tiny+own+s0").variant() == {
-        "schema": 1, "matrix": "mine", "title": "threads", "order": [], "seed": 0,
-        "axes": {"recipe": "tiny", "size": "", "lesion": "own", "strategy": ""},
-    }  # fmt: skip
 
 
 def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import random
 import sysconfig
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SPLIT_SHARES = {"train": 0.9, "validation": 0.05, "test": 0.05}
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo", "ensurepip"}
 ARITHMETIC_PROBLEMS = 12_000
 SHORTEST_PROSE = 200
+HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)  # what can hold statements, and so docstrings
 
 
 def documents(corpus: str, split: str) -> Iterator[Document]:
@@ -58,7 +60,10 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _docstring_nodes(tree: ast.Module) -> Iterator[ast.Expr]:
-    for node in ast.walk(tree):
+    """In the order of `ast.walk`, without passing over every expression, none of which holds a docstring."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]
             if (
@@ -67,6 +72,24 @@ def _docstring_nodes(tree: ast.Module) -> Iterator[ast.Expr]:
                 and isinstance(first.value.value, str)
             ):
                 yield first
+        waiting.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, HOLDERS))
+
+
+@functools.cache
+def _library() -> tuple[list[Document], list[Document]]:
+    """Of every module its docstrings as one document, and its code without them; both are parsed once."""
+    prose, code = [], []
+    for name, source in _modules():
+        nodes = list(_docstring_nodes(ast.parse(source)))
+        strings = [str(node.value.value) for node in nodes]  # type: ignore[attr-defined]
+        text = "\n\n".join(textwrap.dedent(string).strip() for string in strings)
+        if len(text) >= SHORTEST_PROSE:
+            prose.append(Document(text, name))
+        hidden = {line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        kept = [line for number, line in enumerate(source.splitlines(), start=1) if number not in hidden]
+        if len(kept) > 5:
+            code.append(Document("\n".join(kept).strip() + "\n", name))
+    return prose, code
 
 
 def prose() -> Iterator[Document]:
@@ -75,23 +98,12 @@ def prose() -> Iterator[Document]:
 
     for name, text in sorted(topics.items()):
         yield Document(text, f"topic {name}")
-    for name, source in _modules():
-        strings = [str(node.value.value) for node in _docstring_nodes(ast.parse(source))]  # type: ignore[attr-defined]
-        text = "\n\n".join(textwrap.dedent(string).strip() for string in strings)
-        if len(text) >= SHORTEST_PROSE:
-            yield Document(text, name)
+    yield from _library()[0]
 
 
 def code() -> Iterator[Document]:
     """Standard-library modules with their docstrings taken out, so that no sentence is also in the prose corpus."""
-    for name, source in _modules():
-        hidden: set[int] = set()
-        for node in _docstring_nodes(ast.parse(source)):
-            hidden.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        lines = source.splitlines()
-        kept = [line for number, line in enumerate(lines, start=1) if number not in hidden]
-        if len(kept) > 5:
-            yield Document("\n".join(kept).strip() + "\n", name)
+    yield from _library()[1]
 
 
 # -------------------------------------------------------------------------------------------------------- arithmetic

@@ -198,7 +198,7 @@ class FileSource(CarvingSource):
     def notes(self) -> list[str]:
         """What is taken, and what else lies there."""
         counts = {split: len(files) for split, files in self._files.items() if files}
-        endings = Counter(ending_of(path) or path.name for files in self._files.values() for path in files)
+        endings = Counter(ending_of(path) or "without ending" for files in self._files.values() for path in files)
         kinds = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
         splits = "" if set(counts) == {"train"} else f": {', '.join(f'{n} {split}' for split, n in counts.items())}"
         total = sum(counts.values())
