@@ -176,17 +176,19 @@ def test_killed_or_interrupted_it_goes_on_mid_run(recipe: str, tmp_path: Path) -
     assert differences in ([], ["state.chance"])  # pytest's process has drawn from the global generators, a child not
 
 
-def test_a_folder_with_another_run_of_that_name_is_refused(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+def test_a_folder_with_another_run_of_that_name_is_refused(recipe: str, trained_once: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    start_run(tiny_run(train={"seed": 5}, output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
+    folder = RunFolder(Path(shutil.copytree(trained_once, out / "tiny+s0")))
+    other = folder.config().replace(train={**folder.config().train.model_dump(), "seed": 5})
+    folder.config_file.write_text(settings_text(other.model_dump(mode="json")))
     with pytest.raises(UserError, match="holds a run with other settings than the matrix asks for"):
         run_sweep(Matrix(grids=[{"recipes": [recipe]}]).cells(), out, LocalLauncher(1), QUIET)
 
 
-def test_the_list_says_where_runs_stand(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+def test_the_list_says_where_runs_stand(recipe: str, trained_once: Path, tmp_path: Path) -> None:
     out, file = tmp_path / "sweep", tmp_path / "matrix.yaml"
     file.write_text(f"grids: [{{recipes: [{recipe}], seeds: [0, 1]}}]")
-    start_run(tiny_run(output={"folder": out / "tiny+s0", "threads": 1}), QUIET)
+    shutil.copytree(trained_once, out / "tiny+s0")
     shown = trc2("sweep", str(file), "--out", str(out), "--list").out
     assert "ended        12/12  tiny+s0" in shown
     assert "waiting       0/12  tiny+s1" in shown
