@@ -23,11 +23,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
-from trc2.stats.equivalence import tost
-from trc2.stats.intervals import bounds, number
-from trc2.stats.moments import moments
+from trc2.stats.equivalence import ALPHA, Verdict, decide, tost
+from trc2.stats.intervals import bounds, moments, number
 from trc2.stats.paired import PairedDifference, holm, paired_difference
-from trc2.stats.verdict import ALPHA, Verdict, decide
 
 Better = Literal["lower", "higher"]
 

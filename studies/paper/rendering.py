@@ -15,9 +15,8 @@ from studies.paper.ledger import NOTHING, Claim, Finding, Ruling, signed
 from studies.paper.unasked import Distance
 from trc2.report.evidence import AREA, PRIMARY
 from trc2.report.markdown import markdown
-from trc2.stats.equivalence import without_largest
+from trc2.stats.equivalence import ALPHA, without_largest
 from trc2.stats.intervals import bounds, number
-from trc2.stats.verdict import ALPHA
 
 RULES = (
     "A claim is one or several comparisons “the first side is better”, paired by seed in the listed order of tasks.",

@@ -11,8 +11,7 @@ from studies.paper.ledger import Claim, Contrast, rule
 from studies.paper.retention import ACCURACY_AREA, BLEU_AREA, bleu_unit, just_learnt, needs_trc2, never_above
 from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.names import FAMILIES
-from trc2.stats.equal_runs import average_orders
-from trc2.stats.moments import Moments, moments
+from trc2.stats.intervals import Moments, average_orders, moments
 
 SHUFFLES = "Figures J.10 and J.11"
 SEVERAL = "runs in several orders"

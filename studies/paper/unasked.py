@@ -15,8 +15,8 @@ from trc2.report.evidence import AREA, PRIMARY, Arm, Measure
 from trc2.report.finished import FinishedRun
 from trc2.report.names import PARTS
 from trc2.report.scope import Scope, joint_bound, plain_twin
+from trc2.stats.equivalence import Verdict
 from trc2.stats.intervals import Interval, mean_interval
-from trc2.stats.verdict import Verdict
 
 NOT_THERE = "not in the paper"
 SIDES = {  # arms of sign + and of sign −, by how many parts an effect is of

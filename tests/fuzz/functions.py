@@ -18,7 +18,7 @@ from trc2.report.finished import read_run
 from trc2.report.summary import summary_text
 from trc2.runs.checkpoint import load_checkpoint
 from trc2.runs.folder import RunFolder
-from trc2.runs.records import read_records
+from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.stream.document import BadRows
 from trc2.stream.formats import text_format
@@ -55,7 +55,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "read_run_config": lambda folder: RunFolder(Path(folder)).config(),
     "load_checkpoint": lambda folder: load_checkpoint(Path(folder)),
     "load_model": lambda folder: load_model(Path(folder)),
-    "read_records": lambda path: read_records(Path(path)),
+    "read_records": lambda path: current(read_all_records(Path(path))),
     "read_run": lambda folder: summary_text(read_run(Path(folder)), []),
     "read_tokenizer": lambda folder: use_tokenizer(Path(folder)),
     "read_file": lambda path: documents(Path(path)),

@@ -23,7 +23,7 @@ from trc2.report.names import FAMILIES
 from trc2.report.page import DARK, MIN_CONTRAST, contrast, on_dark, policy, write_page
 from trc2.report.page_data import number
 from trc2.runs.plan import Plan
-from trc2.runs.records import read_records, score_table
+from trc2.runs.records import current, read_all_records, score_table
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.intervals import number as written
 
@@ -94,7 +94,9 @@ def test_scores_and_values_are_those_of_the_diaries(page: Path, lab: Path) -> No
 def test_forgetting_and_areas_are_recomputed_from_the_records(page: Path, evidence: Evidence) -> None:
     data = embedded(page)
     for told, run in zip(data["runs"], evidence.runs, strict=True):
-        table = score_table(read_records(run.folder / "metrics.jsonl"), PERPLEXITY, Plan.of_run(run.config).stretches)
+        table = score_table(
+            current(read_all_records(run.folder / "metrics.jsonl")), PERPLEXITY, Plan.of_run(run.config).stretches
+        )
         summary = summarise(table, table.steps[-1])
         value = dict(zip(columns(data), told["values"], strict=True))
         for name in ("aufc", "forgetting", "bwt", "fwt"):

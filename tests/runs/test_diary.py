@@ -16,7 +16,7 @@ from trc2.config import RunConfig
 from trc2.report.finished import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
 from trc2.runs.diary import Diary
-from trc2.runs.records import Record, read_all_records, read_records
+from trc2.runs.records import Record, current, read_all_records
 from trc2.runs.writer import CheckpointWriter
 from trc2.training.resume import resume_run
 from trc2.training.start import start_run
@@ -32,7 +32,7 @@ def test_its_mark_is_length_and_hash_of_the_file_also_when_it_goes_on(tmp_path: 
         diary.close()
         content = path.read_bytes()
         assert diary.mark() == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert [record.step for record in read_records(path)] == [1, 2]
+    assert [record.step for record in current(read_all_records(path))] == [1, 2]
 
 
 @pytest.mark.parametrize("end", [b'{"schema": 1, "ki', b"nonsense\n", b"\0\0\0\0\n\0\0", b'{"schema": 1}\n', b"[[[[\n"])
@@ -40,12 +40,12 @@ def test_a_torn_or_bad_end_is_passed_over_by_readers_and_cut_off_by_writers(tmp_
     path = tmp_path / "metrics.jsonl"
     whole = Record("train", 1, "a").to_json().encode() + b"\n"
     path.write_bytes(whole + end)
-    assert [record.step for record in read_records(path)] == [1]
+    assert [record.step for record in current(read_all_records(path))] == [1]
     diary = Diary(path)
     diary.see(Record("train", 2, "a"))
     diary.close()
     assert path.read_bytes().startswith(whole + b'{"schema": 1, "kind": "train", "step": 2')
-    assert [record.step for record in read_records(path)] == [1, 2]
+    assert [record.step for record in current(read_all_records(path))] == [1, 2]
 
 
 def test_it_is_on_disk_before_the_checkpoint_gets_its_name(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_look_at_the_test_split_is_remembered_after_a_resume(tiny_run: Callabl
     diary = Diary(folder / "metrics.jsonl")
     diary.see(Record("resume", 8, ""))
     diary.close()
-    assert not any(record.kind == "test" for record in read_records(folder / "metrics.jsonl"))
+    assert not any(record.kind == "test" for record in current(read_all_records(folder / "metrics.jsonl")))
     assert any(record.kind == "test" for record in read_all_records(folder / "metrics.jsonl"))
     refused = CliRunner().invoke(app, ["eval", str(folder), "--split", "test"])
     assert "--again" in str(refused.exception)

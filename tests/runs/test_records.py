@@ -7,7 +7,7 @@ import pytest
 
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, Stretch
-from trc2.runs.records import Record, parse, read_records, score_table
+from trc2.runs.records import Record, current, parse, read_all_records, score_table
 
 
 def test_records_survive_the_round_trip_not_finite_numbers_included() -> None:
@@ -21,7 +21,7 @@ def test_a_resume_supersedes_what_came_after_its_step_and_a_torn_line_is_dropped
     lines = [Record("train", step, "a").to_json() for step in (1, 2, 3, 4)]
     lines += [Record("resume", 2, "a").to_json(), Record("train", 3, "b").to_json(), '{"schema": 1, "ki']
     path.write_text("\n".join(lines))
-    assert [(r.kind, r.step, r.task) for r in read_records(path)] == [
+    assert [(r.kind, r.step, r.task) for r in current(read_all_records(path))] == [
         ("train", 1, "a"), ("train", 2, "a"), ("resume", 2, "a"), ("train", 3, "b"),
     ]  # fmt: skip
 
@@ -30,10 +30,10 @@ def test_damage_in_the_middle_and_newer_schemas_are_told(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     path.write_text("nonsense\n" + Record("train", 1, "a").to_json())
     with pytest.raises(UserError, match=r"metrics\.jsonl:1 is not a record"):
-        read_records(path)
+        current(read_all_records(path))
     path.write_text(Record("train", 1, "a").to_json().replace('"schema": 1', '"schema": 7'))
     with pytest.raises(UserError, match="schema 7"):
-        read_records(path)
+        current(read_all_records(path))
 
 
 def test_scores_are_read_by_path() -> None:

@@ -10,15 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy import special
 
 from trc2.stats import intervals, paired
-from trc2.stats.equal_runs import average_orders
-from trc2.stats.equivalence import margin_from_aa, noise_floor, tost, without_largest
-from trc2.stats.intervals import mean_interval
+from trc2.stats.equivalence import Verdict, decide, margin_from_aa, noise_floor, tost, without_largest
+from trc2.stats.intervals import average_orders, mean_interval, normal_quantile
 from trc2.stats.paired import PairedDifference, compare_all, paired_difference
-from trc2.stats.power import power
-from trc2.stats.student import normal_quantile
-from trc2.stats.verdict import Verdict, decide
 
 Z = 1.959964
 Draws = np.ndarray
@@ -77,6 +74,13 @@ def test_without_a_difference_one_in_twenty_is_called_one(n: int) -> None:
 def test_the_normal_tail_in_place_of_students_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "t_above", lambda t, df: math.erfc(t / math.sqrt(2)) / 2)
     assert rate(draws(13, 2000, 3), is_significant) > 0.05 + 2 * slack(0.05, 2000)
+
+
+def power(effect: float, n: int) -> float:
+    """P(|T| > t) for a noncentral T: a mean over quantiles of χ², as scipy's own gives NaN for few pairs."""
+    spreads = np.sqrt(special.chdtri(n - 1, (np.arange(4096) + 0.5) / 4096) / (n - 1))
+    critical, centre = special.stdtrit(n - 1, 0.975), abs(effect) * math.sqrt(n)
+    return float(sum(special.ndtr(sign * centre - critical * spreads).mean() for sign in (1, -1)))
 
 
 @pytest.mark.parametrize("n", [3, 5])

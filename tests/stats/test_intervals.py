@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.errors import UserError
-from trc2.stats.intervals import mean_interval
-from trc2.stats.moments import moments
+from trc2.stats.intervals import mean_interval, moments
 
 FINITE = st.floats(-1e6, 1e6)
 SAMPLES = st.lists(FINITE, min_size=2, max_size=8)

@@ -17,7 +17,7 @@ from trc2.config import strategy_config, strategy_names
 from trc2.config.baselines import LoraDRSConfig
 from trc2.config.strategy import SHORTHANDS
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
-from trc2.runs.records import read_records
+from trc2.runs.records import current, read_all_records
 from trc2.strategies import Strategy, agem, build_strategy, ewc, l2, none
 from trc2.training.resume import resume_run
 from trc2.training.start import start_run
@@ -230,7 +230,7 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     assert all(torch.equal(again.tensors[key], end.tensors[key]) for key in end.tensors)
     has_state = any(key.startswith("strategy.") for key in end.tensors)
     assert name in strategy_names() or not has_state, "a shorthand is no strategy"
-    metrics = {key for record in read_records(diary) if record.kind == "train" for key in record.metrics}
+    metrics = {key for record in current(read_all_records(diary)) if record.kind == "train" for key in record.metrics}
     written = {"slow_cortex": "train/loss_distil", "lwf": "train/loss_lwf", "der": "train/loss_der"}.get(
         name, "strategy/" if name in strategy_names() else "replay/coefficient"
     )

@@ -17,7 +17,7 @@ from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
 from trc2.ranks.group import ALONE
-from trc2.runs.budget import budget_of, equal_work
+from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
@@ -171,6 +171,10 @@ def test_work_is_equal_by_new_tokens_by_all_tokens_or_by_arithmetic() -> None:
         return RunConfig(model=settings, train={"batch_size": rows}, strategy={"name": strategy}, control=mode)
 
     paper = run(16)
+
+    def equal_work(a: RunConfig, b: RunConfig) -> bool:
+        return equal_budgets(budget_of(a), budget_of(b))
+
     assert equal_work(paper, run(16, replay=False)), "as many new tokens"
     assert equal_work(paper, run(10, replay_share=0.4444)), "as many with the replayed ones"
     assert equal_work(run(10, replay_share=0.4444), run(9, "slow_cortex", replay_share=0.4444)), "as many FLOPs"

@@ -21,7 +21,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, TaskConfig
 from trc2.metrics.exam import Score
 from trc2.report.summary import write_summary
-from trc2.runs.records import read_records
+from trc2.runs.records import current, read_all_records
 from trc2.training.gate import judge
 from trc2.training.resume import continue_run
 from trc2.training.start import start_run
@@ -54,7 +54,9 @@ def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     tiny_run: MakeRun, tmp_path: Path, double: list[int]
 ) -> None:
     parent = start_run(tiny_run(eval=ASKED), Console(quiet=True))  # with the fence on: nothing may move
-    told = [record for record in read_records(parent / "metrics.jsonl") if "lm_eval/quiz/acc" in record.metrics]
+    told = [
+        record for record in current(read_all_records(parent / "metrics.jsonl")) if "lm_eval/quiz/acc" in record.metrics
+    ]
     assert [(record.kind, record.step) for record in told] == [("eval", 0), ("eval", 6), ("eval", 12)]
     lost = [record.metrics.get("cl/lm_eval/quiz/acc/forgetting") for record in told]
     assert lost == [None, 0.25, 0.5]

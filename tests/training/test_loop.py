@@ -16,7 +16,7 @@ from trc2.errors import UserError
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
-from trc2.runs.records import Record, read_records
+from trc2.runs.records import Record, current, read_all_records
 from trc2.stream.prepare import prepare_stream
 from trc2.training.evaluate import control_perplexity, score_task
 from trc2.training.fence import EvaluationMovedState
@@ -46,7 +46,7 @@ def trainer(config: RunConfig) -> tuple[Trainer, Notes]:
 def test_a_run_folder_tells_the_whole_story(tiny_run: MakeRun) -> None:
     config = tiny_run()
     folder = start_run(config, QUIET)
-    records = read_records(folder / "metrics.jsonl")
+    records = current(read_all_records(folder / "metrics.jsonl"))
     kinds = [record.kind for record in records]
     assert kinds.count("train") == 12
     assert kinds.count("boundary") == 2

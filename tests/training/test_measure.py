@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.runs.records import Record, read_records
+from trc2.runs.records import Record
 from trc2.training.start import start_run
 
 MakeRun = Callable[..., RunConfig]
 
 
 def records(config: RunConfig) -> list[Record]:
-    return read_records(start_run(config, Console(quiet=True)) / "metrics.jsonl")
+    return current(read_all_records(start_run(config, Console(quiet=True)) / "metrics.jsonl"))
 
 
 def test_the_controller_probes_past_tasks_only(tiny_run: MakeRun) -> None:

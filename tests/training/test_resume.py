@@ -27,7 +27,7 @@ from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
-from trc2.runs.records import read_records
+from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.training.loop import Trainer
 from trc2.training.resume import continue_run, relative_forgetting, resume_run
@@ -392,6 +392,6 @@ def test_an_unfinished_run_cannot_be_continued_and_a_finished_one_not_resumed(
     with pytest.raises(UserError, match="is not finished: `trc2 resume"):
         continue_run(tmp_path / "run", tmp_path / "more", TaskConfig(name="new", builtin="code"), QUIET)
     resume_run(tmp_path / "run", [], QUIET)
-    count = len(read_records(tmp_path / "run" / "metrics.jsonl"))
+    count = len(current(read_all_records(tmp_path / "run" / "metrics.jsonl")))
     resume_run(tmp_path / "run", [], QUIET)
-    assert len(read_records(tmp_path / "run" / "metrics.jsonl")) == count
+    assert len(current(read_all_records(tmp_path / "run" / "metrics.jsonl"))) == count

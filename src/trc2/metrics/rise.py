@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trc2.stats.student import t_quantile
+from trc2.stats.intervals import t_quantile
 
 ROUNDS = 2000
 AT_ONCE = 4_000_000  # documents drawn, which bounds what a round of rounds takes

@@ -124,10 +124,6 @@ class Hippocampus(nn.Module):
         age = (self.cursor.pointer.to(device) - 1 - torch.arange(self.num_slots, device=device)) % self.num_slots
         return age < self.cursor.count.clamp_max(self.window).to(device)
 
-    def readable(self) -> Int[Tensor, " n"]:
-        """The numbers of all slots the reader sees, in order."""
-        return torch.tensor([slot for part in self.read_ranges() for slot in part], dtype=torch.int64)
-
     def reading(self) -> list[Tensor]:
         """The parameters that an empty memory leaves idle."""
         return [self.query.weight, self.output.weight, self.output_gate]

@@ -20,8 +20,8 @@ from trc2.report.scope import (
     measured,
     plain_twin,
 )
+from trc2.stats.equivalence import decide
 from trc2.stats.paired import PairedDifference, compare_all
-from trc2.stats.verdict import decide
 
 DIRECTIONS = {"lower": "min", "higher": "max"}
 FACTORIAL_MEASURES = (PRIMARY, AREA, FORGETTING, SPEED)

@@ -17,8 +17,7 @@ from trc2.metrics.learning import unlearned
 from trc2.report.evidence import AREA, FORGETTING, PRIMARY, SPEED, Arm, Evidence
 from trc2.report.finished import FinishedRun, scores_in
 from trc2.report.names import learning_settings, order_of, title_of
-from trc2.stats.intervals import mean_interval
-from trc2.stats.moments import moments
+from trc2.stats.intervals import mean_interval, moments
 
 PRIMARY_METRIC = "perplexity"
 CURVE_DIGITS, VALUE_DIGITS = 5, 6

@@ -41,10 +41,9 @@ from trc2.report.variants import (
 )
 from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
-from trc2.stats.equivalence import margin_from_aa, without_largest
+from trc2.stats.equivalence import decide, margin_from_aa, without_largest
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.paired import compare_all
-from trc2.stats.verdict import decide
 
 MAX_DEPTH = 4  # levels below a folder that are searched for runs
 TASK_TITLES = {  # (dataset, subset); subset None stands for any

@@ -48,11 +48,6 @@ def budget_of(config: RunConfig) -> Budget:
 TOLERANCE = 1.05
 
 
-def equal_work(a: RunConfig, b: RunConfig) -> bool:
-    """Whether a step of two runs is the same amount of work (`equal_budgets`)."""
-    return equal_budgets(budget_of(a), budget_of(b))
-
-
 def equal_budgets(a: Budget, b: Budget) -> bool:
     """Whether steps are the same amount of work, by one of three measures.
 

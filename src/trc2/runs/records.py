@@ -52,11 +52,6 @@ def parse(line: str | bytes) -> Record:
     return Record(kind, step, task, numbers, float(content.get("seconds", 0.0)))
 
 
-def read_records(path: Path) -> list[Record]:
-    """All records that count, see `current`; a torn or bad end of the file is passed over."""
-    return current(read_all_records(path))
-
-
 def read_all_records(path: Path) -> list[Record]:
     """Every record in the order it was written, also those that were superseded later."""
     with reading(path):

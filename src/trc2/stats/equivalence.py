@@ -12,18 +12,20 @@ degrees of freedom:
     "equivalent, within ±δ"      narrow       margin_from_aa:  z √(Σd² / χ²_{n; 0.95}) ≤ δ   with confidence 95 %
     "more than repeating does"   wide         noise_floor:     z √(Σd² / χ²_{n; 0.05}) ≥ δ   with confidence 95 %
 
-The wide one as a margin would reward ignorance: with three pairs it is 2.9 times the estimate of δ, with one pair 16
-times, and everything would be equivalent. With the narrow one, fewer A/A pairs make "equivalent" harder to earn.
+Using the wide bound as a margin would make equivalence easier with less data: it is 2.9 times the estimate of δ with
+three pairs and 16 times with one pair. With the narrow bound, fewer A/A pairs make "equivalent" harder to earn.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Literal
 
 from trc2.errors import UserError
+from trc2.stats.intervals import chi2_quantile, normal_quantile, t_above
 from trc2.stats.paired import PairedDifference
-from trc2.stats.student import chi2_quantile, normal_quantile, t_above
 
 
 def margin_from_aa(differences: Iterable[float], coverage: float = 0.95, confidence: float = 0.95) -> float:
@@ -100,3 +102,33 @@ def tost(difference: PairedDifference, margin: float) -> float:
     if spread.sd == 0:
         return 0.0 if nearest > 0 else 1.0
     return t_above(nearest / spread.standard_error, spread.n - 1)
+
+
+ALPHA = 0.05  # of every test here
+
+
+class Verdict(str, Enum):
+    """The four things that can be said; absence of evidence is `undecided`, never `equivalent`."""
+
+    better = "better"
+    worse = "worse"
+    equivalent = "equivalent"
+    undecided = "undecided"
+
+
+def decide(difference: PairedDifference, margin: float | None, *, direction: Literal["min", "max"]) -> Verdict:
+    """The first side of a difference against the second, when lower ("min") or higher ("max") is better.
+
+    1. `equivalent` only if `tost` within the margin has p < 0.05; without a margin (None) nothing is.
+    2. `better` or `worse` only if the Holm-corrected p is below 0.05.
+    3. Everything else is `undecided`.
+
+    A difference that is certain and certainly within the margin is `equivalent`: it is there and does not matter.
+    Each `equivalent` has its own error of 5 %; only 2. is corrected for the number of comparisons.
+    """
+    if margin is not None and tost(difference, margin) < ALPHA:
+        return Verdict.equivalent
+    if difference.p_holm < ALPHA:
+        is_lower = difference.mean < 0
+        return Verdict.better if is_lower == (direction == "min") else Verdict.worse
+    return Verdict.undecided

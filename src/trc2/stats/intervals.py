@@ -1,14 +1,53 @@
-"""The interval around a mean over seeds."""
+"""Means over repeated runs: mean and spread, the interval around a mean, and which runs may be averaged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from trc2.errors import UserError
-from trc2.stats.moments import Moments, moments
-from trc2.stats.student import t_quantile
+from scipy import special
+
+from trc2.errors import UserError, brief
+
+T = TypeVar("T")
+Seed = TypeVar("Seed", bound=Hashable)
+Order = TypeVar("Order", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean, standard deviation and count; the deviation of one number is NaN, which is to say unknown."""
+
+    mean: float
+    sd: float
+    n: int
+
+    @property
+    def standard_error(self) -> float:
+        """sd / √n: how far the mean of n runs is from the mean of all."""
+        return self.sd / math.sqrt(self.n)
+
+
+def moments(values: Iterable[float]) -> Moments:
+    """Summarise repeated runs: mean = Σx / n, sd² = Σ(x − mean)² / (n − 1).
+
+    NaN or infinity among the values makes mean and sd NaN: a run that broke must not vanish from an average.
+    The order of the values changes nothing, not even the last bit.
+    """
+    known = [float(value) for value in values]
+    n = len(known)
+    if n == 0:
+        raise UserError("There are 0 values to average: at least 1 run is needed, check which runs were selected.")
+    try:
+        mean = math.fsum(known) / n if all(map(math.isfinite, known)) else math.nan
+    except OverflowError:  # finite each, but not their sum
+        mean = math.nan
+    if math.isnan(mean) or n == 1:
+        return Moments(mean, math.nan, n)
+    # hypot is √Σx² that neither overflows nor underflows; it rounds by order, hence the sort.
+    return Moments(mean, math.hypot(*sorted(value - mean for value in known)) / math.sqrt(n - 1), n)
 
 
 @dataclass(frozen=True)
@@ -68,3 +107,59 @@ def number(value: float, interval: Interval) -> str:
     else:
         text = f"{value:.3g}"
     return text.replace("-", "−")
+
+
+def require_equal(values: Mapping[str, T], what: str = "length") -> T:
+    """The one value all runs share; names the odd run otherwise, since a truncated run would bend an average.
+
+    The odd one is whoever differs from the value most runs have; of two runs it is the second.
+    """
+    if not values:
+        raise UserError(f"There are 0 runs whose {what} could be compared: select at least 1.")
+    counts = [sum(1 for other in values.values() if other == value) for value in values.values()]
+    usual, common = list(values.items())[counts.index(max(counts))]
+    odd = {name: value for name, value in values.items() if value != common}
+    if odd:
+        told = ", ".join(f"{brief(repr(value), 60)} in '{name}'" for name, value in list(odd.items())[:3])
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise UserError(
+            f"The {what} is {told}{more}, but {brief(repr(common), 60)} in '{usual}': only equal runs are averaged; "
+            f"finish {'it' if len(odd) == 1 else 'them'} or leave {'it' if len(odd) == 1 else 'them'} out."
+        )
+    return common
+
+
+def average_orders(runs: Mapping[tuple[Seed, Order], float]) -> dict[Seed, float]:
+    """One number per seed, the mean over its task orders, so that seeds are what is counted.
+
+    Five orders of one seed share its initial weights: as five independent pairs they would make a test too sure.
+    Every seed must have the same orders.
+    """
+    orders: dict[Seed, set[Order]] = {}
+    for seed, order in runs:
+        orders.setdefault(seed, set()).add(order)
+    require_equal({f"seed {seed}": sorted(map(str, known)) for seed, known in orders.items()}, "list of orders")
+    return {seed: moments(runs[seed, order] for order in known).mean for seed, known in orders.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- distributions
+
+
+def t_quantile(probability: float, df: int) -> float:
+    """The value that a Student t variable of `df` degrees of freedom stays below with this probability."""
+    return float(special.stdtrit(df, probability))
+
+
+def t_above(t: float, df: int) -> float:
+    """P(T > t). Taken from the lower tail of −t, so that small probabilities keep their digits."""
+    return float(special.stdtr(df, -t))
+
+
+def chi2_quantile(probability: float, df: int) -> float:
+    """The value that a sum of `df` squared standard normals stays below with this probability."""
+    return float(special.chdtri(df, 1 - probability))
+
+
+def normal_quantile(probability: float) -> float:
+    """The value that a standard normal variable stays below with this probability."""
+    return float(special.ndtri(probability))

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trc2.errors import UserError, brief
-from trc2.stats.intervals import Interval, interval_of
-from trc2.stats.moments import Moments, moments
-from trc2.stats.student import t_above
+from trc2.stats.intervals import Interval, Moments, interval_of, moments, t_above
 
 Key = TypeVar("Key", bound=Hashable)  # what makes two runs partners: (seed, order)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from trc2.errors import UserError
-from trc2.stats.equal_runs import require_equal
-from trc2.stats.moments import moments
+from trc2.stats.intervals import moments, require_equal
 
 Direction = Literal["min", "max"]  # which end of a measure is better
 

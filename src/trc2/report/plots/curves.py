@@ -16,7 +16,7 @@ from trc2.report.plots.against_size import score_label, text_choice
 from trc2.report.plots.canvas import GREY, Picture, Sheet, bands, grid_of, hide_rest
 from trc2.report.plots.ticks import linear_ticks, log_ticks
 from trc2.report.scope import METRIC_TITLES, LeftOut, Scope, headline, headline_words, metrics_of
-from trc2.stats.moments import Moments, moments
+from trc2.stats.intervals import Moments, moments
 from trc2.stats.smoothing import gaussian_smooth
 
 Curve = list[tuple[int, float]]

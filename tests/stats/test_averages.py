@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trc2.errors import UserError
-from trc2.stats.equal_runs import average_orders, require_equal
+from trc2.stats.intervals import average_orders, require_equal
 
 
 def test_equal_runs_share_their_value() -> None:
