@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.runs.records import Record
+from trc2.runs.records import Record, current, read_all_records
 from trc2.training.start import start_run
 
 MakeRun = Callable[..., RunConfig]
