@@ -21,6 +21,10 @@ COMMANDS = (
 )  # fmt: skip
 for _name in COMMANDS:
     import_module(f"{__name__}.cmd_{_name.replace('-', '_')}")
+# One command may import another, which then registers earlier than its place.
+app.registered_commands.sort(
+    key=lambda command: COMMANDS.index(command.name or getattr(command.callback, "__name__", ""))
+)
 
 
 def main() -> None:
