@@ -280,3 +280,29 @@ def test_a_check_that_cannot_be_passed_is_refused_before_training(
     assert (done.code, "1 of 1 documents" in done.err) == (2, True), done.err
     assert not (tmp_path / "child").exists()
     assert trc2(*go_on(tmp_path / "child", "--keep", f"old={one}")).code == 0  # nothing is decided
+
+
+def test_trial_runs_that_find_no_share_exit_with_three_and_leave_one_file(
+    go_on: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(10)).parent  # too few to be replayed
+    child, path = tmp_path / "child", tmp_path / "child.rehearsal.json"
+    settings = ["--keep", f"old={keep}", "--max-forgetting", "0", "train.learning_rate=3"]
+
+    def attempt(folder: Path) -> None:
+        os._exit(trc2(*go_on(folder, *settings, "--rehearse")).code)
+
+    assert run_in_child(attempt, child, "step:1") < 0
+    before = sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith("."))
+    done = trc2(*go_on(child, *settings, "--rehearse", "--json"))
+    assert done.code == 3, done.err
+    found = json.loads(done.out)
+    assert (found["cheapest"], found["has_old_text"], found["learning_rate"]) == (None, False, 3.0)
+    assert [branch["share"] for branch in found["branches"]] == [0.0]  # a share would replay the new text
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*before, path.name])
+    first = path.read_bytes()
+    told = trc2(*go_on(child, *settings, "--rehearse"))
+    assert "train.learning_rate=1" in " ".join(told.out.split())
+    assert path.read_bytes() == first
+    real = trc2(*go_on(child, *settings, "--replay-share", "0.1", "eval.text_sequences=0"))
+    assert (real.code, "child.rehearsal.json" in real.err, "--replay-share 0.1" in real.err) == (3, True, True)

@@ -32,13 +32,17 @@ def continue_(
     folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
     builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
-    source: Annotated[str | None, typer.Option("--folder", help="A folder with train.jsonl and so on.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--folder", help="A folder of text, or one file: .txt, .md, .jsonl …")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
     subset: Annotated[str | None, typer.Option(help="The dataset's configuration.")] = None,
     format_: Annotated[str, typer.Option("--format", help="text, gsm8k, wikitext or a template.")] = "text",
     keep: Annotated[
         list[str],
-        typer.Option(help="NAME=FOLDER: text that a saved model should go on knowing; measured, not trained."),
+        typer.Option(
+            help="NAME=FOLDER: text that a saved model should go on knowing; judged, and part of it replayed."
+        ),
     ] = [],  # noqa: B006
     max_forgetting: Annotated[
         float | None,
@@ -48,7 +52,10 @@ def continue_(
         float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
     ] = None,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Try short branches first and print the cheapest replay share.")
+        bool,
+        typer.Option(
+            "--rehearse", help="Only make short trial runs and print the cheapest replay share that keeps the limit."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the trial runs, as JSON.")] = False,
     nproc: Processes = 1,
@@ -61,9 +68,9 @@ def continue_(
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
     from trc2.training.gate import check_gate, judge_child
-    from trc2.training.rehearsal import foretold, keep_rehearsal, rehearse_shares
+    from trc2.training.rehearsal import foretold, keep_rehearsal, rehearse_shares, remove_trials
     from trc2.training.resume import continue_run
-    from trc2.training.wish import Wish, child_config, default_folder
+    from trc2.training.wish import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
@@ -76,7 +83,7 @@ def continue_(
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
         with out.status("trial runs") as status:
             rehearsal = rehearse_shares(
-                parent, tasks, max_forgetting, overrides=changes, keep=kept,
+                parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
                 watch=lambda text: status.update(shown(text)), warn=warn,
             )  # fmt: skip
         kept_in = keep_rehearsal(rehearsal, target)
@@ -91,8 +98,15 @@ def continue_(
         return
     said = foretold(parent, target, tasks, replay_share, changes, warn)
     wish = Wish(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
-    if nproc > 1 and launched(nproc, max_restarts, child_config(parent, wish, target)):
+    config = child_config(parent, wish, target)
+    if nproc > 1 and launched(nproc, max_restarts, config):
         return
+    remove_trials(target)
+    if replay_share and not has_old_text(parent, config):
+        warn(
+            f"{parent} brings no old text to replay, so --replay-share {replay_share:g} replays the new text: name old "
+            f"text by --keep NAME=FOLDER, with at least {MIN_DIVIDED} documents, or by stream.replay_seed_files."
+        )
     console = err if as_json else out
     continue_run(
         parent, target, tasks, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, foretold=said

@@ -62,12 +62,12 @@ def _verify_resume(folder: Path, kills: int, seed: int, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json())
         raise typer.Exit(0 if report.passed else 1)
-    places = ", ".join(f"{name} ×{count}" for name, count in report.killed_at.items())
-    out.print(f"Killed {report.kills} times: {places}.")
-    if report.passed:
-        what = f"All {report.tensors} tensors, the state and {report.records} records"
-        out.print(f"{what} equal those of the undisturbed run to the bit ({report.seconds:.0f} s).", style="green")
     for difference in report.differences[:20]:
-        out.print(f"differs: {difference}", style="bold red")
-    out.print(str(folder / "resume.json"))
+        out.print(f"differs: {difference}", style="bold red", soft_wrap=True)
+    out.print(
+        f"{report.kills:,} kills of {len(report.ended)} commands ({', '.join(report.ended)}), "
+        f"{sum(report.ended.values()):,} ends, {len(report.differences)} differences to the undisturbed ones, "
+        f"{report.seconds / 60:.1f} minutes: {folder / 'resume.json'}",
+        style="green" if report.passed else "bold red", soft_wrap=True,
+    )  # fmt: skip
     raise typer.Exit(0 if report.passed else 1)

@@ -1,10 +1,10 @@
-"""How much a new task would make a run forget: a few short branches, each with another share of replay."""
+"""Trial runs: how much a new task would make a run forget, by short branches, each with another share of replay."""
 
 from __future__ import annotations
 
 import json
 import math
-import tempfile
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,10 @@ from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
 from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import Warn
+from trc2.runs.lock import is_locked, lock_folder
 from trc2.training.gate import Verdict, judge, number_or_word
 from trc2.training.resume import continue_run
+from trc2.training.wish import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
@@ -28,7 +30,7 @@ MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
 class Branch:
     """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
 
-    `ceiling` is that with what cannot be known of it, as the gate will ask: the branch's own interval.
+    `ceiling` adds the branch's own interval, because the acceptance check will ask for that too.
     """
 
     share: float
@@ -51,6 +53,8 @@ class Rehearsal:
     steps: int
     branch_steps: int
     branches: tuple[Branch, ...]
+    learning_rate: float = math.nan
+    has_old_text: bool = True  # whether there is any to replay; if not, shares would replay the new text
 
     @property
     def cheapest(self) -> float | None:
@@ -64,12 +68,13 @@ class Rehearsal:
                 "measured": number_or_word(b.verdict.worst),
                 "predicted": number_or_word(b.predicted),
                 "ceiling": number_or_word(b.ceiling),
-                **b.verdict.describe(),
+                **{name: value for name, value in b.verdict.describe().items() if name not in ("parent", "child")},
             }
             for b in self.branches
         ]
         of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
         known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        known |= {"learning_rate": number_or_word(self.learning_rate), "has_old_text": self.has_old_text}
         return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
 
     def lines(self) -> list[str]:
@@ -79,9 +84,18 @@ class Rehearsal:
             f"predicted {b.predicted:+.1%}, with its interval {b.ceiling:+.1%}"
             for b in self.branches
         ]
+        if not self.has_old_text:
+            lines.append(
+                "There is no old text to replay, so no share was tried: name some by --keep NAME=FOLDER, with at least "
+                f"{MIN_DIVIDED} documents, or by stream.replay_seed_files."
+            )
         if self.cheapest is None:
             largest = self.branches[-1].share
-            return [*lines, f"No share up to {largest:.0%} stays under {self.limit:.1%}: take fewer steps."]
+            return [
+                *lines,
+                f"No share up to {largest:.0%} stays under {self.limit:.1%}: take fewer steps, or a smaller learning "
+                f"rate than {self.learning_rate:g}, for example train.learning_rate={self.learning_rate / 3:.2g}.",
+            ]
         return [*lines, f"Cheapest under {self.limit:.1%}: --replay-share {self.cheapest}"]
 
 
@@ -93,33 +107,54 @@ def rehearse_shares(
     *,
     overrides: Sequence[str] = (),
     keep: Sequence[TaskConfig] = (),
+    beside: Path | None = None,
     watch: Callable[[str], None] = lambda _: None,
     warn: Warn = lambda _: None,
 ) -> Rehearsal:
     """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
 
     Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
-    the old tasks begins slower than it goes on: the gate after the real run is what decides. The branches are thrown
-    away. They are judged by validation text, so that the gate's own text chooses nothing.
+    the old tasks begins slower than it goes on: the acceptance check of the real run is what decides. The branches are
+    thrown away; they are made `beside` the child's place, where those of a killed command are found and removed. They
+    are judged by validation text, so that the text of the acceptance check chooses nothing. Where there is no old text
+    to replay only a share of 0 is tried.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
     whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
+    config = child_config(parent, Wish(tasks, None, tuple(overrides), tuple(keep)), Path("trial"))
+    is_old = has_old_text(parent, config)
     branches: list[Branch] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for share in shares:
+    scratch = _scratch(beside or default_folder(parent, tasks))
+    with lock_folder(scratch):
+        for share in shares if is_old else shares[:1]:
             watch(f"a branch of {steps} steps with {share:.0%} replay")
-            child = Path(scratch) / f"share-{share}"
-            continue_run(parent, child, short, Console(quiet=True), share, overrides=overrides, keep=keep)
+            child = scratch / f"share-{share}"
+            shutil.rmtree(child, ignore_errors=True)
+            replayed = share if config.model.replay else None
+            continue_run(parent, child, short, Console(quiet=True), replayed, overrides=overrides, keep=keep)
             verdict = judge(parent, child, limit, warn, split="validation")
             risen = verdict.worst
             predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
             branches.append(Branch(share, verdict, predicted))
             if branches[-1].ceiling <= limit:
                 break
+    shutil.rmtree(scratch, ignore_errors=True)
     return Rehearsal(
-        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches)
-    )
+        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches),
+        config.train.learning_rate, is_old,
+    )  # fmt: skip
+
+
+def remove_trials(child: Path) -> None:
+    """Remove what killed trial runs of a child left behind, unless they are under way."""
+    scratch = _scratch(child)
+    if scratch.is_dir() and not is_locked(scratch):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch(child: Path) -> Path:
+    return child.with_name(f".{child.name[:200]}.trial")
 
 
 def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:

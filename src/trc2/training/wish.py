@@ -204,6 +204,15 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
+def has_old_text(parent: Path, config: RunConfig) -> bool:
+    """Whether a child has text of before to replay: its parent's stores, seed text, or the stores of a saved model."""
+    assert config.stream is not None
+    if not config.model.replay:
+        return False
+    is_seeded = bool(config.stream.replay_seed_files or config.stream.replay_seed_tasks)
+    return RunFolder(parent).is_run or is_seeded or (not is_plain(parent) and load_config(parent).replay)
+
+
 def _replayable(config: RunConfig, kept: Sequence[str], share: float | None) -> list[str]:
     """The texts of --keep that are divided by document, into a part that is replayed and a part that is judged.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,13 +17,18 @@ import torch
 from rich.console import Console
 
 from trc2.config import RunConfig, TaskConfig
+from trc2.dream import dream
 from trc2.export import export_run
-from trc2.failpoint import CONTINUING, EXPORTING, PREPARING, TRAINING
+from trc2.failpoint import CONTINUING, EXPORTING, JUDGING, PREPARING, TRAINING
+from trc2.files import make_folder, write_atomically
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
+from trc2.runs.target import find_target
 from trc2.stream.cache import STAMPS
 from trc2.stream.prepare import prepare_stream
+from trc2.training.gate import GATE_FILE, REFUSED, Verdict, judge_child
+from trc2.training.rehearsal import keep_rehearsal, rehearse_shares
 from trc2.training.resume import continue_run, resume_run
 from trc2.training.start import start_run
 from trc2.verify.siege import Losses, Trial, besiege, besiege_together, run_in_child
@@ -36,7 +42,10 @@ WORDS = {
 }
 NEWCOMER = "birds"
 WORDS_OF_NEWCOMER = {NEWCOMER: ("owl", "hen", "tern")}
-SHARES = {"train": 0.4, "continue": 0.3, "export": 0.15, "prepare": 0.15}
+SHARES = {
+    "train": 0.25, "continue": 0.3, "check": 0.05, "rehearse": 0.1, "export": 0.1, "dream": 0.05, "prepare": 0.15,
+}  # fmt: skip
+LIMIT = -1.0  # no rise is that small: the acceptance check refuses the child, and must do so after every kill
 PROCESSES = 6  # that prepare one cold cache at once
 QUIET = Console(quiet=True)
 
@@ -65,7 +74,7 @@ class ResumeReport:
 def verify_resume(
     folder: Path, kills: int, seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> ResumeReport:
-    """Train, continue, export and prepare once undisturbed and many times with kills; compare all they leave behind."""
+    """Run every command that writes once undisturbed and many times with kills; compare all they leave behind."""
     begun = time.monotonic()
     chance = random.Random(seed)
     write_small_data(folder / "data", WORDS)
@@ -75,7 +84,7 @@ def verify_resume(
     lengths = {}
     for name, trial in trials.items():
         watch(f"{name}: undisturbed")
-        lengths[name] = run_in_child(trial.attempt, folder / name / "whole")
+        lengths[name] = run_in_child(trial.attempt, folder / name / "whole", exit_code=trial.exit_code)
     for name, count in shares(kills).items():
         parted = folder / name / "parted"
         besiege(trials[name], parted, folder / name / "whole", count, lengths[name], chance, losses, watch)
@@ -99,9 +108,9 @@ def verify_resume(
 
 def shares(kills: int) -> dict[str, int]:
     """Kills by command; `kills` in all, and every command gets some if there are enough."""
-    counts = {name: int(kills * share) for name, share in SHARES.items()}
-    counts["train"] += kills - sum(counts.values())
-    return counts
+    least = 1 if kills >= len(SHARES) else 0
+    counts = {name: max(least, int(kills * share)) for name, share in SHARES.items() if name != "train"}
+    return {"train": kills - sum(counts.values()), **counts}
 
 
 def _trials(folder: Path) -> dict[str, Trial]:
@@ -114,11 +123,32 @@ def _trials(folder: Path) -> dict[str, Trial]:
         else:
             start_run(config.replace(output={**config.output.model_dump(), "folder": target}), QUIET)
 
+    newcomer, child = TaskConfig(name=NEWCOMER, folder=NEWCOMER, steps=8), folder / "continue" / "whole"
+
     def go_on(target: Path) -> None:
         if target.exists():
             resume_run(target, [], QUIET)
         else:
-            continue_run(trained, target, TaskConfig(name=NEWCOMER, folder=NEWCOMER, steps=8), QUIET)
+            continue_run(trained, target, newcomer, QUIET, limit=LIMIT)
+        _exit_as(judge_child(target, QUIET.print))
+
+    def check(target: Path) -> None:
+        if not target.exists():  # a child that has ended and was not judged
+            copy = shutil.copytree(child, target.with_name("copy"), dirs_exist_ok=True)
+            (copy / GATE_FILE).unlink(missing_ok=True)
+            copy.rename(target)
+        _exit_as(judge_child(target, QUIET.print, again=True))
+
+    def rehearse(target: Path) -> None:
+        found = rehearse_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
+        make_folder(target)
+        keep_rehearsal(found, target / "child")
+
+    def dream_texts(target: Path) -> None:
+        net, tokenizer = find_target(str(trained)).trained_model(QUIET.print)
+        texts = [found.text for found in dream(net, tokenizer, tokens=100, seed=0, length=16)]
+        make_folder(target)
+        write_atomically(target / "dreams.jsonl", json.dumps(texts).encode())
 
     def export(target: Path) -> None:
         if not target.exists():
@@ -130,7 +160,12 @@ def _trials(folder: Path) -> dict[str, Trial]:
 
     return {
         "train": Trial("train", train, TRAINING, _different_runs, shutil.rmtree),
-        "continue": Trial("continue", go_on, CONTINUING + TRAINING, _different_runs, shutil.rmtree),
+        "continue": Trial(
+            "continue", go_on, CONTINUING + TRAINING + JUDGING, _different_children, shutil.rmtree, REFUSED
+        ),
+        "check": Trial("check", check, JUDGING, _different_children, shutil.rmtree, REFUSED),
+        "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files, shutil.rmtree),
+        "dream": Trial("dream", dream_texts, (), _different_files, shutil.rmtree),
         "export": Trial("export", export, EXPORTING, _different_files, shutil.rmtree),
         "prepare": Trial("prepare", prepare, PREPARING, _different_files, shutil.rmtree),
     }
@@ -189,6 +224,20 @@ def _different_runs(whole: Path, parted: Path) -> list[str]:
     """Also that nothing else was left behind: no hidden files beside the run."""
     left = [path.name for path in parted.parent.iterdir() if path.name.startswith(".")]
     return compare_runs(whole, parted)[0] + [f"{name} was left behind" for name in left]
+
+
+def _different_children(whole: Path, parted: Path) -> list[str]:
+    """The same of a continued run, and that its verdict is the same but for the name of its own folder."""
+    first, second = (json.loads((path / GATE_FILE).read_text(encoding="utf-8")) for path in (whole, parted))
+    for verdict in (first, second):
+        del verdict["child"]
+    return _different_runs(whole, parted) + ([] if first == second else [f"verdict: {first} ≠ {second}"])
+
+
+def _exit_as(verdict: Verdict | None) -> None:
+    """End the process as the command does: with 3 where the acceptance check refused the child."""
+    assert verdict is not None
+    sys.exit(0 if verdict.passed else REFUSED)
 
 
 def _different_files(whole: Path, parted: Path) -> list[str]:

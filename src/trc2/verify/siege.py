@@ -29,6 +29,7 @@ class Trial:
     points: tuple[str, ...]
     compare: Compare
     wipe: Callable[[Path], None]
+    exit_code: int = 0  # with which it must end
 
 
 @dataclass
@@ -56,7 +57,7 @@ def besiege(
             raise RuntimeError(f"only {done} of {kills} kills of {trial.name} hit a running process")
         point, delay = _plan_kill(chance, trial.points, length) if done < kills else (None, None)
         is_open = True
-        if run_in_child(trial.attempt, target, point, delay) < 0:
+        if run_in_child(trial.attempt, target, point, delay, trial.exit_code) < 0:
             done += 1
             losses.killed[f"{trial.name}: {(point or 'random moment').split(':')[0]}"] += 1
             watch(f"{trial.name}: {done} of {kills} kills")
@@ -80,15 +81,17 @@ def besiege_together(
             losses.killed[f"{trial.name}: random moment"] += 1
     for process in running:
         process.join()
-        if process.exitcode not in (0, -signal.SIGKILL):
+        if process.exitcode not in (trial.exit_code, -signal.SIGKILL):
             losses.differences.append(f"{trial.name}: a process ended with exit code {process.exitcode}")
     losses.ended[trial.name] += 1
     losses.differences += [f"{trial.name}: {name}" for name in trial.compare(whole, target)]
     trial.wipe(target)
 
 
-def run_in_child(attempt: Attempt, target: Path, point: str | None = None, delay: float | None = None) -> float:
-    """Run in a process of its own; seconds it took, or −1 if it was killed.
+def run_in_child(
+    attempt: Attempt, target: Path, point: str | None = None, delay: float | None = None, exit_code: int = 0
+) -> float:
+    """Run in a process of its own, which must end with `exit_code`; seconds it took, or −1 if it was killed.
 
     Forked, so that a hundred kills do not import torch a hundred times.
     """
@@ -101,8 +104,8 @@ def run_in_child(attempt: Attempt, target: Path, point: str | None = None, delay
     process.join()
     if process.exitcode == -signal.SIGKILL:
         return -1.0
-    if process.exitcode != 0:
-        raise RuntimeError(f"the command ended with exit code {process.exitcode}")
+    if process.exitcode != exit_code:
+        raise RuntimeError(f"the command ended with exit code {process.exitcode} and not {exit_code}")
     return time.monotonic() - begun
 
 
@@ -110,7 +113,7 @@ def _plan_kill(
     chance: random.Random, points: tuple[str, ...], length: float
 ) -> tuple[str | None, float | None]:  # fmt: skip
     """A named point, hit for the n-th time, or a moment of the clock."""
-    if chance.random() < 0.7:
+    if points and chance.random() < 0.7:
         return f"{chance.choice(points)}:{chance.randint(1, 4)}", None
     return None, chance.uniform(0.0, length)
 
