@@ -33,7 +33,8 @@ docs: $(VENV)/.docs  ## The documentation as a site, into build/site; warnings a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or read along while you write: $(BIN)/mkdocs serve"
 
-lint: $(STAMP)  ## ruff (lint and format) and mypy
+lint: $(STAMP)  ## ruff (lint and format), mypy, and the prose check of the documentation
+	$(BIN)/python docs/prose.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

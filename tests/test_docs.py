@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from docs import prose
+
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "trc2", ROOT / "tests"
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -53,3 +55,30 @@ def test_files_functions_and_tests_named_in_a_document_exist(document: Path) -> 
             if found is None or (name and name.lstrip(":") not in names_in(found)):
                 missing.append(f"{document.name}:{number} {word}")
     assert missing == []
+
+
+def test_the_prose_check_counts_sentences_outside_code_and_tables() -> None:
+    page = "# A title; with one\n\nShort text. It is `a; b` here.\n\n| cell; one |\n\n```bash\na; b; c\n```\n"
+    found = prose.read(page)
+    assert len(found.sentences) == 2
+    assert found.per_hundred(";") == 0
+    assert prose.problems("docs/x.md", page) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("One thing; another thing.", "semicolons"),
+        ("There is no way, and nobody knows.", "is no, nobody"),
+        (" ".join(["word"] * 46) + ".", "46 words"),
+        ("Every arm is drawn.", "configuration"),
+        ("| a cell | the lesioned model |", "ablation"),
+    ],
+)
+def test_the_prose_check_finds_what_it_is_for(text: str, named: str) -> None:
+    assert any(named in problem for problem in prose.problems("docs/x.md", text))
+
+
+@pytest.mark.parametrize("page", prose.CHECKED)
+def test_checked_pages_pass_the_prose_check(page: str) -> None:
+    assert prose.problems(page, (ROOT / page).read_text(encoding="utf-8")) == []
