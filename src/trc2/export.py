@@ -61,7 +61,9 @@ def export_run(
     if is_plain and with_replay:
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
     files = {} if is_plain else _tokenizer_files(tokenizer, net.config.max_positions)
-    files["README.md"] = model_card(run, parameters, net.num_events, step, version, reason)
+    files["README.md"] = model_card(
+        run, parameters, net.num_events, step, version, reason, is_adapter=is_plain and not merge
+    )
 
     target = folder.resolve()
     partial = target.with_name(f".{target.name[:200]}.partial")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+import yaml
 
 from tests.command import trc2
 from tests.conftest import write_task
@@ -14,10 +17,13 @@ from trc2.report.finished import read_run
 def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    for name, words in {"law": ["saw", "axe"], "tax": ["red", "blue"], "news": ["apple", "pear"]}.items():
-        write_task(tmp_path, name, words)
+    words = {"law": "saw axe drill file", "tax": "red blue grey", "news": "apple pear plum fig"}
+    for name, choices in words.items():
+        write_task(tmp_path, name, choices.split())
+    base = shutil.copytree(model_folder("llama"), tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: apache-2.0\ntags: [x]\n---\n# Base\n")
     done = trc2(
-        "continue", str(model_folder("llama")), "train.batch_size=2", "train.sequence_length=32",
+        "continue", str(base), "train.batch_size=2", "train.sequence_length=32",
         "eval.text_sequences=0", "eval.max_batches=1", "model.replay_chunk_length=16",
         f"stream.cache={tmp_path / 'cache'}",
         "--task", f"law={tmp_path / 'law'}", "--task", f"tax={tmp_path / 'tax'}", "--steps", "2",
@@ -29,3 +35,15 @@ def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(
     assert [(stretch.task, stretch.start, stretch.end) for stretch in run.stretches] == [("law", 0, 2), ("tax", 2, 4)]
     assert run.config.model.name == "hf"
     assert run.config.train.learning_rate == 1e-4
+
+    shutil.rmtree(base)  # what the card says of it is in the run
+    exported = trc2("export", str(tmp_path / "child"), str(tmp_path / "model"), "--json")
+    assert exported.code == 0, exported.err
+    _, front, body = (tmp_path / "model" / "README.md").read_text().split("---\n", 2)
+    facts = yaml.safe_load(front)
+    assert (facts["base_model"], facts["license"], facts["library_name"]) == ("base", "apache-2.0", "transformers")
+    assert "import trc2" not in body
+    assert "and nothing else" not in body
+    assert 'memory="off"' not in body
+    assert "| news | test, 8 documents |" in body  # its verdict
+    assert "Measured and not trained: news." in body

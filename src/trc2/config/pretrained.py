@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,8 @@ from trc2.files import reading, write_atomically
 
 CONFIG_FILE = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+BASE_CARD, MAX_CARD_BYTES = "README.md", 2**20
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
 PAPERS, MAX_PAPER_BYTES = (".json", ".txt", ".model", ".jinja"), 2**27
 UNLIMITED = 2**20  # positions of a model that has no limit of its own, such as Mamba
 DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_layers", "num_parameters", "num_active")
@@ -103,7 +107,7 @@ def locate(pretrained: str, *, with_weights: bool = False) -> Path:
     folder = Path(pretrained).expanduser()
     if folder.is_dir():
         return folder
-    patterns = ["*.json", "*.txt", "*.model", "*.jinja", *(["*.safetensors"] if with_weights else [])]
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja", BASE_CARD, *(["*.safetensors"] if with_weights else [])]
     try:
         from huggingface_hub import snapshot_download
 
@@ -132,6 +136,35 @@ def keep_papers(pretrained: str, folder: Path) -> None:
         is_paper = path.suffix in PAPERS and not path.name.startswith("adapter_") and ".index." not in path.name
         if is_paper and path.is_file() and path.stat().st_size <= MAX_PAPER_BYTES:
             write_atomically(folder / path.name, path.read_bytes())
+
+
+def keep_base_card(pretrained: str, folder: Path) -> None:
+    """Copy the model card of the first folder, if it has one: an export names its licence."""
+    path = locate(pretrained) / BASE_CARD
+    if path.is_file() and path.stat().st_size <= MAX_CARD_BYTES:
+        write_atomically(folder / BASE_CARD, path.read_bytes())
+
+
+def base_facts(pretrained: str, papers: Path) -> dict[str, str]:
+    """What an export says of the model it began with: `base_model`, its name, and `license` if its card states one.
+
+    A folder is known by the name on the hub that its config.json remembers, else by its own. A card is a stranger's
+    text, so only a plain word after `license:` in its front matter is taken.
+    """
+    home = Path(pretrained).expanduser()
+    is_hub_name = HUB_NAME.fullmatch(pretrained) is not None and not home.is_dir()
+    facts = {"base_model": pretrained if is_hub_name else home.name}
+    with suppress(OSError, ValueError, RecursionError):
+        name = json.loads((papers / CONFIG_FILE).read_text(encoding="utf-8")).get("_name_or_path")
+        if isinstance(name, str) and HUB_NAME.fullmatch(name):
+            facts["base_model"] = name
+    with suppress(OSError, ValueError):
+        front = re.match(r"---\s*\n(.*?)\n---", (papers / BASE_CARD).read_text(encoding="utf-8"), re.DOTALL)
+        for key in ("license", "license_name"):
+            line = rf"^{key}: *['\"]?([A-Za-z0-9][\w.+-]{{0,80}})['\"]? *$"
+            if stated := re.search(line, front[1] if front else "", re.MULTILINE):
+                facts[key] = stated[1]
+    return facts
 
 
 def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
-from trc2.config.pretrained import HFConfig
+from trc2.config.pretrained import HFConfig, base_facts
 from trc2.report.finished import FinishedRun
 from trc2.report.markdown import code, markdown
 from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table, gate_lines
@@ -14,13 +15,15 @@ from trc2.runs.folder import RunFolder
 
 
 def model_card(
-    run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None
-) -> str:
+    run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None,
+    *, is_adapter: bool = False,
+) -> str:  # fmt: skip
     """README.md of an exported model, in the form the Hugging Face hub reads; `refusal` is why it was not accepted."""
-    title = f"{run.config.model.name} · {markdown(run.name)}"
+    facts = _base_facts(run)
+    kind = markdown(facts["base_model"]) if facts else run.config.model.name
     parts = [
-        _front_matter(run),
-        f"# {title}",
+        _front_matter(run, facts, is_adapter),
+        f"# {kind} · {markdown(run.name)}",
         _origin(run, num_parameters, num_events, step, version),
         "## What it learned, in this order",
         _tasks(run),
@@ -31,32 +34,52 @@ def model_card(
         forgetting_table(run),
         *_acceptance(run, refusal),
         "## How to use it",
-        USAGE,
+        _usage(run, facts, is_adapter),
         "## Limits",
-        _limits(run),
+        _limits(run, facts),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _base_facts(run: FinishedRun) -> dict[str, str]:
+    """Name and licence of the Hugging Face model it began with; nothing for a model of ours."""
+    model = run.config.model
+    return base_facts(model.pretrained, RunFolder(run.folder).papers) if isinstance(model, HFConfig) else {}
 
 
 # Two of the built-in corpora are read from the running Python, the third is generated.
 BUILTIN_LICENCES = {"prose": "PSF-2.0", "code": "PSF-2.0", "arithmetic": "generated"}
 
 USAGE = """```python
-import trc2.hf  # makes the model type known; nothing in this folder is executed
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = AutoModelForCausalLM.from_pretrained("FOLDER")
+model = {model}.from_pretrained("FOLDER")
 inputs = tokenizer("Once", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
-```
+```"""
+OF_OURS = "import trc2.hf  # makes the model type known; nothing in this folder is executed"
+CLASSES = {False: ("transformers", "AutoModelForCausalLM"), True: ("peft", "AutoPeftModelForCausalLM")}
 
-Or `trc2 generate FOLDER --prompt Once`. `memory="off"` leaves an episodic memory unread."""
+
+def _usage(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> str:
+    library, model = CLASSES[is_adapter]
+    names = {library: [model], "transformers": ["AutoTokenizer"]}
+    if not is_adapter:
+        names = {library: [model, "AutoTokenizer"]}
+    imports = [f"from {package} import {', '.join(classes)}" for package, classes in names.items()]
+    usage = USAGE.format(imports="\n".join(imports if facts else [OF_OURS, *imports]), model=model)
+    if facts:
+        return usage if is_adapter else f"{usage}\n\nOr `trc2 generate FOLDER --prompt Once`."
+    unread = ' `memory="off"` leaves its episodic memory unread.' if getattr(run.config.model, "memory", False) else ""
+    return f"{usage}\n\nOr `trc2 generate FOLDER --prompt Once`.{unread}"
 
 
-def _front_matter(run: FinishedRun) -> str:
-    lines = ["---", "library_name: trc2", "pipeline_tag: text-generation", "tags:", "- continual-learning"]
-    lines += [f"- {run.config.model.name}", "---"]
+def _front_matter(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> str:
+    library = CLASSES[is_adapter][0] if facts else "trc2"
+    stated = [f"{key}: {json.dumps(value)}" for key, value in facts.items()]
+    lines = ["---", f"library_name: {library}", *stated, "pipeline_tag: text-generation", "tags:"]
+    lines += ["- continual-learning", *([] if facts else [f"- {run.config.model.name}"]), "---"]
     return "\n".join(lines)
 
 
@@ -93,7 +116,8 @@ def _first_weights(run: FinishedRun) -> list[str]:
 def _tasks(run: FinishedRun) -> str:
     assert run.config.stream is not None
     lines = ["| # | task | steps | train tokens | documents | source | licence |", "|---:|---|---:|---:|---:|---|---|"]
-    for number, task in enumerate(run.config.stream.tasks, 1):
+    trained = run.config.stream.trained
+    for number, task in enumerate(trained, 1):
         info = run.data["tasks"][task.name]
         split = info["splits"]["train"]
         source = task.builtin or task.dataset or "local files"
@@ -102,6 +126,9 @@ def _tasks(run: FinishedRun) -> str:
             f"| {number} | {markdown(task.name)} | {task.steps} | {split['tokens']:,} | {split['documents']:,} | "
             f"{markdown(source)} | {markdown(licence)} |"
         )
+    others = [markdown(task.name) for task in run.config.stream.tasks if task not in trained]
+    if others:
+        lines += ["", f"Measured and not trained: {', '.join(others)}."]
     return "\n".join(lines)
 
 
@@ -113,13 +140,25 @@ def _acceptance(run: FinishedRun, refusal: str | None) -> list[str]:
     return ["## Acceptance check", *parts] if parts else []
 
 
-def _limits(run: FinishedRun) -> str:
+def _limits(run: FinishedRun, facts: dict[str, str]) -> str:
+    tokens, ancestry = run.stretches[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).ancestry()
+    if facts or (ancestry is not None and not ancestry.is_run):
+        base = markdown(facts["base_model"]) if facts else "a saved model"
+        read = (
+            f"- It read {tokens:,} tokens on top of what {base} had learnt. Only the texts named above were measured; "
+            "what else the base model could do, its safety training included, may have changed unnoticed."
+        )
+    else:
+        read = (
+            f"- It read {tokens:,} tokens and nothing else: expect no general knowledge, no instruction following and "
+            "no safety training."
+        )
+    licence = f" and that of its base model ({facts.get('license', 'not stated by its folder')})" if facts else ""
     lines = [
         "- One run with one seed: differences of a few percent to another run mean nothing.",
-        f"- It read {run.stretches[-1].end * run.config.train.tokens_per_step:,} tokens and nothing else: expect no "
-        "general knowledge, no instruction following and no safety training.",
+        read,
         "- Perplexities are per token of its own tokenizer and not comparable with those of another one.",
-        "- Its licence must respect those of the data above.",
+        f"- Its licence must respect those of the data above{licence}.",
     ]
     leaks = {
         f"{part} in {other}": share

@@ -10,7 +10,7 @@ from typing import Any
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
-from trc2.config.pretrained import HFConfig, keep_papers
+from trc2.config.pretrained import HFConfig, keep_base_card, keep_papers
 from trc2.errors import UserError, brief
 from trc2.files import reading, write_atomically
 from trc2.runs.ancestry import Ancestry, read_ancestry
@@ -199,6 +199,7 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         if isinstance(config.model, HFConfig):
             keep_papers(config.model.pretrained, self.papers)
+            keep_base_card(config.model.pretrained, self.papers)
             sums = self._sums_of(config) if parent is None else parent.first_weights()
             if sums:
                 write_atomically(self.first_weights_file, as_lines(sums).encode())
