@@ -16,8 +16,12 @@ GB = 1e9
 PEAK_MEMORY = "efficiency/peak_memory_gb"
 
 
-def peak_matmul_flops(device: torch.device, size: int = 1024, repeats: int = 5) -> float:
+PRODUCT_SIZE = 1024  # rows and columns of the product that measures the machine
+
+
+def peak_matmul_flops(device: torch.device, repeats: int = 5) -> float:
     """FLOP/s of a large float32 product on this machine right now: the yardstick of utilisation."""
+    size = PRODUCT_SIZE
     a, b = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
     best = float("inf")
     for _ in range(repeats + 1):
