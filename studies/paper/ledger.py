@@ -1,7 +1,7 @@
 """What a claim is, and the rules by which runs decide it. No rule looks at what a claim is about.
 
 Every claim is put as "the first side is better than the second", on the same seeds, once or several times. With the
-outcomes of all of them (`trc2.stats.verdict.decide`, Holm over the claim):
+outcomes of all of them (`trc2.stats.equivalence.decide`, Holm over the claim):
 
     some comparison is decided the other way                    → does not hold
     all that count are equivalent within the A/A margin         → no difference
