@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trc2.config.baselines import FalconConfig
+from trc2.backbones.falcon import FalconConfig
 from trc2.ops.fast_weights import Reading, Steps, fast_weights, recurrence, ridge_steps
 
 # variant, d_model, heads, rows, tokens

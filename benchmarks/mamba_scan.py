@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from trc2 import load_recipe
-from trc2.backbones.mamba import MambaMixer, build
-from trc2.config.baselines import MambaConfig
+from trc2.backbones.mamba import MambaConfig, MambaMixer, build
 from trc2.nn.segments import pack
 from trc2.ops.scan import selective_scan
 

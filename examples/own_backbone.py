@@ -8,9 +8,8 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import BaselineConfig
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment, rejoin

@@ -18,8 +18,8 @@ from tests.conftest import tiny_config
 from trc2 import plugins
 from trc2.artifact import load_model, save_model
 from trc2.backbones.registry import build_model
+from trc2.backbones.transformer import TransformerConfig
 from trc2.config import RunConfig, load_recipe, model_config
-from trc2.config.baselines import TransformerConfig
 from trc2.config.metric import register_metric
 from trc2.config.origins import explain
 from trc2.errors import UserError

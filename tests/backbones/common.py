@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tokens
+from trc2.backbones.blocks import BaselineConfig
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import BaselineConfig
 from trc2.nn.segments import pack
 from trc2.reference.baselines import Forward, objective
 

@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 from tests.backbones.common import compare_segments_with_passes_of_their_own, counted_flops, excited, tiny_baseline
 from tests.conftest import tokens
 from trc2.backbones import blk_attn_res, deepseek_moe, falcon, lora_drs, mamba, moe, transformer
+from trc2.backbones.blk_attn_res import BlkAttnResConfig
+from trc2.backbones.deepseek_moe import DeepSeekMoEConfig
+from trc2.backbones.falcon import FalconConfig
+from trc2.backbones.lora_drs import LoraDRSConfig
+from trc2.backbones.mamba import MambaConfig
+from trc2.backbones.moe import MoEConfig
 from trc2.backbones.registry import step_cost
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import (
-    BlkAttnResConfig,
-    DeepSeekMoEConfig,
-    FalconConfig,
-    LoraDRSConfig,
-    MambaConfig,
-    MoEConfig,
-    TransformerConfig,
-)
+from trc2.backbones.transformer import TransformerConfig
 from trc2.nn.cost import Cost
 
 

@@ -13,9 +13,8 @@ from tests.backbones.common import (
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.backbones.blk_attn_res import DepthTrunk, build, recall, residual_blocks
+from trc2.backbones.blk_attn_res import BlkAttnResConfig, DepthTrunk, build, recall, residual_blocks
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import BlkAttnResConfig
 from trc2.reference import baselines as reference
 
 

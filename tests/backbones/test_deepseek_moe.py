@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.backbones.common import compare_with_reference, excited, tiny_baseline
-from trc2.backbones.deepseek_moe import FineGrainedExperts, build, expert_balance
-from trc2.config.baselines import DeepSeekMoEConfig
+from trc2.backbones.deepseek_moe import DeepSeekMoEConfig, FineGrainedExperts, build, expert_balance
 from trc2.nn.experts import Routing, route
 from trc2.reference import baselines as reference
 

@@ -15,9 +15,8 @@ from tests.backbones.common import (
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.backbones.falcon import FalconMixer, build, cost
+from trc2.backbones.falcon import FalconConfig, FalconMixer, build, cost
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import FalconConfig
 from trc2.nn.cost import Cost
 from trc2.nn.segments import pack
 from trc2.reference import falcon as reference

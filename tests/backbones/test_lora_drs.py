@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trc2 import UserError
 from trc2.backbones import lora_drs, transformer
-from trc2.backbones.lora_drs import LoraDRSNet, SecondMoment, drift_resistant_space
+from trc2.backbones.lora_drs import LoraDRSConfig, LoraDRSNet, SecondMoment, drift_resistant_space
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import LoraDRSConfig, TransformerConfig
+from trc2.backbones.transformer import TransformerConfig
 from trc2.nn.cost import Cost
 from trc2.nn.segments import pack
 from trc2.reference import lora_drs as reference

@@ -12,8 +12,7 @@ from tests.backbones.common import (
     tiny_baseline,
 )
 from tests.conftest import tokens
-from trc2.backbones.mamba import MambaMixer, build, cost
-from trc2.config.baselines import MambaConfig
+from trc2.backbones.mamba import MambaConfig, MambaMixer, build, cost
 from trc2.nn.cost import Cost
 from trc2.reference import mamba as reference
 

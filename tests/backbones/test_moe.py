@@ -5,8 +5,7 @@ import torch
 
 from tests.backbones.common import compare_with_reference, excited, tiny_baseline
 from tests.conftest import tokens
-from trc2.backbones.moe import build
-from trc2.config.baselines import MoEConfig
+from trc2.backbones.moe import MoEConfig, build
 from trc2.reference import baselines as reference
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.backbones.common import check_silent_blocks_leave_the_embedding, compare_with_reference, tiny_baseline
-from trc2.backbones.transformer import build
-from trc2.config.baselines import TransformerConfig
+from trc2.backbones.transformer import TransformerConfig, build
 from trc2.errors import UserError
 from trc2.reference import baselines as reference
 

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.command import trc2
 from tests.nn.test_recompute import kept_bytes
-from trc2.bench.kept import kept_between, kept_by_unit
+from trc2.backbones.registry import activations_of
 from trc2.bench.needs import Device, all_needs, need, need_of, needs_json, remembered_bytes, usual_utilisation
 from trc2.bench.subjects import prepared_model, tokens_of
 from trc2.config import RunConfig, load_recipe
@@ -38,9 +38,9 @@ def test_what_a_pass_keeps_is_what_the_formulas_say(name: str, length: int) -> N
         model.replay.set_strength(0.0, 4, 0.5)
     x, y = tokens_of(run.model, 2, length)
     _, size = kept_bytes(model, x, y)
-    unit, count = kept_by_unit(run.model, length, on_cpu=True)
+    kept = activations_of(run.model, length, on_cpu=True)
     head = 4 * run.model.vocab_size * run.model.d_model
-    predicted = (unit * count + kept_between(run.model)).bytes(4) * x.numel() + head
+    predicted = (kept.unit * kept.num_units + kept.once).bytes(4) * x.numel() + head
     assert predicted == pytest.approx(size, rel=0.06)
 
 

@@ -11,14 +11,16 @@ from typer.testing import CliRunner
 
 from tests.conftest import tiny_config
 from trc2 import UserError, load_recipe
+from trc2.backbones.mamba import MambaConfig
+from trc2.backbones.moe import MoEConfig
 from trc2.backbones.registry import build_model
+from trc2.backbones.transformer import TransformerConfig
 from trc2.bench.comparison import bench_recipe, bench_scaling, pass_flops, peak_memory
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import prepared_model, rival
 from trc2.bench.timing import Timing, ratio, ratios, take_turns
 from trc2.cli import app
 from trc2.config import RunConfig, TrainConfig
-from trc2.config.baselines import MambaConfig, MoEConfig, TransformerConfig
 
 TINY = RunConfig(model=tiny_config(), train=TrainConfig(sequence_length=8, batch_size=2))
 

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
+from trc2.backbones.lora_drs import LoraDRSConfig
 from trc2.backbones.registry import build_model
 from trc2.config import strategy_config, strategy_names
-from trc2.config.baselines import LoraDRSConfig
 from trc2.config.strategy import SHORTHANDS
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.records import current, read_all_records

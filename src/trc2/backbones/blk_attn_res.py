@@ -4,21 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted, DenseFeedForward, zero_balance
-from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import (
+    AttentionBaselineConfig,
+    AttentionMixer,
+    Block,
+    BlockTrunk,
+    Counted,
+    DenseFeedForward,
+    zero_balance,
+)
+from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import BlkAttnResConfig
-from trc2.nn.cost import Cost, learned
+from trc2.config.backbone import at_most
+from trc2.config.section import Size
+from trc2.nn.cost import Activations, Cost, Kept, learned
 from trc2.nn.decoding import Decoding
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment
 from trc2.ops.islands import at_least_float32
+
+
+class BlkAttnResConfig(AttentionBaselineConfig):
+    """The transformer with attention over the outputs of earlier blocks instead of a residual stream."""
+
+    name: Literal["blk_attn_res"] = "blk_attn_res"
+    num_residual_blocks: Size = Field(8, description="N: groups of sub-layers; 2·num_layers gives the full version")
+
+    def _check(self) -> None:
+        at_most("num_residual_blocks", self.num_residual_blocks, "2·num_layers", 2 * self.num_layers)
+
+    @property
+    def ff_dim(self) -> int:
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
 
 
 class DepthQuery(nn.Module):
@@ -170,3 +195,15 @@ def cost(
     block = attention_cost(config, rows, length) + swiglu_cost(d, config.ff_dim, tokens)
     depth = learned(4.0 * tokens * d * read_completed) + learned(2.0 * tokens * d * read_running)
     return {**baseline_cost(config, rows, length, block), "attention over depth": depth}
+
+
+def activations(config: BlkAttnResConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    layers = 2 * config.num_layers
+    groups = -(-layers // -(-layers // config.num_residual_blocks))
+    sources = Kept(stream=config.d_model * ((groups + 1) * (groups + 2) / 2 + 2 * layers))
+    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
+    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim), once=sources)
+
+
+Config = BlkAttnResConfig

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trc2.config.baselines import BaselineConfig
+from trc2.config.backbone import BackboneConfig, divides, round_up
+from trc2.config.section import Positive, Size
 from trc2.nn.attention import CausalAttention
 from trc2.nn.decoding import Decoding, KeyValues, State
 from trc2.nn.experts import SwiGLU
@@ -17,6 +19,63 @@ from trc2.nn.norm import RMSNorm
 from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment, positions_of
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
+
+
+class BaselineConfig(BackboneConfig):
+    """Embedding plus positions, pre-norm blocks of a mixer and a feed-forward part, tied head."""
+
+    num_layers: Size = Field(20, description="blocks on top of each other")
+    num_heads: Size = Field(8, description="attention heads of a block")
+    d_ff: Size | None = Field(None, description="feed-forward width; None means the paper's width of this baseline")
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> BaselineConfig:
+        divides("d_model", self.d_model, "num_heads", self.num_heads)
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """What else must fit, raised as ValueError."""
+
+    @property
+    def depth(self) -> int:
+        return self.num_layers
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def rotation_base(self) -> float | None:
+        """Base of the rotary positions; None: a learned vector per position is added to the embedding."""
+        return None
+
+    @property
+    def ff_dim(self) -> int:
+        return round_up(8 * self.d_model / 3, 256) if self.d_ff is None else self.d_ff
+
+
+class AttentionBaselineConfig(BaselineConfig):
+    """A baseline whose mixer is attention. The paper does not say how its baselines encode positions."""
+
+    positions: Literal["learned", "rotary"] = Field(
+        "learned", description="a learned vector per position, or rotary positions as in TRC²"
+    )
+    rotary_base: Positive = Field(10_000.0, description="base of the rotary positions")
+
+    @model_validator(mode="after")
+    def _heads_can_rotate(self) -> AttentionBaselineConfig:
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"d_model={self.d_model} with num_heads={self.num_heads} gives odd heads of width {self.head_dim}: "
+                "rotary positions need an even width, so change num_heads."
+            )
+        return self
+
+    @property
+    def rotation_base(self) -> float | None:
+        return self.rotary_base if self.positions == "rotary" else None
+
 
 Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
 

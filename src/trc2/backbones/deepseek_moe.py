@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field
 from torch import Tensor
 
-from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
-from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import (
+    attention_cost,
+    attention_kept,
+    baseline_cost,
+    baseline_kept,
+    experts_kept,
+    swiglu_cost,
+    swiglu_kept,
+)
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import DeepSeekMoEConfig
-from trc2.nn.cost import Cost, learned
+from trc2.config.backbone import at_most, divides
+from trc2.config.section import Size
+from trc2.nn.cost import Activations, Cost, learned
 from trc2.nn.experts import RoutedExperts, Routing, SwiGLU
 from trc2.nn.init import init_weights
+
+
+class DeepSeekMoEConfig(AttentionBaselineConfig):
+    """Fine-grained routed experts beside shared ones; gates are the raw softmax scores."""
+
+    name: Literal["deepseek_moe"] = "deepseek_moe"
+    num_experts: Size = Field(16, description="routed experts")
+    num_active_experts: Size = Field(4, description="routed experts that work on a token")
+    num_shared_experts: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        2, description="experts that work on every token"
+    )
+    expert_split: Size = Field(2, description="m: an expert has 1/m of the full width")
+
+    def _check(self) -> None:
+        at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
+        divides("d_ff", self.ff_dim, "expert_split", self.expert_split)
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * self.num_experts
+
+    @property
+    def expert_dim(self) -> int:
+        return self.ff_dim // self.expert_split
 
 
 class FineGrainedExperts(RoutedExperts):
@@ -70,3 +106,13 @@ def cost(
     router = learned(2.0 * tokens * d * config.num_experts)
     experts = router + swiglu_cost(d, config.expert_dim, tokens) * num_visited
     return baseline_cost(config, rows, length, attention_cost(config, rows, length) + experts)
+
+
+def activations(config: DeepSeekMoEConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
+    routed = experts_kept(config.d_model, config.expert_dim, config.num_active_experts, config.num_experts)
+    return baseline_kept(config, mixer, routed + swiglu_kept(config.expert_dim) * config.num_shared_experts)
+
+
+Config = DeepSeekMoEConfig

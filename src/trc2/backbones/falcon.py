@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
-from trc2.backbones.costs import baseline_cost, swiglu_cost
+from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.costs import baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import FalconConfig
+from trc2.config.section import NonNegative, Size
 from trc2.nn.convolution import depthwise, in_order, last_real, real_first
-from trc2.nn.cost import Cost, learned
+from trc2.nn.cost import Activations, Cost, Kept, learned
 from trc2.nn.decoding import State
 from trc2.nn.init import STD, init_weights, normal_
 from trc2.nn.segments import Segment, rejoin
 from trc2.ops.fast_weights import fast_weights, recurrence, ridge_steps
 from trc2.ops.islands import at_least_float32
+
+
+class FalconConfig(BaselineConfig):
+    """Fast-weight attention and SwiGLU."""
+
+    name: Literal["falcon"] = "falcon"
+    variant: Literal["falcon1", "falcon2"] = Field("falcon2", description="falcon1: one step size per head")
+    conv_width: Size = Field(4, description="tokens the short convolution sees")
+    chunk: Annotated[int, Field(ge=1, le=16)] = Field(16, description="tokens solved at once")
+    ridge_scale: NonNegative = Field(1.0, description="λ_scale: the ridge is λ_scale · σ(·) · |x|²")
+    output_norm: bool = Field(False, description="a norm per head on what is read, if training is unstable")
+
 
 FIRST_RIDGE_LOGIT = -4.0  # λ̄ ≈ 0.018: a fresh mixer forgets little
 
@@ -147,3 +161,13 @@ def cost(config: FalconConfig, rows: int, length: int, *, slots: int = 0, is_rep
     scan = Cost(filled * 6.0 * (chunk + width), filled * (24.0 * chunk + 18.0 * width))
     block = learned(2.0 * tokens * (maps + convolution)) + scan + swiglu_cost(d, config.ff_dim, tokens)
     return baseline_cost(config, rows, length, block)
+
+
+def activations(config: FalconConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    entering = config.d_model * config.head_dim / min(config.chunk, length)
+    mixer = Kept(inner=20 * config.d_model + entering + 4 * config.num_heads)
+    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))
+
+
+Config = FalconConfig

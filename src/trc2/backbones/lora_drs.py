@@ -6,22 +6,53 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.blocks import AttentionMixer, BaselineConfig, Block, BlockTrunk, DenseFeedForward
 from trc2.backbones.border import check_input
-from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import LoraDRSConfig
+from trc2.config.section import Fraction, Size
 from trc2.errors import UserError
-from trc2.nn.cost import Cost, learned
+from trc2.nn.cost import Activations, Cost, learned
 from trc2.nn.host import HostState
 from trc2.nn.init import init_weights
 from trc2.nn.segments import pack
+
+
+class LoraDRSConfig(BaselineConfig):
+    """A transformer whose later tasks train low-rank maps on keys and values, in a drift-resistant space."""
+
+    name: Literal["lora_drs"] = "lora_drs"
+    rank: Size = Field(4, description="rank of the maps that later tasks train")
+    num_adapters: Size = Field(2, description="tasks after the first")
+    freeze_backbone: bool = Field(True, description="true: as the method says; false: as the paper's numbers suggest")
+    normalize_projector: bool = Field(True, description="true: divide by the Frobenius norm, as the method's code does")
+    drs_threshold: Fraction = Field(0.99, description="share of singular values the space keeps")
+    drs_batches: Size = Field(64, description="batches of a new task that define its space")
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * (1 + self.num_adapters)
+
+    @property
+    def learns_other_weights_per_task(self) -> bool:
+        return True
+
+    def check_tasks(self, num_tasks: int) -> None:
+        later = num_tasks - 1
+        if later > self.num_adapters:
+            raise ValueError(
+                f"model.num_adapters={self.num_adapters} is too few for {later} tasks after the first: "
+                f"set model.num_adapters={later}."
+            )
+
 
 UP_STD = 0.01
 
@@ -309,3 +340,12 @@ def cost(
         "embedding and head": costs["embedding and head"] + Cost(0.0, -head),
         "blocks": costs["blocks"] + Cost(0.0, -weights * config.num_layers - first),
     }
+
+
+def activations(config: LoraDRSConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
+    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))
+
+
+Config = LoraDRSConfig

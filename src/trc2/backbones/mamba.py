@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import Block, BlockTrunk, DenseFeedForward
-from trc2.backbones.costs import baseline_cost, swiglu_cost
+from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.costs import baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import MambaConfig
+from trc2.config.section import Size
 from trc2.nn.convolution import depthwise, in_order, last_real, real_first
-from trc2.nn.cost import Cost, learned
+from trc2.nn.cost import Activations, Cost, Kept, learned
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment, rejoin
 from trc2.ops.islands import at_least_float32
 from trc2.ops.scan import selective_scan
+
+
+class MambaConfig(BaselineConfig):
+    """Mamba-1 and SwiGLU. The paper's counts need state 128 and rank 64; its authors' defaults are 16 and d/16."""
+
+    name: Literal["mamba"] = "mamba"
+    expand: Size = Field(2, description="inner width as a multiple of d_model")
+    state_dim: Size = Field(128, description="N")
+    dt_rank: Size | None = Field(64, description="R; None means ⌈d_model/16⌉")
+    conv_width: Size = Field(4, description="tokens the short convolution sees")
+    scan_chunk: Size = Field(32, description="tokens whose states are held at once")
+
+    @property
+    def inner_dim(self) -> int:
+        return self.expand * self.d_model
+
+    @property
+    def rank(self) -> int:
+        return -(-self.d_model // 16) if self.dt_rank is None else self.dt_rank
+
 
 LEAST_STEP, LARGEST_STEP, STEP_FLOOR = 1e-3, 0.1, 1e-4  # Δ of a fresh mixer is log-uniform
 
@@ -147,3 +169,13 @@ def cost(config: MambaConfig, rows: int, length: int, *, slots: int = 0, is_repl
     contraction = 2.0 * tokens * inner * states
     block = learned(2.0 * tokens * maps) + Cost(contraction, 4 * contraction)
     return baseline_cost(config, rows, length, block + swiglu_cost(d, config.ff_dim, tokens))
+
+
+def activations(config: MambaConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    entering = config.inner_dim * config.state_dim / min(config.scan_chunk, length)
+    mixer = Kept(inner=10 * config.inner_dim + 2 * config.state_dim + config.rank + entering)
+    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))
+
+
+Config = MambaConfig

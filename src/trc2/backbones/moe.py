@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
-from trc2.backbones.blocks import AttentionMixer, Block, BlockTrunk, Counted
-from trc2.backbones.costs import attention_cost, baseline_cost, swiglu_cost
+from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, experts_kept, swiglu_cost
 from trc2.backbones.shell import Backbone
-from trc2.config.baselines import MoEConfig
-from trc2.nn.cost import Cost, learned
+from trc2.config.backbone import at_most
+from trc2.config.section import Size
+from trc2.nn.cost import Activations, Cost, learned
 from trc2.nn.experts import RoutedExperts, load_balance
 from trc2.nn.init import init_weights
+
+
+class MoEConfig(AttentionBaselineConfig):
+    """Attention and routed experts, without a shared one."""
+
+    name: Literal["moe"] = "moe"
+    num_experts: Size = Field(8, description="routed experts of a block")
+    num_active_experts: Size = Field(2, description="routed experts that work on a token")
+
+    def _check(self) -> None:
+        at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_layers * self.num_experts
 
 
 class ExpertFeedForward(RoutedExperts):
@@ -44,3 +63,13 @@ def cost(config: MoEConfig, rows: int, length: int, *, slots: int = 0, is_replay
         2.0 * tokens * d * config.num_experts
     )
     return baseline_cost(config, rows, length, attention_cost(config, rows, length) + experts)
+
+
+def activations(config: MoEConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
+    experts = experts_kept(config.d_model, config.ff_dim, config.num_active_experts, config.num_experts)
+    return baseline_kept(config, mixer, experts)
+
+
+Config = MoEConfig

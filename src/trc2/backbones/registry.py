@@ -13,7 +13,7 @@ import torch
 from trc2.backbones.shell import Backbone
 from trc2.config import MODELS, BackboneConfig
 from trc2.errors import UserError
-from trc2.nn.cost import Cost
+from trc2.nn.cost import Activations, Cost
 from trc2.plugins import find, load
 
 
@@ -62,3 +62,14 @@ def replayed_chunks(config: BackboneConfig, tokens: int) -> float:
     if config.replay_share is None:
         return float(config.replay_batch_size)
     return config.replay_share / (1.0 - config.replay_share) * tokens / (config.replay_chunk_length - 1)
+
+
+def activations_of(config: BackboneConfig, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass; optional in the file of a backbone."""
+    count = getattr(module_of(config), "activations", None)
+    if count is None:
+        raise UserError(
+            f"What model={config.name} keeps for its backward pass is not known: plan one of our backbones."
+        )
+    kept: Activations = count(config, length, on_cpu=on_cpu)
+    return kept

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from trc2.backbones.costs import attention_kept, experts_kept, norms_kept, swiglu_kept
 from trc2.backbones.shell import Backbone
 from trc2.config import TRC2Config
 from trc2.model.cortex import Cortex
 from trc2.model.flops import pass_cost
-from trc2.nn.cost import Cost
+from trc2.nn.cost import Activations, Cost, Kept
 
 
 class CortexNet(Backbone[TRC2Config, Cortex]):
@@ -36,3 +37,21 @@ def cost(config: TRC2Config, rows: int, length: int, *, slots: int = 0, is_repla
     """FLOPs of one pass over rows × length tokens with `slots` filled memory slots."""
     modulated = not is_replay or config.replay_path == "full"
     return pass_cost(config, rows, length, slots=slots, is_batch=not is_replay, modulated=modulated)
+
+
+def activations(config: TRC2Config, length: int, *, on_cpu: bool) -> Activations:
+    """What a pass over rows of this length keeps for its backward pass."""
+    d, has_feedback = config.d_model, config.has_router or config.has_readout
+    attention = attention_kept(d, config.num_kv_heads * config.head_dim, config.num_heads, length, on_cpu)
+    routed = experts_kept(d, config.expert_dim, config.num_active_experts, config.num_experts)
+    shared = swiglu_kept(config.expert_dim) * config.num_shared_experts
+    feedback = Kept(inner=d if has_feedback else 0)
+    once = Kept(stream=d, inner=d)
+    if config.has_router:
+        once += Kept(inner=d + 12 * config.rank) * (config.num_columns - 1)
+    if config.memory:
+        once += Kept(stream=5 * d)
+    if config.has_readout:
+        once += Kept(inner=6 * d + (config.memory_top_k + 2) * config.memory_key_dim)
+    column = norms_kept(d) + attention + feedback + routed + shared
+    return Activations(column, config.num_columns, Kept(stream=d) + feedback, once)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from trc2.artifact import outline
-from trc2.backbones.registry import step_cost
+from trc2.backbones.registry import activations_of, step_cost
 from trc2.backbones.shell import Backbone
-from trc2.bench.kept import kept_between, kept_by_unit, kept_inputs
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
 from trc2.runs.budget import budget_of
@@ -209,10 +208,10 @@ def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float
     width = 4 if device.is_cpu or train.precision == "float32" else 2
     units = once = 0.0
     for tokens, length in segments:
-        kept, count = kept_by_unit(config, length, on_cpu=device.is_cpu)
-        whole = kept.bytes(width) * count
-        units += tokens * (kept_inputs(config).bytes(width) * count + kept.bytes(width) if recompute else whole)
-        once += tokens * kept_between(config).bytes(width)
+        kept = activations_of(config, length, on_cpu=device.is_cpu)
+        of_units = kept.inputs * kept.num_units + kept.unit if recompute else kept.unit * kept.num_units
+        units += tokens * of_units.bytes(width)
+        once += tokens * kept.once.bytes(width)
     if width == 2:
         once += 2.0 * sizes_of(config).learning  # autocast keeps a half copy of every weight it used
     # The head's own gradient is formed with the loss, and a block of logits with it.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trc2.backbones.mamba import MambaConfig
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
-from trc2.config import BackboneConfig, RunConfig, TRC2Config
-from trc2.config.baselines import BaselineConfig, DeepSeekMoEConfig, MambaConfig, MoEConfig
+from trc2.config import BackboneConfig, RunConfig
 from trc2.errors import UserError, did_you_mean
 from trc2.generate import lay_out_for_decoding
 from trc2.model.cortex import Cortex
@@ -122,13 +122,13 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
     if kind == "mamba":
         sizes = _mamba_sizes(config)
         return transformers.MambaForCausalLM(transformers.MambaConfig(**common, **sizes)).train()
-    assert isinstance(config, TRC2Config | BaselineConfig), "every backbone's settings are one of these"
+    sizes = config.model_dump()
     shape = {
         "num_hidden_layers": config.depth,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads if isinstance(config, TRC2Config) else config.num_heads,
+        "num_attention_heads": sizes["num_heads"],
+        "num_key_value_heads": sizes.get("num_kv_heads", sizes["num_heads"]),
         "max_position_embeddings": config.max_positions,
-        "intermediate_size": config.expert_dim if isinstance(config, TRC2Config) else config.ff_dim,
+        "intermediate_size": getattr(config, "ff_dim", getattr(config, "expert_dim", None)),
         "attn_implementation": "sdpa",
     }
     if kind == "llama":
@@ -162,11 +162,10 @@ def _mamba_sizes(config: BackboneConfig) -> dict[str, int | str]:
 
 def _expert_counts(config: BackboneConfig) -> tuple[int, int]:
     """Experts of a layer, and how many work on a token, shared ones included; Mixtral's own where ours has none."""
-    if isinstance(config, TRC2Config | DeepSeekMoEConfig):
-        return config.num_experts, config.num_active_experts + config.num_shared_experts
-    if isinstance(config, MoEConfig):
-        return config.num_experts, config.num_active_experts
-    return 8, 2
+    sizes = config.model_dump()
+    if "num_experts" not in sizes:
+        return 8, 2
+    return sizes["num_experts"], sizes["num_active_experts"] + sizes.get("num_shared_experts", 0)
 
 
 def rival_pass(model: nn.Module, config: BackboneConfig, rows: int, length: int) -> Run:

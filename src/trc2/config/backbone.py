@@ -80,6 +80,14 @@ class BackboneConfig(Section):
         """The same settings, with those that follow from the steps of the stream filled in."""
         return self
 
+    def check_tasks(self, num_tasks: int) -> None:
+        """Raise a ValueError if the backbone cannot learn so many tasks one after the other."""
+
+    @property
+    def learns_other_weights_per_task(self) -> bool:
+        """Whether a new task trains other weights than the one before."""
+        return False
+
     @property
     def has_critic(self) -> bool:
         """Whether the surprise of every token is estimated."""

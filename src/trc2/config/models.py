@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from trc2.config import baselines, model, pretrained  # noqa: F401 - importing a config registers it
 from trc2.config.backbone import BackboneConfig
+from trc2.config.model import TRC2Config
+from trc2.config.pretrained import HFConfig
 from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
 from trc2.plugins import find, installed_names, load_settings
 
-
-def _named(parent: type[BackboneConfig]) -> Iterator[tuple[str, type[BackboneConfig]]]:
-    """Every config below another whose `name` is fixed, in the order they were written."""
-    for config in parent.__subclasses__():
-        name = config.model_fields["name"].default
-        if isinstance(name, str):
-            yield name, config
-        yield from _named(config)
+# Our backbones, in the order of tables. Each is a file of `trc2.backbones` with its settings inside, but for the two
+# whose settings are large.
+NAMES = (
+    "trc2", "transformer", "moe", "mamba", "deepseek_moe", "blk_attn_res", "falcon", "lora_drs", "hf",
+)  # fmt: skip
 
 
-MODELS: dict[str, type[BackboneConfig]] = {"trc2": model.TRC2Config, **dict(_named(BackboneConfig))}
+class _Backbones(Mapping[str, type[BackboneConfig]]):
+    """The settings class of each of our backbones; its file, and with it torch, is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> type[BackboneConfig]:
+        if name not in NAMES:
+            raise KeyError(name)
+        if name == "trc2":
+            return TRC2Config
+        if name == "hf":
+            return HFConfig
+        settings: type[BackboneConfig] = import_module(f"trc2.backbones.{name}").Config
+        return settings
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+MODELS = _Backbones()
 
 
 def model_config(values: Mapping[str, Any]) -> BackboneConfig:

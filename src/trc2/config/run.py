@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from trc2.config.backbone import BackboneConfig
-from trc2.config.baselines import LoraDRSConfig
 from trc2.config.model import PAPER_STEPS, SHORTEST_HORIZON
 from trc2.config.models import backbone_class, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
@@ -116,14 +115,9 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _adapters_suffice(self) -> RunConfig:
-        if isinstance(self.model, LoraDRSConfig) and self.stream is not None and self.stream.mode == "sequential":
-            later = len(self.stream.trained) - 1
-            if later > self.model.num_adapters:
-                raise ValueError(
-                    f"model.num_adapters={self.model.num_adapters} is too few for {later} tasks after the first: "
-                    f"set model.num_adapters={later}."
-                )
+    def _tasks_fit(self) -> RunConfig:
+        if self.stream is not None and self.stream.mode == "sequential":
+            self.model.check_tasks(len(self.stream.trained))
         return self
 
     @model_validator(mode="after")

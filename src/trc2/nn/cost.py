@@ -39,3 +39,37 @@ def input_fixed(flops: float) -> Cost:
 def frozen(flops: float) -> Cost:
     """A product outside the graph."""
     return Cost(flops, flops)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Floats per token that are kept for the backward pass.
+
+    The residual stream is float32 in every precision; the rest follows the products.
+    """
+
+    stream: float = 0.0
+    inner: float = 0.0
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(self.stream + other.stream, self.inner + other.inner)
+
+    def __mul__(self, factor: float) -> Kept:
+        return Kept(self.stream * factor, self.inner * factor)
+
+    def bytes(self, width: int) -> float:
+        """Bytes per token, where a product's float takes `width` bytes."""
+        return 4 * self.stream + width * self.inner
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a learning pass keeps of every token: each column or block, all of them together, and what is kept once.
+
+    `inputs` is what recomputing keeps of a unit instead.
+    """
+
+    unit: Kept
+    num_units: int
+    inputs: Kept
+    once: Kept

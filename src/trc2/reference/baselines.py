@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trc2.config.baselines import (
-    BaselineConfig,
-    BlkAttnResConfig,
-    DeepSeekMoEConfig,
-    MoEConfig,
-    TransformerConfig,
-)
+from trc2.backbones.blk_attn_res import BlkAttnResConfig
+from trc2.backbones.blocks import BaselineConfig
+from trc2.backbones.deepseek_moe import DeepSeekMoEConfig
+from trc2.backbones.moe import MoEConfig
+from trc2.backbones.transformer import TransformerConfig
 from trc2.reference import Weights, under
 from trc2.reference import column as trc2
 from trc2.reference.column import largest, rms_norm, rms_norm_rows, swiglu

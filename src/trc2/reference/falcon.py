@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trc2.config.baselines import FalconConfig
+from trc2.backbones.falcon import FalconConfig
 from trc2.reference import Weights
 from trc2.reference.baselines import Forward, Part, each_token, residual_stream
 from trc2.reference.column import rms_norm, swiglu

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trc2.config.baselines import LoraDRSConfig
+from trc2.backbones.lora_drs import LoraDRSConfig
 from trc2.reference import Weights, under
 from trc2.reference.column import rms_norm_rows, swiglu
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig
-from trc2.config.baselines import LoraDRSConfig
 from trc2.errors import UserError
 from trc2.nn.head import Head
 from trc2.nn.segments import pack
@@ -28,8 +27,8 @@ def refuse_divided(model: Backbone) -> None:
 
 
 def check_teachable(model: BackboneConfig) -> None:
-    """Refuse a model of which a copy made now would be no copy later: LoraDRS has other weights for every task."""
-    if isinstance(model, LoraDRSConfig):
+    """Refuse a model of which a copy made now would be no copy later: it learns other weights for every task."""
+    if model.learns_other_weights_per_task:
         raise ValueError(
             f"model={model.name} trains other weights in every task, and a teacher copies those of one: choose another "
             "model, or a strategy without a teacher."
