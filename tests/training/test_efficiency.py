@@ -14,7 +14,7 @@ from trc2.runs.records import Record
 from trc2.stream.prepare import prepare_stream
 from trc2.training.efficiency import PEAK_MEMORY, efficiency
 from trc2.training.loop import Trainer
-from trc2.training.story import Story
+from trc2.training.observers import Story
 
 
 class Notes:

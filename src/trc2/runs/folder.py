@@ -24,10 +24,9 @@ from trc2.runs.checkpoint import (
     load_state,
     name_of,
 )
-from trc2.runs.diary import Diary
 from trc2.runs.environment import describe_environment
 from trc2.runs.first_weights import as_lines, read_sums, sums_of
-from trc2.runs.records import Record, current, read_all_records
+from trc2.runs.records import Diary, Record, current, read_all_records
 from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer

@@ -1,8 +1,9 @@
-"""The run's diary: append-only JSON lines, and tables read back from them."""
+"""The metrics log of a run: records as JSON lines, the file they are appended to, and tables read back from it."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -154,3 +155,39 @@ def score_tables(
     records = list(records)
     tables = {name: score_table(records, metric, stretches) for name, metric in metrics.items()}
     return {name: table for name, table in tables.items() if any(table.scores.values())}
+
+
+class Diary:
+    """Appends every record to metrics.jsonl at once, so that a killed run loses no record.
+
+    It is only ever appended to. So a checkpoint can remember how long it was and its hash (`mark`), and a later reader
+    can check that the records the checkpoint builds on are still there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        repair(path)
+        self.path = path
+        with about(path):
+            content = path.read_bytes() if path.exists() else b""
+            self.file = path.open("ab", buffering=0)
+        self.size, self.hash = len(content), hashlib.sha256(content)
+
+    def see(self, record: Record) -> None:
+        line = record.to_json().encode() + b"\n"
+        with about(self.path):
+            if self.file.write(line) != len(line):  # what is torn is cut off by whoever appends next
+                raise OSError(28, os.strerror(28))
+        self.size += len(line)
+        self.hash.update(line)
+
+    def mark(self) -> dict[str, Any]:
+        """Length and hash of everything written so far."""
+        return {"bytes": self.size, "sha256": self.hash.hexdigest()}
+
+    def sync(self) -> None:
+        """Wait until the disk has everything written so far."""
+        with about(self.path):
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()

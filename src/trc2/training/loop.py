@@ -16,12 +16,11 @@ from trc2.runs.records import Kind, Record
 from trc2.stream.prepare import PreparedStream
 from trc2.training.feed import Feed
 from trc2.training.measure import Measure, add_up_losses, dynamics
-from trc2.training.observers import Observer
+from trc2.training.observers import Observer, Story
 from trc2.training.optimizer import set_learning_rate
 from trc2.training.precision import autocast, choose_device
 from trc2.training.saver import Saver
 from trc2.training.state import RunState
-from trc2.training.story import Story
 
 
 class Trainer:

@@ -27,8 +27,8 @@ from trc2.training.evaluate import control_perplexity, score_task
 from trc2.training.examine import examine
 from trc2.training.feed import Feed
 from trc2.training.fence import fence
+from trc2.training.observers import Story
 from trc2.training.state import RunState
-from trc2.training.story import Story
 
 
 def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:

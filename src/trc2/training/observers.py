@@ -1,8 +1,9 @@
-"""Those who watch a run: they get frozen records and can change nothing."""
+"""Observers of a run: they receive frozen records and cannot change the run."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from trc2.files import reading, write_atomically
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.training.efficiency import PEAK_MEMORY
 from trc2.training.forecast import Forecast
 
 
@@ -160,3 +162,42 @@ def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dic
     return [
         TensorBoard(folder.path) if name == "tensorboard" else Tracker(name, folder, settings) for name in report_to
     ]
+
+
+class Story:
+    """Hands records to observers, keeps the evaluations among them, and knows what the run has taken so far."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self.observers = observers
+        self.evaluations: list[Record] = []
+        self.peak_memory_gb = 0.0  # the most that any of its processes has recorded
+        self.last_speed = math.nan  # tokens per second of the last step
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, over all of its processes."""
+        return time.monotonic() - self._begun
+
+    def tell(self, record: Record) -> None:
+        self._note(record)
+        for observer in self.observers:
+            observer.see(record)
+
+    def go_on(self, records: list[Record], seconds: float) -> None:
+        """Continue a run that has made these records and has taken so many seconds."""
+        self.evaluations = []
+        for record in records:
+            self._note(record)
+        self._begun = time.monotonic() - seconds
+
+    def _note(self, record: Record) -> None:
+        if record.kind == "eval":
+            self.evaluations.append(record)
+        if record.kind == "train":
+            self.last_speed = record.metrics.get("train/tokens_per_second", self.last_speed)
+        self.peak_memory_gb = max(self.peak_memory_gb, record.metrics.get(PEAK_MEMORY, 0.0))
+
+    def close(self) -> None:
+        for observer in self.observers:
+            observer.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from trc2.ranks.group import ALONE, Ranks
 from trc2.runs.binding import Binding
-from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan
+from trc2.runs.records import Diary
 from trc2.runs.writer import CheckpointWriter
+from trc2.training.observers import Story
 from trc2.training.state import RunState
-from trc2.training.story import Story
 
 
 class Saver:

@@ -24,9 +24,9 @@ from trc2.metrics.text import text_scores
 from trc2.ranks.group import Ranks, check_divides
 from trc2.ranks.join import joined
 from trc2.ranks.torchrun import left_over, world_of_process
-from trc2.runs.diary import Diary
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
+from trc2.runs.records import Diary
 from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.training.allocator import keep_freed_memory

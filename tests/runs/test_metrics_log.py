@@ -15,8 +15,7 @@ from trc2.cli import app
 from trc2.config import RunConfig
 from trc2.report.finished import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
-from trc2.runs.diary import Diary
-from trc2.runs.records import Record, current, read_all_records
+from trc2.runs.records import Diary, Record, current, read_all_records
 from trc2.runs.writer import CheckpointWriter
 from trc2.training.resume import resume_run
 from trc2.training.start import start_run
