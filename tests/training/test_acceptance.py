@@ -240,7 +240,7 @@ def test_documents_that_are_trained_on_are_not_judged(go_on: Callable[..., list[
     found = json.loads(done.out)["tasks"]["old"]
     assert (found["documents"], found["excluded"]) == (6, 4)
     assert "4 of 10 documents of old/validation" in done.out + done.err
-    assert "6 documents, 4 that were trained on left out" in (tmp_path / "child" / "summary.md").read_text()
+    assert "6 documents, 4 left out" in (tmp_path / "child" / "summary.md").read_text()
 
 
 def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(

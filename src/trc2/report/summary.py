@@ -151,7 +151,7 @@ def _documents(found: dict[str, object]) -> str:
     """How many, and what was measured on them where it was not the perplexity."""
     measure, excluded = found.get("measure", "perplexity"), int(str(found.get("excluded", 0)))
     if excluded:
-        return f"{int(str(found['documents']))} documents, {excluded} that were trained on left out"
+        return f"{int(str(found['documents']))} documents, {excluded} left out as trained on"
     return f"{int(str(found['documents']))} documents" + ("" if measure == "perplexity" else f": {measure}")
 
 

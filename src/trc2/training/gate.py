@@ -65,7 +65,7 @@ class TaskVerdict:
 
     @property
     def text(self) -> str:
-        without = f" ({self.excluded} that were trained on left out)" if self.excluded else ""
+        without = f" ({self.excluded} left out as trained on)" if self.excluded else ""
         return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{without}"
 
     @property
