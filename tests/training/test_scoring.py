@@ -11,7 +11,8 @@ from rich.console import Console
 from tests.conftest import write_task
 from trc2.errors import UserError
 from trc2.export import export_run
-from trc2.runs.folder import Warn
+from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.lock import lock_folder
 from trc2.runs.target import find_target
 from trc2.training.scoring import score_target
 
@@ -68,3 +69,14 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_told(run: Path, tmp_path: Pa
     (tmp_path / "a.txt").write_text("apple pear plum")
     with pytest.raises(UserError, match=r"vocab_size=300 is smaller than the tokenizer's"):
         score(tmp_path / "export", tmp_path / "a.txt")
+
+
+def test_the_test_split_of_a_run_that_another_process_holds_is_not_read(run: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    with lock_folder(run), pytest.raises(UserError, match="in use by process"):
+        score_target(find_target(str(run)), split="test", again=True, warn=print)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with lock_folder(run):  # other splits leave no trace, so anybody may score them
+        score_target(find_target(str(run)), tasks=["fruit"], warn=print)
+    score_target(find_target(str(run)), split="test", again=True, warn=print)
+    assert RunFolder(run).records()[-1].kind == "test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ from trc2.config import EvalConfig, StreamConfig
 from trc2.errors import UserError
 from trc2.model.cortex import Cortex
 from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.lock import lock_folder
 from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
@@ -43,6 +45,17 @@ def score_target(
     """
     if split not in SPLITS:
         raise UserError(f"There is no split '{split}': choose one of {', '.join(SPLITS)}.")
+    with ExitStack() as held:
+        if split == "test" and target.is_run and (tasks or not files):  # that it was read is added to the run's log
+            held.enter_context(lock_folder(_folder_of(target).path))
+            _folder_of(target).refuse_links()
+        return _score(target, tasks, files, split, text_format, again, memory, warn)
+
+
+def _score(
+    target: Target, tasks: Sequence[str], files: Sequence[Path], split: str, text_format: str, again: bool,
+    memory: Literal["read", "off"], warn: Warn,
+) -> dict[str, dict[str, float]]:  # fmt: skip
     model, tokenizer = target.trained_model(warn)
     stream = target.config.stream
     of_tasks: dict[str, PreparedTask] = {}
