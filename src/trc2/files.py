@@ -74,10 +74,16 @@ def replace_folder(partial: Path, folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def refuse_pipe(path: Path) -> None:
-    """Opening a pipe waits for whoever writes to it, perhaps for ever."""
-    if path.is_fifo():
-        raise UserError(f"{path} is a pipe, not a file: copy what it holds into one.")
+def refuse_special(path: Path) -> None:
+    """Reading a pipe or a device such as /dev/zero may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device, not a file: copy what it holds into a file.")
+
+
+def refuse_link(path: Path) -> None:
+    """A link in a folder from elsewhere may point to any file of the user's, so nothing is written through it."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and nothing is written through links: put the file itself in its place.")
 
 
 @contextmanager
@@ -88,7 +94,7 @@ def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterato
     """
     try:
         if isinstance(path, Path):
-            refuse_pipe(path)
+            refuse_special(path)
         yield
     except (UserError, MemoryError):
         raise

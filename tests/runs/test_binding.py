@@ -134,6 +134,36 @@ def test_a_lock_is_never_written_through_a_link(run: Path) -> None:
     assert (run / "data.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_metrics_log_that_is_a_link_is_refused_and_its_target_stays(
+    run: Path, tmp_path: Path, has_checkpoint: bool
+) -> None:
+    (tmp_path / "precious").write_text("my token\n")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    if not has_checkpoint:
+        shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a link"):
+        resume_run(run, [], QUIET)
+    assert (tmp_path / "precious").read_text() == "my token\n"
+
+
+def test_checkpoints_are_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    before = sorted(path.name for path in (tmp_path / "elsewhere").iterdir())
+    with pytest.raises(UserError, match="checkpoints is a link"):
+        resume_run(run, [], QUIET)
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == before
+
+
+def test_a_metrics_log_that_is_a_device_is_refused(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a pipe or a device"):
+        RunFolder(run).records()
+
+
 @pytest.mark.parametrize(("part", "value"), [("run", [1]), ("run", {"diary": 3}), ("progress", "text")])
 def test_a_checkpoint_of_another_shape_is_a_sentence(run: Path, part: str, value: object) -> None:
     newest = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])

@@ -19,7 +19,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import reading, refuse_pipe, replace_folder, write_atomically, write_durably
+from trc2.files import reading, refuse_special, replace_folder, write_atomically, write_durably
 
 SCHEMA = 1
 DIVIDED_SCHEMA = 2  # with the rows of divided tensors in files of their own
@@ -131,7 +131,7 @@ def _rows_file(rank: int, world: int) -> str:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint, refusing anything that is not exactly what was saved."""
     try:
-        refuse_pipe(path / "manifest.json")
+        refuse_special(path / "manifest.json")
         manifest = json.loads((path / "manifest.json").read_bytes())
         if not isinstance(manifest, dict) or manifest.get("schema") not in (SCHEMA, DIVIDED_SCHEMA):
             found = manifest.get("schema") if isinstance(manifest, dict) else None
@@ -141,7 +141,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if not all(ROWS_NAME.fullmatch(name) for name in of_rows):
             raise DamagedCheckpoint(f"{path.name} names files that are none of its own: it is not what was saved.")
         for name in ("tensors.safetensors", "state.json", *of_rows):
-            refuse_pipe(path / name)
+            refuse_special(path / name)
             contents[name] = (path / name).read_bytes()
             if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"][name]:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")

@@ -12,7 +12,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
 from trc2.config.pretrained import HFConfig, keep_base_card, keep_papers
 from trc2.errors import UserError, brief
-from trc2.files import reading, write_atomically
+from trc2.files import reading, refuse_link, write_atomically
 from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.binding import Binding, check_binding, learning_hash
 from trc2.runs.budget import budget_of
@@ -26,11 +26,13 @@ from trc2.runs.checkpoint import (
 )
 from trc2.runs.environment import describe_environment
 from trc2.runs.first_weights import as_lines, read_sums, sums_of
+from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import Diary, Record, current, read_all_records
 from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
 
+FAILURE = "failure.json"  # what a sweep keeps of a run that failed
 Warn = Callable[[str], None]
 """Hears a sentence that users should see, but that stops nothing."""
 
@@ -80,6 +82,33 @@ class RunFolder:
         """Refuse a folder in which a run has begun."""
         if self.is_taken:
             raise UserError(f"{self} already holds a run: {advice}, or `trc2 resume {self}`.")
+
+    def check_is_empty(self, advice: str) -> None:
+        """Refuse a folder with files that no run has put there: a new run would replace some of them.
+
+        A run that was killed before its first record leaves its lock and its description, which a new one may replace.
+        """
+        self.check_is_free(advice)
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        own = {LOCK, OWNER, FAILURE}
+        if LOCK in names:
+            own |= {path.name for path in self._description}
+        foreign = sorted(name for name in names - own if not (name.startswith(".") and name.endswith(".partial")))
+        if foreign:
+            raise UserError(f"{self} holds files of others, such as {brief(foreign[0], 80)}: {advice}.")
+
+    def refuse_links(self) -> None:
+        """Refuse to write into a folder that has links in it; whoever made the folder chose where they point."""
+        inside = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        for path in (*self.path.iterdir(), *inside):
+            refuse_link(path)
+
+    @property
+    def _description(self) -> tuple[Path, ...]:
+        return (
+            self.config_file, self.data_file, self.tokenizer_file, self.path / SETTINGS_FILE, self.budget_file,
+            self.environment_file, self.first_weights_file, self.papers,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ reading
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trc2.errors import UserError
-from trc2.files import about, reading
+from trc2.files import about, reading, refuse_link
 from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
 
 SCHEMA = 1
@@ -92,6 +92,7 @@ def repair(path: Path) -> None:
 
     Everyone who appends to a diary calls this first.
     """
+    refuse_link(path)
     if not path.exists():
         return
     with reading(path):

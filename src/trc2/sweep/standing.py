@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from trc2.files import reading, write_atomically
-from trc2.runs.folder import RunFolder
+from trc2.runs.folder import FAILURE, RunFolder
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.plan import Plan
 from trc2.runs.records import last_record
 from trc2.sweep.matrix import Cell
 
-FAILURE = "failure.json"
 LAST_WORDS = 2000  # characters of a failed run's output that are kept
 
 

@@ -62,6 +62,7 @@ def resume_run(path: Path, overrides: Iterable[str], console: Console, *, with_n
 def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks, *, with_notes: bool = True) -> None:
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
+        ranks.on_first(folder.refuse_links)
         set_up_process(config)
         warn_if_crowded(console)
         prepared = prepare_with_progress(

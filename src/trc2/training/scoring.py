@@ -54,7 +54,7 @@ def score_target(
 
 def _score(
     target: Target, tasks: Sequence[str], files: Sequence[Path], split: str, text_format: str, again: bool,
-    memory: Literal["read", "off"], warn: Warn,
+    memory: Memory, warn: Warn,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     model, tokenizer = target.trained_model(warn)
     stream = target.config.stream

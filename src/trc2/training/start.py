@@ -51,7 +51,7 @@ def start_run(config: RunConfig, console: Console) -> Path:
 
 def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
     def check_is_free() -> None:
-        folder.check_is_free("choose another output.folder")
+        folder.check_is_empty("choose another output.folder")
 
     ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
     new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
