@@ -158,7 +158,7 @@ def score_tasks(
                 tasks=manager.match_tasks(list(tasks)), num_fewshot=num_fewshot, limit=limit, task_manager=manager,
                 bootstrap_iters=0 if quiet else 1000,
             )  # fmt: skip
-        except (OSError, ValueError, ConnectionError) as error:  # a data set that is not there, a task that is wrong
+        except (OSError, ValueError, ArithmeticError) as error:  # data that are not there, a task that is wrong
             raise UserError(
                 f"The tasks {', '.join(tasks)} cannot be run ({type(error).__name__}: {brief(error)}): look at their "
                 "data and settings, or choose others."

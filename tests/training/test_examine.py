@@ -5,6 +5,8 @@ The harness is an extra. What scores is a double here; `tests/test_harness.py` t
 
 from __future__ import annotations
 
+import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from trc2.metrics.exam import Score
 from trc2.report.summary import write_summary
 from trc2.runs.records import current, read_all_records
 from trc2.training.gate import judge
-from trc2.training.resume import continue_run
+from trc2.training.resume import continue_run, resume_run
 from trc2.training.start import start_run
 
 MakeRun = Callable[..., RunConfig]
@@ -84,3 +86,50 @@ def test_without_the_harness_a_run_that_asks_for_it_stops_at_once(
     monkeypatch.delitem(sys.modules, "trc2.lm_tasks", raising=False)
     with pytest.raises(UserError, match="lm-evaluation-harness is not installed"):
         start_run(tiny_run(eval=ASKED), Console(quiet=True))
+
+
+def test_tasks_that_only_a_recipe_names_are_refused_until_the_environment_allows_them(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: list[int]
+) -> None:
+    """Files of the harness run code: `!function` imports what lies beside them."""
+    asked = {**ASKED, "lm_include": str(tmp_path / "stranger")}
+    with pytest.raises(UserError, match=r"eval\.lm_include=.*TRC2_TRUST_TASKS=1"):
+        start_run(tiny_run(eval=asked), Console(quiet=True))
+    assert not (tmp_path / "run").exists()
+    assert double == []
+    monkeypatch.setenv("TRC2_TRUST_TASKS", "1")
+    run = start_run(tiny_run(eval=asked), Console(quiet=True))
+    monkeypatch.delenv("TRC2_TRUST_TASKS")
+    with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
+        resume_run(run, [], Console(quiet=True))
+    with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
+        judge(run, run, 0.1, print)
+
+
+def test_a_metric_of_the_harness_that_overflows_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def simple_evaluate(*_: Any, **__: Any) -> None:
+        math.exp(1e4)
+
+    class TaskManager:
+        def __init__(self, **_: Any) -> None: ...
+
+        def match_tasks(self, names: list[str]) -> list[str]:
+            return names
+
+    parts = {
+        "": {"simple_evaluate": simple_evaluate},
+        ".api": {},
+        ".api.model": {"TemplateLM": object},
+        ".tasks": {"TaskManager": TaskManager},
+        ".utils": {"get_rolling_token_windows": None, "make_disjoint_window": None},
+    }
+    for name, contents in parts.items():
+        module = ModuleType(f"lm_eval{name}")
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, f"lm_eval{name}", module)
+    monkeypatch.delitem(sys.modules, "trc2.lm_tasks", raising=False)
+    lm_tasks = importlib.import_module("trc2.lm_tasks")
+    monkeypatch.delitem(sys.modules, "trc2.lm_tasks")
+    monkeypatch.setattr(lm_tasks, "NetworkLM", lambda *_, **__: None)
+    with pytest.raises(UserError, match="OverflowError"):
+        lm_tasks.score_tasks(None, None, ["wikitext"])

@@ -15,7 +15,9 @@ from trc2.cli.app import MAX_COUNT, AsJson, app, out, print_json, warn
 def lm_eval(
     folder: Annotated[str, typer.Argument(help="A run, an export, or any causal model of transformers.")],
     tasks: Annotated[str, typer.Option(help="Tasks of the harness, or your own, with commas between them.")],
-    include: Annotated[Path | None, typer.Option(help="A folder with tasks of your own as .yaml files.")] = None,
+    include: Annotated[
+        Path | None, typer.Option(help="A folder with tasks as .yaml files; they can run code, so only trusted ones.")
+    ] = None,
     num_fewshot: Annotated[
         int | None, typer.Option(min=0, max=1000, help="Examples before a question; as the task says by default.")
     ] = None,

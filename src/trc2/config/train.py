@@ -128,7 +128,10 @@ class EvalConfig(Section):
     lm_tasks: tuple[str, ...] = Field(
         (), description="tasks of the lm-evaluation-harness, scored before training and at task boundaries, and gated"
     )
-    lm_include: str | None = Field(None, description="a folder with tasks of your own for `lm_tasks`, as .yaml files")
+    lm_include: str | None = Field(
+        None,
+        description="a folder with tasks for `lm_tasks`, as .yaml files; they can run code: needs TRC2_TRUST_TASKS=1",
+    )
     lm_limit: Count | None = Field(None, description="documents per task of `lm_tasks`; None means all")
     fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
 

@@ -31,6 +31,7 @@ from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, PreparedStream, pr
 from trc2.stream.tokenizer import Tokenizer
 from trc2.training.allocator import keep_freed_memory
 from trc2.training.chance import chance_unmoved, seed_everything
+from trc2.training.examine import check_trusted
 from trc2.training.forecast import Agenda, Forecast
 from trc2.training.loop import Trainer
 from trc2.training.notebook import NotebookBar
@@ -88,6 +89,7 @@ def describe_run(
 def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
     """The ranks this process trains with, and where it may speak: of several only the first one does."""
     check_divides(config.train.micro_batches, world_of_process())
+    check_trusted(config.eval)
     if stray := left_over():
         warn_on(console)(f"{', '.join(stray)} in the environment describes no group of processes and is not used.")
     with joined(choose_device(config.output.device)) as ranks:
