@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
+import sys
+import warnings
 
 import pytest
 from rich.table import Table
 
-from trc2.console import PlainConsole, shown
+from trc2.console import PlainConsole, plain_logs, shown
 from trc2.errors import plain
 
 
@@ -40,3 +43,18 @@ def test_control_characters_never_reach_the_terminal() -> None:
 def test_plain_text_stays_as_it_is() -> None:
     text = "Zeile\n\tзаголовок 标题 é 🙂 λ_rep ≤ 0.15"
     assert plain(text) == text
+
+
+def test_logs_and_warnings_of_other_libraries_lose_their_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger, handler = logging.getLogger("of.somebody"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    with plain_logs():
+        logger.warning("key %s", "\x1b[2J")
+        assert "\x1b" not in warnings.formatwarning("\x1b[2J", UserWarning, "file", 1)
+    logger.removeHandler(handler)
+    assert "key \N{REPLACEMENT CHARACTER}[2J" in capsys.readouterr().err
+    logger.addHandler(handler)
+    assert logging.getLogRecordFactory() is logging.LogRecord
+    logger.removeHandler(handler)

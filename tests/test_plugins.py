@@ -19,7 +19,7 @@ from trc2 import plugins
 from trc2.artifact import load_model, save_model
 from trc2.backbones.registry import build_model
 from trc2.backbones.transformer import TransformerConfig
-from trc2.config import RunConfig, load_recipe, model_config
+from trc2.config import RunConfig, load_recipe, model_config, settings_text
 from trc2.config.metric import register_metric
 from trc2.config.origins import explain
 from trc2.errors import UserError
@@ -199,9 +199,9 @@ def test_a_run_is_read_where_its_metric_is_not_installed_but_not_trained_by_a_st
     for name in [name for name in sys.modules if name.startswith("trc2_sample")]:
         monkeypatch.delitem(sys.modules, name)
     assert RunConfig(**kept).eval.metrics[0].name == "word_overlap"
-    with pytest.raises(UserError, match="There is no strategy 'slow_down'"):
+    with pytest.raises(UserError, match=r"There is no strategy 'slow_down'"):
         RunConfig(**strange)
-    with pytest.raises(UserError, match="There is no backbone 'narrow'"):
+    with pytest.raises(UserError, match=r"There is no backbone 'narrow'"):
         model_config({"name": "narrow"})
     assert not [name for name in sys.modules if name.startswith("trc2_sample")]
 
@@ -304,6 +304,39 @@ def test_one_that_fails_while_it_trains_is_blamed_at_the_border(
     done = trc2("config", "demo")
     assert done.code == 2
     assert "clumsy 1.0 failed" in done.err
+
+
+LEAVING = """
+import sys
+from typing import Literal
+from trc2.config import StrategyConfig
+from trc2.strategies import Strategy
+from trc2.plugins import MetricPlugin
+class Settings(StrategyConfig):
+    name: Literal["departs"] = "departs"
+class Departs(Strategy):
+    def correct_gradients(self, step):
+        sys.exit(0)
+build = Departs
+def closes(predictions, references):
+    raise GeneratorExit
+LEAVES = MetricPlugin(lambda predictions, references: sys.exit(0), higher_is_better=False)
+CLOSES = MetricPlugin(closes, higher_is_better=False)
+"""
+
+
+@pytest.mark.parametrize("change", [{"strategy": {"name": "departs"}}, {"eval": {"metrics": ["leaves"]}},
+                                    {"eval": {"metrics": ["closes"]}}])  # fmt: skip
+def test_one_that_exits_is_an_error_of_the_plugin(
+    install: Install, tiny_run: MakeRun, tmp_path: Path, change: dict[str, dict[str, object]]
+) -> None:
+    metrics = {"leaves": "leaving:LEAVES", "closes": "leaving:CLOSES"}
+    install("leaving", {"trc2.strategies": {"departs": "leaving"}, "trc2.metrics": metrics}, {"leaving.py": LEAVING})
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(settings_text(tiny_run(**change).model_dump(mode="json")))
+    done = trc2("train", str(recipe))
+    assert done.code == 2
+    assert "of package leaving 1.0" in " ".join(done.err.split())
 
 
 def test_two_packages_of_one_name_are_refused_only_when_it_is_asked_for(install: Install) -> None:

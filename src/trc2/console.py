@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +32,26 @@ class PlainConsole(Console):
 def shown(text: str) -> Text:
     """For the parts of rich that read markup whatever the console says: spinners and progress columns."""
     return Text(plain(text))
+
+
+@contextmanager
+def plain_logs() -> Iterator[None]:
+    """What other libraries log or warn of may hold words of a file: it is shown without control characters, too."""
+    make, show = logging.getLogRecordFactory(), warnings.formatwarning
+
+    def record(*args: Any, **settings: Any) -> logging.LogRecord:
+        made = make(*args, **settings)
+        with suppress(Exception):  # a message that does not fit its arguments: logging itself says so
+            made.msg, made.args = plain(made.getMessage()), ()
+        return made
+
+    logging.setLogRecordFactory(record)
+    warnings.formatwarning = lambda *args, **settings: plain(show(*args, **settings))
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
+        warnings.formatwarning = show
 
 
 def clock(seconds: float | None) -> str:

@@ -120,7 +120,7 @@ def load(plugin: Plugin) -> Any:
     _loaded[plugin.entry.module.partition(".")[0]] = plugin
     try:
         return plugin.entry.load()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise plugin.broken(f"{type(error).__name__}: {error}") from error
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.command import trc2
 from tests.ranks.several import together
 from trc2.config import settings_text
 from trc2.runs.folder import RunFolder
+from trc2.runs.lock import is_locked
 from trc2.training.start import start_run
 from trc2.verify.kills import QUIET, WORDS, compare_runs, small_run, write_small_data
 
@@ -75,3 +78,43 @@ def test_nproc_starts_the_processes_and_exits_as_they_do(recipe: Path, tmp_path:
     child = ["--task", "birds", "--builtin", "arithmetic", "--steps", "2", "--max-forgetting", "1e9"]
     assert run(*command, "continue", str(tmp_path / "run"), *child, "--nproc", "2").returncode == 0
     assert RunFolder(tmp_path / "run+birds").records()[-1].kind == "end"
+
+
+def descendants(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
+@pytest.mark.parametrize("victim", ["launcher", "first worker"])
+def test_workers_end_with_their_launcher_and_a_killed_first_worker_is_said(
+    recipe: Path, tmp_path: Path, victim: str
+) -> None:
+    long = [f"stream.tasks.{n}.steps=4000" for n in range(len(small_run(tmp_path).stream.tasks))]  # type: ignore[union-attr]
+    train = ["train", str(recipe), f"output.folder={tmp_path / 'run'}", "--nproc", "2", *long]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "trc2", *train], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    diary = tmp_path / "run" / "metrics.jsonl"
+    waited = time.monotonic() + 120
+    while not (diary.exists() and diary.read_text().count('"train"') > 3) and time.monotonic() < waited:
+        time.sleep(0.2)
+    workers = descendants(launcher.pid)
+    assert len(workers) == 2
+    ranks = {worker: Path(f"/proc/{worker}/environ").read_bytes().split(b"\0") for worker in workers}
+    first = next(worker for worker, variables in ranks.items() if b"RANK=0" in variables)
+    os.kill(launcher.pid if victim == "launcher" else first, signal.SIGKILL)
+    said = launcher.communicate(timeout=60)[1]
+    waited = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < waited:
+        time.sleep(0.2)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    if victim == "launcher":
+        assert not is_locked(tmp_path / "run")
+    else:
+        assert launcher.returncode == 1
+        assert "killed by signal 9" in said
+        assert "Traceback" not in said

@@ -9,8 +9,11 @@ from importlib import import_module
 from rich.text import Text
 
 from trc2.cli.app import app, err, out
+from trc2.console import plain_logs
 from trc2.errors import UserError, plain, sentence_of
+from trc2.machine import end_with_parent
 from trc2.plugins import blamed
+from trc2.ranks.torchrun import is_worker
 
 __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
@@ -32,12 +35,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a sign is no reason to stop
+    if is_worker():
+        end_with_parent()
     try:
-        app()
+        with plain_logs():
+            app()
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:  # a plug-in may raise any of them
         sentence = sentence_of(error) or blamed(error)
         if sentence is None:
             raise

@@ -15,7 +15,7 @@ from trc2.console import PlainConsole
 from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 a check failed, 2 bad input (one sentence on standard error), "
+    "Exit codes: 0 done, 1 a check failed or a process was lost, 2 bad input (one sentence on standard error), "
     "3 the acceptance check of a continued run refused it, 130 stopped by a signal."
 )
 app = typer.Typer(

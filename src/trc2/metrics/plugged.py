@@ -28,7 +28,7 @@ def plugged_scores(
             scores[metric.name] = float(found)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             assert plugin is not None
             raise plugin.broken(f"{type(error).__name__}: {error}") from error
     return scores

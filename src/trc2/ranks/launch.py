@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from trc2.ranks.join import RankLost
 
 
 def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
@@ -34,7 +37,14 @@ def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
         elastic_launch(config, sys.executable)("-m", "trc2", *arguments)
     except ChildFailedError as failed:
         _, failure = failed.get_first_failure()
-        return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        if failure.local_rank > 0:  # the first process has said that another one was lost
+            return RankLost.exit_code
+        raise RankLost(
+            f"The first process of this run was killed by signal {-failure.exitcode} "
+            f"({signal.strsignal(-failure.exitcode)}): go on with `trc2 resume`, or let --max-restarts start it again."
+        ) from None
     except SignalException:
         return 130
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from trc2.errors import UserError
-from trc2.machine import available_cores
+from trc2.machine import available_cores, end_with_parent
 
 
 class Launcher(Protocol):
@@ -77,11 +76,6 @@ class LocalLauncher:
         for process in self.running.values():
             process.wait()
         self.running.clear()
-
-
-def end_with_parent() -> None:
-    """In the child: when the sweep is killed, save and stop as if asked to. Only Linux can promise that."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _threads_of_environment() -> int | None:
