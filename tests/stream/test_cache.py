@@ -170,14 +170,14 @@ def test_a_large_file_is_read_once_until_it_is_touched(tmp_path: Path, monkeypat
     plain = cache.file_checksum
     monkeypatch.setattr(cache, "file_checksum", lambda path: (read.append(path), plain(path))[1])
     file.write_bytes(b"one")
-    first = cache.known_checksum(file, home)
+    first = cache.known_checksums([file], home)[0]
     assert first == hashlib.sha256(b"one").hexdigest()
-    assert cache.known_checksum(file, home) == first
+    assert cache.known_checksums([file], home)[0] == first
     assert len(read) == 1
     file.write_bytes(b"two")
     os.utime(file, ns=(1, 1))
-    assert cache.known_checksum(file, home) == hashlib.sha256(b"two").hexdigest()
+    assert cache.known_checksums([file], home)[0] == hashlib.sha256(b"two").hexdigest()
     next(home.iterdir()).write_text("damaged")
-    assert cache.known_checksum(file, home) == hashlib.sha256(b"two").hexdigest()
+    assert cache.known_checksums([file], home)[0] == hashlib.sha256(b"two").hexdigest()
     assert len(read) == 3
-    assert cache.known_checksum(file, file / "nowhere") == hashlib.sha256(b"two").hexdigest()
+    assert cache.known_checksums([file], file / "nowhere")[0] == hashlib.sha256(b"two").hexdigest()

@@ -261,3 +261,37 @@ def test_the_stream_says_how_special_tokens_are_read_and_the_cache_knows(
         ends[special] = int((prepared.tasks["one"].tokens("train") == prepared.tokenizer.end_of_text).sum())
         assert prepared.tokenizer.special_in_text == special
     assert ends == {False: 5, True: 6}
+
+
+def test_other_words_of_the_same_size_and_time_are_other_data(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"])
+    first = prepare_stream(stream(tmp_path))
+    path = tmp_path / "one" / "train.jsonl"
+    times = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"a b", b"b a"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert prepare_stream(stream(tmp_path)).fingerprint() != first.fingerprint()
+
+
+def test_packed_tokens_that_change_while_they_are_read_are_noticed(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"])
+    task = prepare_stream(stream(tmp_path)).tasks["one"]
+    task.check_unchanged()
+    path = task.folder / "train.tokens"
+    whole = path.read_bytes()
+    path.write_bytes(whole[::-1])
+    with pytest.raises(UserError, match="were changed while they were read"):
+        task.check_unchanged()
+    for cut in (10, 9):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match="were changed while they were read"):
+            task.tokens("train")
+
+
+def test_a_builtin_task_that_is_found_in_the_cache_has_no_files_that_are_gone(tmp_path: Path) -> None:
+    tasks = [{"name": "sums", "builtin": "arithmetic", "steps": 1, "max_train_bytes": 9000, "max_eval_bytes": 900}]
+    settings = stream(tmp_path, tasks=tasks, tokenizer={"vocab_size": 300})
+    first = prepare_stream(settings)
+    again = prepare_stream(settings, tokenizer=first.tokenizer, known=first.describe()["tasks"])
+    assert again.tasks["sums"].notes == ()
+    assert again.fingerprint() == first.fingerprint()

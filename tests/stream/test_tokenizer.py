@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import string
 import time
@@ -98,3 +99,37 @@ def test_the_vocabulary_reaches_to_the_largest_id() -> None:
 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({END_OF_TEXT: 0, "known": 70_000}, unk_token="known"))
     assert Tokenizer(words).vocab_size == 70_001
+
+
+def rewritten(bpe: Tokenizer, **changes: object) -> str:
+    return json.dumps({**json.loads(bpe.to_json()), **changes})
+
+
+def test_a_first_token_beyond_the_vocabulary_is_refused(bpe: Tokenizer) -> None:
+    first = {"type_id": 0, "id": "<s>"}
+    special = {"<s>": {"id": "<s>", "ids": [70_000], "tokens": ["<s>"]}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    processor = {"type": "TemplateProcessing", "single": [{"SpecialToken": first}, text], "pair": [text],
+                 "special_tokens": special}  # fmt: skip
+    read = Tokenizer.from_json(rewritten(bpe, post_processor=processor))
+    with pytest.raises(UserError, match="puts the token 70000 before a text, but it has only 299"):
+        read.beginning(True)
+
+
+def test_a_tokenizer_that_cannot_be_read_again_is_refused(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "to_json", lambda: "{}")
+    with pytest.raises(UserError, match="cannot be read again as it was written"):
+        bpe.reading_special(True)
+
+
+def test_a_pattern_that_never_ends_is_a_sentence(bpe: Tokenizer) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    read = Tokenizer.from_json(rewritten(bpe, pre_tokenizer=split))
+    with pytest.raises(UserError, match="The tokenizer cannot encode this text"):
+        read.encode_batch(["a" * 40 + "!"])
+
+
+def test_a_folder_without_a_tokenizer_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"There is no .*tokenizer\.json: put the tokenizer there"):
+            load_tokenizer(TokenizerConfig(path=str(path)), None)

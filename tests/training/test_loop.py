@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.conftest import write_task
 from trc2 import CortexNet
 from trc2.config import RunConfig
 from trc2.errors import UserError
@@ -248,3 +249,26 @@ def test_a_vocabulary_too_small_or_a_folder_in_use_is_told(tiny_run: MakeRun) ->
 def test_tensorboard_gets_the_records(tiny_run: MakeRun) -> None:
     folder = start_run(tiny_run(output={"report_to": ["tensorboard"]}), QUIET)
     assert list(Path(folder / "tensorboard").glob("events*"))
+
+
+def test_a_run_whose_packed_tokens_were_changed_saves_nothing_and_does_not_end(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "data", "one", ["apple", "pear"])
+    stream = {"data_root": tmp_path / "data", "cache": tmp_path / "cache",
+              "tasks": [{"name": "one", "folder": "one", "steps": 6}]}  # fmt: skip
+    config = tiny_run(stream=stream)
+    running, _ = trainer(config)
+    (tokens,) = (tmp_path / "cache" / "tasks").glob("one-*/train.tokens")
+    content = bytearray(tokens.read_bytes())
+    content[0] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(UserError, match="were changed while they were read"):
+        running.run()
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_step_that_takes_no_time_by_the_clock_is_a_step(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    records = read_records(start_run(tiny_run(), QUIET) / "metrics.jsonl")
+    assert records[-1].kind == "end"

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from trc2.config.pretrained import locate, weight_files
 from trc2.files import reading
-from trc2.stream.cache import expanded, known_checksum
+from trc2.stream.cache import expanded, known_checksums
 
 LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
 
 
 def sums_of(pretrained: str, cache: Path) -> dict[str, str]:
     """The sha256 of every file the weights are read from, by its name; files that were summed before are not read."""
-    home = expanded(cache) / "weights"
-    return {path.name: known_checksum(path, home) for path in weight_files(locate(pretrained, with_weights=True))}
+    files = weight_files(locate(pretrained, with_weights=True))
+    sums = known_checksums(files, expanded(cache) / "weights")
+    return {path.name: checksum for path, checksum in zip(files, sums, strict=True)}
 
 
 def as_lines(sums: Mapping[str, str]) -> str:

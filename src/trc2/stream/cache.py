@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.files import refuse_special, write_atomically
 
 CACHE_SCHEMA = 2  # part of every key: with another number everything is made again
 HASH_CHUNK = 2**20
@@ -130,22 +130,32 @@ def file_checksum(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def known_checksum(path: Path, home: Path) -> str:
-    """The sha256 of a large file, read once: what it was is kept in `home` for as long as the file stays untouched.
+def known_checksums(paths: Sequence[Path], home: Path | None) -> list[str]:
+    """The sha256 of files, each read once: what it was is kept in `home` for as long as the file stays untouched.
 
-    Where nothing can be kept, as in a cache without write permission, the file is read every time.
+    Where nothing can be kept, as in a cache without write permission, the files are read every time.
     """
-    status, note = path.stat(), home / f"{digest(str(path.resolve()))}.json"
-    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged
-        kept = json.loads(note.read_text(encoding="utf-8"))
-        if kept["stamp"] == stamp and isinstance(kept["sha256"], str):
-            return str(kept["sha256"])
-    checksum = file_checksum(path)
-    with suppress(OSError):
-        home.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps({"stamp": stamp, "sha256": checksum}).encode())
-    return checksum
+    if home is None:
+        return [file_checksum(path) for path in paths]
+    names = [str(path.resolve()) for path in paths]
+    note = home / f"{digest(names)}.json"
+    known: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # not there, or damaged
+        content = json.loads(note.read_text(encoding="utf-8"))
+        known = content if isinstance(content, dict) else {}
+    found: dict[str, list[Any]] = {}
+    for name, path in zip(names, paths, strict=True):
+        refuse_special(path)
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        kept = known.get(name)
+        is_known = isinstance(kept, list) and kept[:-1] == stamp and isinstance(kept[-1], str)
+        found[name] = [*stamp, kept[-1] if is_known and kept else file_checksum(path)]
+    if found != known:
+        with suppress(OSError):
+            home.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, json.dumps(found).encode())
+    return [found[name][-1] for name in names]
 
 
 def digest(content: Any) -> str:

@@ -63,7 +63,7 @@ class PreparedTask:
         """All tokens of a split, end of text between documents, read from disk as needed."""
         if split not in self.splits or self.splits[split].tokens == 0:
             return np.empty(0, dtype=self.dtype)
-        return np.memmap(self.folder / f"{split}.tokens", dtype=self.dtype, mode="r")
+        return self._mapped(f"{split}.tokens", np.dtype(self.dtype), self.splits[split].tokens)
 
     def read_tokens(self, split: str, start: int, count: int) -> NDArray[Any]:
         """A run of tokens read by itself: passing over a whole split this way keeps none of it in memory."""
@@ -74,7 +74,24 @@ class PreparedTask:
         """Where each document begins."""
         if split not in self.splits or self.splits[split].documents == 0:
             return np.empty(0, dtype=np.int64)
-        return np.memmap(self.folder / f"{split}.documents", dtype=np.int64, mode="r")
+        return self._mapped(f"{split}.documents", np.dtype(np.int64), self.splits[split].documents)
+
+    def _mapped(self, name: str, dtype: np.dtype[Any], count: int) -> np.memmap[Any, Any]:
+        path = self.folder / name
+        if path.stat().st_size != count * dtype.itemsize:
+            raise self._changed()
+        return np.memmap(path, dtype=dtype, mode="r")
+
+    def check_unchanged(self) -> None:
+        """Refuse packed tokens that were changed after they were opened; files are read only if they were touched."""
+        if not is_whole(self.folder, _checksums(self.splits)):
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(
+            f"The packed tokens of task '{self.name}' in {self.folder} were changed while they were read: remove that "
+            "folder, and resume from the last checkpoint or train again."
+        )
 
     def bytes_per_token(self, split: str) -> float:
         info = self.splits[split]
@@ -142,9 +159,13 @@ def prepare_stream(
             tasks[task.name] = prepare_task(task, source, tokenizer, cache, watch)
         except SourceGone:
             found = None if packed is None else _find_packed(task.name, packed, cache)
-            if found is None and not isinstance(source, BuiltinSource):
+            if isinstance(source, BuiltinSource):
+                tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
+            elif found is None:
                 raise
-            tasks[task.name] = found or prepare_task(task, source, tokenizer, cache, watch)
+            else:
+                note = f"{task.name}: its files are gone; its packed tokens are in the cache, as the run began with."
+                tasks[task.name] = replace(found, notes=(note,))
     files = {
         f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
         for number, name in enumerate(stream.replay_seed_files, 1)
@@ -170,7 +191,7 @@ def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path
         raise UserError(f"There is no file {path}: check the path.")
     splits = {"train": path.name, "validation": None, "test": None}
     task = TaskConfig(name="file", folder=".", format=text_format, splits=splits, holdout=0.0)
-    return prepare_task(task, FileSource(task, path.parent), tokenizer, cache)
+    return prepare_task(task, FileSource(task, path.parent, cache), tokenizer, cache)
 
 
 def prepare_task(
@@ -212,8 +233,7 @@ def _find_packed(name: str, packed: Any, cache: Path) -> PreparedTask | None:
             hashes = [{split: info["sha256"] for split, info in of["splits"].items()} for of in (manifest, packed)]
             found = _open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
             if found is not None:
-                note = f"{name}: its files are gone; its packed tokens are in the cache, as the run began with them."
-                return replace(found, notes=(note,))
+                return found
     return None
 
 
@@ -319,6 +339,12 @@ def _limited_documents(documents: Iterator[Document], max_bytes: int | None) -> 
         yield document
 
 
+def _checksums(splits: Mapping[str, SplitInfo]) -> dict[str, str]:
+    """By the names of the files of a packed task."""
+    tokens = {f"{split}.tokens": info.sha256 for split, info in splits.items()}
+    return tokens | {f"{split}.documents": info.documents_sha256 for split, info in splits.items()}
+
+
 def _open_task(folder: Path, key: str) -> PreparedTask | None:
     """What a folder of the cache holds, or None if it is not there, or not as it was written."""
     path = folder / "manifest.json"
@@ -332,9 +358,7 @@ def _open_task(folder: Path, key: str) -> PreparedTask | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     splits = {split: SplitInfo(**info) for split, info in manifest["splits"].items()}
-    checksums = {f"{split}.tokens": info.sha256 for split, info in splits.items()}
-    checksums |= {f"{split}.documents": info.documents_sha256 for split, info in splits.items()}
-    if not is_whole(folder, checksums):
+    if not is_whole(folder, _checksums(splits)):
         return None
     return PreparedTask(
         manifest["name"], folder, manifest["dtype"], splits, manifest["source"], tuple(manifest["messages"])

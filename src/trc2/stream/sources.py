@@ -18,7 +18,7 @@ from trc2.config.stream import SplitNames
 from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
 from trc2.stream.articles import join_articles
-from trc2.stream.cache import expanded
+from trc2.stream.cache import expanded, known_checksums
 from trc2.stream.document import BadRows, Document
 from trc2.stream.formats import BY_LINE, text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
@@ -44,7 +44,7 @@ class Source(Protocol):
     def documents(self, split: str, bad: BadRows) -> Iterator[Document]: ...
 
     def identity(self) -> dict[str, Any]:
-        """Changes whenever the documents might; cheap to compute."""
+        """Changes whenever the documents might; cheap to compute again."""
         ...
 
     def remarks(self) -> list[str]:
@@ -61,7 +61,8 @@ def source_of(task: TaskConfig, stream: StreamConfig) -> Source:
     if task.builtin is not None:
         return BuiltinSource(task.builtin)
     if task.folder is not None and (stream.data_root is not None or task.dataset is None):
-        return FileSource(task, expanded(stream.data_root or Path()) / expanded(task.folder))
+        root = expanded(stream.data_root or Path()) / expanded(task.folder)
+        return FileSource(task, root, expanded(stream.cache))
     return DatasetSource(task)
 
 
@@ -134,6 +135,7 @@ class FileSource(CarvingSource):
 
     task: TaskConfig
     root: Path
+    cache: Path | None = None  # where the checksums of its files are kept
 
     def files(self, split: str) -> list[Path]:
         return self._files[split]
@@ -188,11 +190,10 @@ class FileSource(CarvingSource):
         if not self.files("train"):
             raise SourceGone(self._no_train_files())
         base = self.root if self.root.is_dir() else self.root.parent
-        listing = [
-            [path.relative_to(base).as_posix(), path.stat().st_size, path.stat().st_mtime_ns]
-            for split in SPLITS
-            for path in self.files(split)
-        ]
+        paths = [path for split in SPLITS for path in self.files(split)]
+        # Not their times: an archive may be made so that all files in it have the same one, whatever they say.
+        sums = known_checksums(paths, self.cache and self.cache / "sources")
+        listing = [[path.relative_to(base).as_posix(), found] for path, found in zip(paths, sums, strict=True)]
         return {"kind": "files", "files": listing}
 
     def notes(self) -> list[str]:

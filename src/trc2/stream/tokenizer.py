@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -19,12 +20,26 @@ from trc2.stream.cache import expanded
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+MAX_BYTES = 2**28  # of a tokenizer.json
 PIECE = 64  # characters
 # What the pre-tokenizer may take for one word: letters and digits, or other signs, or spaces.
 KINDS = (r"[^\W_]", r"(?:[^\w\s]|[_\x1c-\x1f])", r"\s")
 # Looking only at the start of a run keeps the search linear; nearly all texts are not even suspect.
 OVERLONG = re.compile("|".join(f"(?<!{kind}){kind}{{1000,}}" for kind in KINDS))
 SUSPECT = re.compile(r"(?<![^ \n])[^ \n]{1000,}|(?<!\s)\s{1000,}")
+
+
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Errors of the tokenizers library, which has none of its own, and whose panics are no `Exception`."""
+    try:
+        yield
+    except (UserError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"The tokenizer cannot {what} ({brief(error)}): choose another one.") from error
 
 
 class Tokenizer:
@@ -54,6 +69,11 @@ class Tokenizer:
         self.end = None if end is None or self.end_of_text == _usual_end(backend) else end
         self.begins = begins
         self.begin_of_text = _begin_of_text(backend, self.end_of_text) if begins else []
+        if self.begin_of_text and self.begin_of_text[0] >= self.vocab_size:
+            raise UserError(
+                f"The tokenizer puts the token {self.begin_of_text[0]} before a text, but it has only "
+                f"{self.vocab_size} tokens: correct its post-processor, or choose another one."
+            )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -62,13 +82,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text; the library uses all cores."""
-        try:
+        with _library("encode this text"):
             return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
-        except Exception as error:  # the library has no error of its own
-            raise UserError(f"The tokenizer cannot encode this text ({brief(error)}): choose another one.") from error
 
     def decode(self, ids: list[int]) -> str:
-        return str(self.backend.decode(ids, skip_special_tokens=False))
+        with _library("decode what the model says"):
+            return str(self.backend.decode(ids, skip_special_tokens=False))
 
     def to_json(self) -> str:
         return str(self.backend.to_str())
@@ -83,7 +102,7 @@ class Tokenizer:
         """The same tokenizer, with or without its own token before every document."""
         if begins == self.begins:
             return self
-        return self.from_json(self.to_json(), self.special_in_text, end=self.end, begins=begins)
+        return self._again(self.special_in_text, begins)
 
     @property
     def special_in_text(self) -> bool:
@@ -93,7 +112,11 @@ class Tokenizer:
         """The same tokenizer with special tokens in a text read as such, or as text; it is not kept in the JSON."""
         if special_in_text == self.special_in_text:
             return self
-        return self.from_json(self.to_json(), special_in_text, end=self.end, begins=self.begins)
+        return self._again(special_in_text, self.begins)
+
+    def _again(self, special_in_text: bool, begins: bool) -> Tokenizer:
+        with _library("be read again as it was written"):
+            return self.from_json(self.to_json(), special_in_text, end=self.end, begins=begins)
 
     @classmethod
     def from_json(
@@ -111,6 +134,8 @@ class Tokenizer:
     def read(cls, path: Path) -> Tokenizer:
         """From a tokenizer.json, and the end-of-text token that a file beside it may name; a UserError if damaged."""
         with reading(path, "restore it from a copy, or choose another tokenizer"):
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
             return cls.from_json(path.read_text(encoding="utf-8"), end=_named_end(path.with_name(SETTINGS_FILE)))
 
 
@@ -154,9 +179,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer:
     """A tokenizer.json from a folder, here or below the data root, or a Hugging Face name."""
     assert config.path is not None
-    for folder in (expanded(config.path), expanded(data_root or Path()) / config.path):
+    folders = (expanded(config.path), expanded(data_root or Path()) / config.path)
+    for folder in folders:
         if (folder / TOKENIZER_FILE).is_file():
             return Tokenizer.read(folder / TOKENIZER_FILE)
+    for folder in folders:
+        if folder.is_dir() or Path(config.path).is_absolute():
+            raise UserError(f"There is no {folder / TOKENIZER_FILE}: put the tokenizer there, or name another folder.")
     try:
         backend = tokenizers.Tokenizer.from_pretrained(config.path)
     except Exception as error:

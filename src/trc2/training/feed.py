@@ -50,6 +50,11 @@ class Feed:
         stretch = self.plan.at(step)
         return self.tasks[stretch.task].train_batches(step - stretch.start, share)
 
+    def check_unchanged(self) -> None:
+        """Refuse to keep what was learnt from tokens that somebody changed while the run read them."""
+        for data in self.tasks.values():
+            data.task.check_unchanged()
+
     def fill(self, stores: ReplayStores | None) -> None:
         """Put text that is not trained on here into the replay stores, as if it had been, source after source."""
         for seed in self.seeds if stores is not None else ():

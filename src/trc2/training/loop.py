@@ -71,9 +71,11 @@ class Trainer:
             self.stopped = self.ranks.any(self.stop_requested)
             is_branch = progress.step in plan.branch_points
             if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
+                self.ranks.on_first(self.feed.check_unchanged)
                 self.saver.save_unless_failing(state, self.story)
         if progress.step == plan.total_steps:
             measure.finish()
+            self.ranks.on_first(self.feed.check_unchanged)
         self.saver.writer.wait()
 
     def leave_the_branch(self) -> None:
@@ -129,7 +131,7 @@ class Trainer:
             progress.nonfinite_streak += 1
         state.scaler.update()
         progress.step += 1
-        seconds = time.monotonic() - begun
+        seconds = max(time.monotonic() - begun, 1e-9)  # some clocks tick every 15 ms
         progress.train_seconds += seconds
         if progress.nonfinite_streak >= self.config.train.max_nonfinite_steps:
             raise self._hopeless(task)
