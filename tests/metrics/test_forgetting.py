@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -211,3 +213,32 @@ def test_a_long_curve_costs_no_more_than_its_points() -> None:
         aufc_curve(ScoreTable(PERPLEXITY, (Stretch("a", 0, 10), Stretch("b", 10, length)), scores))
         costs.append(len(looked))
     assert costs[1] < 2.2 * costs[0]
+
+
+def test_a_table_that_grows_gives_the_same_numbers_and_looks_at_every_score_once() -> None:
+    rows = {step: {"a": 3.0 + step % 7, "b": 2.0 + step % 5} for step in range(0, 4001, 2)}
+    grown = ScoreTable(PERPLEXITY, (A, B), {})
+    for step, row in rows.items():
+        grown.add(step, row)
+        found = summarise(grown, step)
+        if step in (12, 40, 4000):
+            assert found == summarise(ScoreTable(PERPLEXITY, (A, B), {s: rows[s] for s in rows if s <= step}), step)
+    seen = list[int]()
+    grown.add(4002, {"a": 9.0, "b": 9.0})
+    counted = CountingScores(grown.scores, seen)
+    object.__setattr__(grown, "scores", counted)
+    summarise(grown, 4002)
+    assert len(set(seen)) <= 6  # the first, the boundaries, the new one: not the two thousand between
+    assert aufc(grown, 40) == aufc(ScoreTable(PERPLEXITY, (A, B), {s: rows[s] for s in rows if s <= 40}), 40)
+
+
+class CountingScores(dict[int, Any]):
+    """A table's scores, with the steps that were looked up."""
+
+    def __init__(self, scores: Mapping[int, Any], seen: list[int]) -> None:
+        super().__init__(scores)
+        self.seen = seen
+
+    def __getitem__(self, step: int) -> Any:
+        self.seen.append(step)
+        return super().__getitem__(step)

@@ -15,8 +15,8 @@ nothing.
 
 from __future__ import annotations
 
-import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +82,17 @@ class ScoreTable:
     def steps(self) -> list[int]:
         return sorted(self.scores)
 
+    @cached_property
+    def integrals(self) -> dict[Stretch, tuple[int, int, float, float]]:
+        """How far `integral` has come for each task: steps seen, the last measured one, its height, and the sum."""
+        return {}
+
+    def add(self, step: int, row: Mapping[str, float]) -> None:
+        """One more evaluation, later than all others, for whoever measures as it goes."""
+        assert isinstance(self.scores, dict)
+        self.steps.append(step)
+        self.scores[step] = row
+
     def value(self, step: int, task: str) -> float:
         """u_k(t)"""
         return self.metric.transform(self.scores[step][task])
@@ -99,6 +110,8 @@ class ScoreTable:
         return value if math.isfinite(value) else math.nan
 
     def truncated_at(self, step: int) -> ScoreTable:
+        if not self.steps or self.steps[-1] <= step:
+            return self
         return ScoreTable(self.metric, self.stretches, {s: row for s, row in self.scores.items() if s <= step})
 
 
@@ -163,12 +176,24 @@ def area(table: ScoreTable, stretch: Stretch, step: int, origin: int) -> float:
         return 0.0
     if math.isnan(table.post(stretch)):
         return math.nan
-    begin = max(origin, stretch.end)
-    points = [
-        (s, forgetting(table, stretch, s)) for s in table.steps if begin <= s <= step and table.has(s, stretch.task)
-    ]
-    total = sum((b - a) * (fa + fb) / 2 for (a, fa), (b, fb) in itertools.pairwise(points))
-    return total / (step - origin)
+    return integral(table, stretch, step) / (step - origin)
+
+
+def integral(table: ScoreTable, stretch: Stretch, step: int) -> float:
+    """∫ F_k from the task's end to t; where it was asked for before, only the evaluations since then are looked at."""
+    start = (bisect_left(table.steps, stretch.end), stretch.end, 0.0, 0.0)
+    seen, last, height, total = table.integrals.get(stretch, start)
+    if last > step:
+        seen, last, height, total = start
+    while seen < len(table.steps) and table.steps[seen] <= step:
+        now = table.steps[seen]
+        if table.has(now, stretch.task):
+            before, height = height, forgetting(table, stretch, now)
+            total += (now - last) * (before + height) / 2
+            last = now
+        seen += 1
+    table.integrals[stretch] = (seen, last, height, total)
+    return total
 
 
 def aufc(table: ScoreTable, step: int) -> dict[str, float]:

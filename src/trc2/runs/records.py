@@ -141,13 +141,20 @@ def score_table(records: Iterable[Record], metric: Metric, stretches: tuple[Stre
     """score[step, task] of one metric from the evaluation records."""
     scores: dict[int, dict[str, float]] = {}
     for record in records:
-        if record.kind != "eval":
-            continue
-        for name, value in record.metrics.items():
-            parts = name.split("/")
-            if len(parts) == 3 and parts[0] == "eval" and parts[2] == metric.name:
-                scores.setdefault(record.step, {})[parts[1]] = value
+        row = scores_by_task(record, metric) if record.kind == "eval" else {}
+        if row:
+            scores.setdefault(record.step, {}).update(row)
     return ScoreTable(metric, stretches, scores)
+
+
+def scores_by_task(record: Record, metric: Metric) -> dict[str, float]:
+    """What one evaluation says of a metric."""
+    found = {}
+    for name, value in record.metrics.items():
+        parts = name.split("/")
+        if len(parts) == 3 and parts[0] == "eval" and parts[2] == metric.name:
+            found[parts[1]] = value
+    return found
 
 
 def score_tables(

@@ -10,12 +10,12 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.metrics.exam import Score, with_forgetting
-from trc2.metrics.forgetting import metrics_of, summarise
+from trc2.metrics.forgetting import ScoreTable, metrics_of, summarise
 from trc2.nn.trunk import WriteReport
 from trc2.ranks.group import Ranks
 from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.plan import Plan
-from trc2.runs.records import Kind, Record, score_table
+from trc2.runs.records import Kind, Record, score_table, scores_by_task
 from trc2.training.efficiency import (
     PEAK_MEMORY,
     efficiency,
@@ -69,6 +69,8 @@ class Measure:
 
     def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
         self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story
+        self._tables: list[ScoreTable] = []
+        self._num_seen = -1  # evaluations that are in the tables
 
     def evaluate(self, names: list[str]) -> None:
         """Score tasks on their validation splits and derive what was forgotten."""
@@ -90,11 +92,21 @@ class Measure:
             metrics |= with_forgetting(score, [record.metrics for record in self.story.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
-        for metric in metrics_of(config.metrics).values():
-            table = score_table([*self.story.evaluations, record], metric, self.plan.stretches)
+        for table in self._tables_with(record):
             if step > 0 and table.has(step, names[0]):
                 record.metrics.update(summarise(table, step))
         self.story.tell(record)
+
+    def _tables_with(self, record: Record) -> list[ScoreTable]:
+        """The scores so far and those of this evaluation; made anew only when the run has gone back."""
+        earlier, metrics = self.story.evaluations, metrics_of(self.config.eval.metrics).values()
+        if len(earlier) != self._num_seen:
+            self._tables = [score_table(earlier, metric, self.plan.stretches) for metric in metrics]
+        for table in self._tables:
+            if row := scores_by_task(record, table.metric):
+                table.add(record.step, row)
+        self._num_seen = len(earlier) + 1
+        return self._tables
 
     def remember_reference(self) -> None:
         """P_post of the task that just ended, on its control subset."""
