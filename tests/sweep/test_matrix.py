@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,24 @@ def test_the_packaged_matrices_are_valid_and_the_labs_has_the_runs_it_promises(t
     file = tmp_path / "mine.yaml"
     file.write_text("grids: [{recipes: [demo], seeds: [0, 1]}]")
     assert [cell.name for cell in load_matrix(str(file)).cells()] == ["demo+s0", "demo+s1"]
+
+
+def test_a_matrix_is_counted_before_its_runs_are_made() -> None:
+    axes = {name: {f"{name}{n}": [] for n in range(100)} for name in ("sizes", "lesions", "strategies")}
+    begun = time.process_time()
+    with pytest.raises(UserError, match="4000000 runs or more"):
+        cells(seeds=[0, 1, 2, 3], **axes)
+    assert time.process_time() - begun < 1
+
+
+def test_runs_that_differ_in_their_seed_are_checked_once_and_made_when_asked_for() -> None:
+    begun = time.process_time()
+    found = cells(seeds=list(range(500)), lesions={"plain": ["model.memory=false"]}, settings=["stream.cache=c{seed}"])
+    one_by_one = time.process_time() - begun
+    assert found[7].config.stream is not None
+    assert str(found[7].config.stream.cache) == "c7"
+    begun = time.process_time()
+    found = cells(seeds=list(range(500)), lesions={"plain": ["model.memory=false"]})
+    assert sum(cell.variant.total_steps for cell in found) == 500 * found[0].variant.total_steps
+    assert time.process_time() - begun < one_by_one / 5
+    assert (found[499].config.train.seed, found[499].name) == (499, "demo+plain+s499")

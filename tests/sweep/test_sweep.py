@@ -25,11 +25,12 @@ from trc2.report.evidence import Evidence
 from trc2.report.finished import read_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked, lock_folder
+from trc2.runs.records import Record
 from trc2.sweep.board import seconds_left
 from trc2.sweep.conduct import run_sweep
 from trc2.sweep.local import LocalLauncher
 from trc2.sweep.matrix import Matrix
-from trc2.sweep.standing import Standing, standing
+from trc2.sweep.standing import Standing, note_failure, standing
 from trc2.training.start import Interrupted, start_run
 from trc2.verify.kills import compare_runs
 
@@ -213,9 +214,9 @@ def test_threads_come_from_the_option_then_the_environment_and_never_exceed_a_ru
 
 
 def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:
-    from trc2.sweep.matrix import Cell
+    from trc2.sweep.matrix import Cell, Variant
 
-    cells = {name: Cell(name, "demo", (), tiny_run()) for name in "abc"}
+    cells = {name: Cell(name, "demo", (), 0, Variant(tiny_run())) for name in "abc"}
     waiting, begun = Standing("waiting", 0, 100), Standing("begun", 50, 100, seconds=25.0)
     assert seconds_left({"a": waiting}, cells, 1) is None
     assert seconds_left({"a": begun}, cells, 1) == pytest.approx(25.0)
@@ -227,3 +228,19 @@ def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:
 def test_a_run_that_never_began_waits(recipe: str, tmp_path: Path) -> None:
     cell = Matrix(grids=[{"recipes": [recipe]}]).cells()[0]
     assert standing(cell, tmp_path) == Standing("waiting", 0, 12)
+
+
+def test_an_end_that_a_resume_went_back_on_is_no_end(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+    (cell,) = Matrix(grids=[{"recipes": [recipe]}]).cells()
+    folder = start_run(cell.config.replace(output={"folder": tmp_path / "out" / cell.name, "threads": 1}), QUIET)
+    assert standing(cell, tmp_path / "out").state == "ended"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(Record("resume", 6, "").to_json() + "\n")
+    found = standing(cell, tmp_path / "out")
+    assert (found.state, found.step) == ("begun", 6)
+
+
+def test_a_run_that_was_killed_says_by_which_signal(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("sky: 3 files taken\n")
+    assert note_failure(tmp_path / "run", -9, tmp_path / "log") == "killed by signal 9 (Killed)"
+    assert "sky: 3 files" in json.loads((tmp_path / "run" / "failure.json").read_text())["output"]

@@ -18,14 +18,14 @@ def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], s
     rates: dict[str, list[float]] = {}
     for name, found in standings.items():
         if found.step > 0 and found.seconds > 0:
-            rates.setdefault(cells[name].config.model.name, []).append(found.seconds / found.step)
+            rates.setdefault(cells[name].variant.config.model.name, []).append(found.seconds / found.step)
     every = [rate for group in rates.values() for rate in group]
     if not every:
         return None
     typical = sum(every) / len(every)
     left = 0.0
     for name, found in standings.items():
-        group = rates.get(cells[name].config.model.name)
+        group = rates.get(cells[name].variant.config.model.name)
         left += found.left * (typical if not group else sum(group) / len(group))
     open_runs = sum(found.left > 0 for found in standings.values())
     return left / max(1, min(slots, open_runs))

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +17,24 @@ from pydantic import Field, ValidationInfo, field_validator
 from trc2.config import RunConfig, load_recipe, parse_settings, read_settings
 from trc2.config.section import Section, Seed, SettingError, shown
 from trc2.errors import UserError, brief, did_you_mean
+from trc2.runs.plan import Plan
 
 MAX_CELLS = 10_000
 Changes = dict[str, tuple[str, ...]]
 """Names, and the overrides that each stands for."""
 Orders = tuple[tuple[str, ...], ...] | Literal["all", "others"] | None
 EVERY_ORDER = "stream.order=all"
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """The config of one of the runs that differ in nothing but their seed; the others are as valid and as long."""
+
+    config: RunConfig
+
+    @cached_property
+    def total_steps(self) -> int:
+        return Plan.of_run(self.config).total_steps
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,16 @@ class Cell:
     name: str
     recipe: str
     overrides: tuple[str, ...]
-    config: RunConfig
+    seed: int
+    variant: Variant
     axes: Mapping[str, str] = field(default_factory=dict)  # names of recipe, size, lesion and strategy; "" if not used
     order: tuple[str, ...] = ()
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Made when it is asked for: a large matrix has few variants, and a config takes milliseconds."""
+        is_first = self.variant.config.train.seed == self.seed
+        return self.variant.config if is_first else load_recipe(self.recipe, self.overrides)
 
     def command(self, folder: Path) -> list[str]:
         """What follows `trc2` to train it into a folder."""
@@ -66,8 +86,16 @@ class Grid(Section):
                 raise ValueError(f"<path> has the name {shown(name)}: use letters, digits, '_', '-' and '.'.")
         return changes
 
+    @property
+    def num_cells(self) -> int:
+        """How many runs there are at least; how many orders `all` are is known when the recipe is read."""
+        axes = (self.seeds, self.recipes, *map(_entries, (self.sizes, self.lesions, self.strategies)))
+        return math.prod(map(len, axes))
+
     def cells(self, extra: tuple[str, ...]) -> Iterable[Cell]:
         """Seeds outermost, so that a sweep that is stopped early has something of everything."""
+        variants: dict[tuple[str, ...], Variant] = {}
+        orders: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for seed, recipe in itertools.product(self.seeds, self.recipes):
             for size, lesion, strategy in itertools.product(
                 *map(_entries, (self.sizes, self.lesions, self.strategies))
@@ -75,12 +103,18 @@ class Grid(Section):
                 fixed = (*size[1], *lesion[1], *strategy[1], *self.settings, *extra)
                 every = EVERY_ORDER in fixed
                 fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed if override != EVERY_ORDER)
-                for order in self._orders_of(recipe, fixed, "all" if every else self.orders):
+                of = (recipe, *fixed)
+                if of not in orders:
+                    orders[of] = list(self._orders_of(recipe, fixed, "all" if every else self.orders))
+                for order in orders[of]:
                     overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
                     words = [recipe_name(recipe), size[0], lesion[0], strategy[0], "-".join(order), f"s{seed}"]
                     name = "+".join(word for word in words if word and word != "none")
+                    key = (recipe, *fixed, *_order_override(order))
+                    if key not in variants:
+                        variants[key] = Variant(_config(name, recipe, overrides))
                     axes = dict(zip(("recipe", "size", "lesion", "strategy"), words, strict=False))
-                    yield Cell(name, recipe, overrides, _config(name, recipe, overrides), axes, order)
+                    yield Cell(name, recipe, overrides, seed, variants[key], axes, order)
 
     @staticmethod
     def _orders_of(recipe: str, overrides: tuple[str, ...], orders: Orders) -> Iterable[tuple[str, ...]]:
@@ -111,15 +145,20 @@ class Matrix(Section):
         """Every run once; `extra` overrides are laid over all. Seeds outermost over all grids."""
         found: dict[str, Cell] = {}
         extra = tuple(extra)
-        every = [cell for grid in self.grids for cell in grid.cells(extra)]
+        least = sum(grid.num_cells for grid in self.grids)  # counted before any of them is made
+        if least > MAX_CELLS:
+            raise UserError(f"The matrix has {least} runs or more: make it smaller, at most {MAX_CELLS}.")
+        cells = (cell for grid in self.grids for cell in grid.cells(extra))
+        every = list(itertools.islice(cells, MAX_CELLS + 1))
         if not every:
             raise UserError("The matrix has 0 runs: joint training and single tasks have no other orders to run.")
         if len(every) > MAX_CELLS:
-            raise UserError(f"The matrix has {len(every)} runs: make it smaller, at most {MAX_CELLS}.")
-        seeds = list(dict.fromkeys(cell.config.train.seed for cell in every))
-        for cell in sorted(every, key=lambda cell: seeds.index(cell.config.train.seed)):
+            raise UserError(f"The matrix has more than {MAX_CELLS} runs: make it smaller.")
+        seeds = {seed: place for place, seed in enumerate(dict.fromkeys(cell.seed for cell in every))}
+        for cell in sorted(every, key=lambda cell: seeds[cell.seed]):
             known = found.setdefault(cell.name, cell)
-            if known.config != cell.config:
+            is_same = known is cell or (known.recipe, known.overrides) == (cell.recipe, cell.overrides)
+            if not is_same and known.config != cell.config:
                 raise UserError(
                     f"Two runs of the matrix are called {brief(cell.name, 120)} but differ: give their grids a lesion "
                     "or size with a name that tells them apart."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,6 @@ from typing import Literal
 from trc2.files import reading, write_atomically
 from trc2.runs.folder import FAILURE, RunFolder
 from trc2.runs.lock import LOCK, OWNER
-from trc2.runs.plan import Plan
 from trc2.runs.records import last_record
 from trc2.sweep.matrix import Cell
 
@@ -36,10 +36,10 @@ class Standing:
 
 def standing(cell: Cell, out: Path) -> Standing:
     """What the folder of a run says about it."""
-    folder, total = RunFolder(out / cell.name), Plan.of_run(cell.config).total_steps
+    folder, total = RunFolder(out / cell.name), cell.variant.total_steps
     failure = folder.path / FAILURE
-    records = folder.all_records() if folder.has_diary else []
-    step, seconds = (records[-1].step, records[-1].seconds) if records else (0, 0.0)
+    records = folder.records() if folder.has_diary else []  # an end that a resume went back on is no end
+    step, seconds = (max(0, records[-1].step), records[-1].seconds) if records else (0, 0.0)
     if any(record.kind == "end" for record in records):
         return Standing("ended", total, total, seconds)
     if failure.exists():
@@ -73,6 +73,8 @@ def note_failure(folder: Path, code: int, log: Path) -> str:
     words = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if log.exists() else ""
     lines = [line for line in words.splitlines() if line.strip()]
     problem = lines[-1] if lines else f"exit code {code}"
+    if code < 0:  # it was killed, and what it said last is not why
+        problem = f"killed by signal {-code} ({signal.strsignal(-code)})"
     folder.mkdir(parents=True, exist_ok=True)
     content = {"schema": 1, "exit_code": code, "problem": problem, "output": words}
     write_atomically(folder / FAILURE, json.dumps(content, indent=2).encode())
