@@ -41,6 +41,15 @@ def test_the_same_seed_dreams_the_same_and_no_dream_comes_twice() -> None:
         list(dream(net, tokenizer, tokens=1, temperature=0))
 
 
+def test_a_model_with_an_infinite_weight_is_told_not_sampled() -> None:
+    tokenizer = train_bpe(["apple pear plum"], 280)
+    net = build_model(tiny_config(vocab_size=280, replay=False), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.get_input_embeddings().weight[7] = torch.inf
+    with pytest.raises(UserError, match="not finite: it is broken"):
+        list(dream(net, tokenizer, tokens=50, length=20))
+
+
 def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
     tiny_run: Callable[..., RunConfig], trained: Path, tmp_path: Path
 ) -> None:

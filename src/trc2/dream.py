@@ -76,7 +76,7 @@ def _round(
     ahead, decoding = torch.full((ROWS, 1), first, device=device), net.start_decoding()
     for _ in range(length):
         logits = net.decode(ahead, decoding, last=1)[:, -1].float().cpu()
-        if not bool(logits.isfinite().any(dim=-1).all()):
+        if not bool(logits.amax(dim=-1).isfinite().all()):  # the largest of some numbers and a NaN is NaN
             raise UserError("The model's scores are not finite: it is broken, use another checkpoint.")
         drawn = [sample(scores, temperature, top_p, chance) for scores in logits]
         for row, token in enumerate(drawn):

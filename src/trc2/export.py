@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from trc2.artifact import save_model
-from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config, silence
+from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config
 from trc2.backbones.shell import Backbone
-from trc2.config.pretrained import CONFIG_FILE, HFConfig
+from trc2.config.pretrained import CONFIG_FILE, NUMBER_FORMATS, PAPERS, HFConfig, silence, without_marks
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.files import replace_folder, sync_folder, write_atomically
@@ -57,6 +57,9 @@ def export_run(
         )
     run, tokenizer = read_run(run_folder), source.tokenizer()
     parameters = sum(parameter.numel() for parameter in net.parameters())
+    broken = [name for name, tensor in net.named_parameters() if not bool(tensor.isfinite().all())]
+    if broken:
+        warn(f"{len(broken)} tensors of {run_folder} hold NaN or infinity, such as {broken[0]}: the model is broken.")
     is_plain = isinstance(net.config, HFConfig)
     if is_plain and with_replay:
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
@@ -120,8 +123,9 @@ def save_plain(net: Backbone, folder: Path, papers: Path, *, merge: bool = True)
     assert isinstance(config, HFConfig)
     assert isinstance(trunk, HFTrunk)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(papers.iterdir()) if papers.is_dir() else ():
-        if merge or path.name not in (CONFIG_FILE, "generation_config.json"):
+    for path in (papers / name for name in PAPERS):
+        is_wanted = merge or path.name not in (CONFIG_FILE, "generation_config.json")
+        if is_wanted and path.is_file() and not path.is_symlink():
             write_atomically(folder / path.name, path.read_bytes())
     dtype = _saved_dtype(config)
     if merge:
@@ -129,7 +133,7 @@ def save_plain(net: Backbone, folder: Path, papers: Path, *, merge: bool = True)
         with silence():
             trunk.lm.to(dtype).save_pretrained(folder, max_shard_size="5GB")
         # As it came, but for the number format: the model was built with the dropout of its training.
-        known = {**config.architecture, "dtype": str(dtype).removeprefix("torch.")}
+        known = {**without_marks(config.architecture), "dtype": str(dtype).removeprefix("torch.")}
         known.pop("torch_dtype", None)
         write_atomically(folder / CONFIG_FILE, json.dumps(known, indent=2).encode())
         return
@@ -140,8 +144,7 @@ def save_plain(net: Backbone, folder: Path, papers: Path, *, merge: bool = True)
 
 def _saved_dtype(config: HFConfig) -> torch.dtype:
     name = config.architecture.get("dtype") or config.architecture.get("torch_dtype") or config.dtype
-    found = getattr(torch, str(name), None)
-    return found if isinstance(found, torch.dtype) else torch.float32
+    return getattr(torch, name) if name in NUMBER_FORMATS else torch.float32
 
 
 @torch.no_grad()

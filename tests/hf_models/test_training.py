@@ -22,6 +22,7 @@ from tests.command import trc2
 from tests.conftest import write_task
 from trc2 import RunConfig
 from trc2.api.given import as_overrides, run_config
+from trc2.backbones.registry import build_model
 from trc2.config import TaskConfig, load_recipe, settings_text
 from trc2.errors import UserError
 from trc2.export import export_run
@@ -147,6 +148,7 @@ def test_adapters_learn_alone_and_are_merged_or_kept(
     export_run(run, tmp_path / "merged", "0")
     export_run(run, tmp_path / "adapter", "0", merge=False)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "gpt2"
     merged, kept, before = logits_without_us(str(tmp_path / "merged"), f"{folder}+{tmp_path / 'adapter'}", str(folder))
     torch.testing.assert_close(merged, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(kept, expected, atol=1e-5, rtol=1e-4)
@@ -263,3 +265,28 @@ def test_two_processes_learn_what_one_learns(model_folder: Folder, hf_run: MakeR
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
     torch.testing.assert_close(own_logits(tmp_path / "one"), own_logits(tmp_path / "two"), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+def test_adapters_go_into_all_linear_maps_unless_told_otherwise(kind: str, model_folder: Folder) -> None:
+    config = load_recipe("demo", ["model=hf", f"model.pretrained={model_folder(kind)}", "model.lora={rank: 2}"]).model
+    net = build_model(config, torch.Generator().manual_seed(0))
+    adapted = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, p in net.named_parameters() if p.requires_grad}
+    expected = {"c_attn", "c_proj", "c_fc"} if kind == "gpt2" else {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+    assert adapted == expected
+
+
+def test_weights_that_were_changed_before_the_first_checkpoint_are_refused(
+    model_folder: Folder, hf_run: MakeRun, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model_folder("llama"), tmp_path / "llama"))
+    run = start_run(hf_run(folder), QUIET)
+    shutil.rmtree(run / "checkpoints")  # as a kill before the first one leaves it
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"not those that .*run began with"):
+        resume_run(run, [], QUIET)

@@ -395,3 +395,23 @@ def test_an_unfinished_run_cannot_be_continued_and_a_finished_one_not_resumed(
     count = len(current(read_all_records(tmp_path / "run" / "metrics.jsonl")))
     resume_run(tmp_path / "run", [], QUIET)
     assert len(current(read_all_records(tmp_path / "run" / "metrics.jsonl"))) == count
+
+
+def test_other_versions_of_libraries_are_said_and_kept(trained: Path) -> None:
+    shutil.rmtree(list_checkpoints(trained / "checkpoints")[-1])
+    file = trained / "environment.json"
+    made = json.loads(file.read_text())
+    now = made["versions"]["torch"]
+    made["versions"]["torch"] = "1.0"
+    file.write_text(json.dumps(made))
+    console = Console(file=io.StringIO(), width=400)
+    resume_run(trained, [], console)
+    assert f"torch 1.0 → {now}" in console.file.getvalue()  # type: ignore[attr-defined]
+    kept = json.loads(file.read_text())
+    assert kept["versions"]["torch"] == "1.0"
+    assert [again["versions"]["torch"] for again in kept["resumed"]] == [now]
+    (record,) = [record for record in RunFolder(trained).all_records() if record.kind == "resume"]
+    assert record.metrics == {"changed/torch": 1.0}
+    shutil.rmtree(list_checkpoints(trained / "checkpoints")[-1])
+    resume_run(trained, [], QUIET)
+    assert json.loads(file.read_text()) == kept

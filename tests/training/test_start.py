@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.console import Console
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.runs.lock import lock_folder
-from trc2.train.start import start_run
+from trc2.training.start import start_run
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
-from trc2.config.pretrained import WEIGHTS, HFConfig, causal_class, locate, transformers_config
+from trc2.config.pretrained import (
+    WEIGHTS,
+    HFConfig,
+    causal_class,
+    locate,
+    silence,
+    transformers_config,
+    weight_files,
+)
 from trc2.errors import UserError, brief
 from trc2.nn.cost import Cost
 from trc2.nn.decoding import Decoding, State
@@ -22,8 +30,20 @@ from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import Packed, Segment, rejoin
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
 
-ADAPTER = "default"
+ADAPTER, ALL_LINEAR = "default", "all-linear"
 PROBE_LENGTH = 5
+
+
+@contextlib.contextmanager
+def as_sentence(config: Any) -> Iterator[None]:
+    """A config of transformers checks few of its values: a wrong one is an error wherever it is first used."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"Transformers cannot run this {type(config).__name__} ({type(error).__name__}: {brief(error)}): correct "
+            "the config.json of the model."
+        ) from error
 
 
 class CacheState(State):
@@ -33,7 +53,8 @@ class CacheState(State):
         super().__init__()
         from transformers.cache_utils import DynamicCache
 
-        self.cache = DynamicCache(config=config)
+        with as_sentence(config):
+            self.cache = DynamicCache(config=config)
 
     def reorder(self, rows: Tensor) -> None:
         self.cache.reorder_cache(rows)
@@ -105,6 +126,10 @@ class HFTrunk(Trunk):
         return TrunkOutput(rejoin(hidden), losses)
 
     def _run(self, tokens: Tensor, segment: Segment, state: CacheState | None, wants_router: bool) -> Any:
+        with as_sentence(self.lm.config):
+            return self._run_body(tokens, segment, state, wants_router)
+
+    def _run_body(self, tokens: Tensor, segment: Segment, state: CacheState | None, wants_router: bool) -> Any:
         arguments: dict[str, Any] = {"use_cache": state is not None, "return_dict": True}
         valid = segment.valid_so_far()
         if valid is not None:
@@ -291,24 +316,11 @@ def _load(config: HFConfig, settings: Any) -> Any:
     return lm
 
 
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Transformers tells of its progress; what matters of it we say in our own sentences."""
-    from transformers.utils import logging
-
-    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if shows_bars:
-            logging.enable_progress_bar()
-
-
 def _check_weights(folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file():  # transformers would take the model from where that file says
+        raise UserError(f"{folder} holds adapters beside a model: merge them first, or move adapter_config.json away.")
     if any((folder / name).is_file() for name in WEIGHTS):
+        weight_files(folder)  # refuses those that lie elsewhere
         return
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise UserError(f"{folder} has its weights as pickles, which are never opened: convert them to safetensors.")
@@ -350,10 +362,12 @@ def lora_config(config: HFConfig, lm: nn.Module, kind: Any) -> Any:
     is_turned = any(type(module).__name__ == "Conv1D" for module in lm.modules())
     lora = config.lora
     assert lora is not None
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    targets: str | list[str] = list(lora.targets)
+    if lora.targets in (ALL_LINEAR, (ALL_LINEAR,)):  # peft's word for it, which must not stand in a list
+        targets = ALL_LINEAR
     return kind(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM",
-        base_model_name_or_path=config.pretrained, fan_in_fan_out=is_turned,
+        base_model_name_or_path=config.shown_name, fan_in_fan_out=is_turned,
     )  # fmt: skip
 
 
@@ -365,8 +379,9 @@ def _check_head(trunk: HFTrunk) -> None:
     tokens = torch.arange(length).remainder(trunk.config.vocab_size).unsqueeze(0)
     other = tokens.clone()
     other[0, -1] = (other[0, -1] + 1) % trunk.config.vocab_size
-    theirs = lm(input_ids=tokens, use_cache=False).logits.float()
-    ours = trunk.head.logits(trunk.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
+    with as_sentence(lm.config):
+        theirs = lm(input_ids=tokens, use_cache=False).logits.float()
+        ours = trunk.head.logits(trunk.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
     bound = 1e-3 * float(theirs.abs().max()) + 1e-6
     name = type(lm).__name__
     if ours.shape != theirs.shape or float((ours - theirs).abs().max()) > bound:

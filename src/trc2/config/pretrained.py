@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +14,27 @@ from pydantic import Field, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Count, Decay, Positive, Section, Share, Size
 from trc2.errors import UserError, brief
-from trc2.files import reading, write_atomically
+from trc2.files import reading, refuse_special, write_atomically
 
 CONFIG_FILE = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 BASE_CARD, MAX_CARD_BYTES = "README.md", 2**20
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
-PAPERS, MAX_PAPER_BYTES = (".json", ".txt", ".model", ".jinja"), 2**27
+# What is kept beside the weights. Everything else in the folder may be private.
+PAPERS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+MAX_PAPER_BYTES, MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**27, 2**24, 2**27
+# A config asks for as many modules as it likes in a few bytes, and building them takes time and memory.
+LIMITS = (
+    (re.compile(r".*(layers?|blocks|depth|stages)"), 1000),
+    (re.compile(r".*(experts?|heads?|labels|groups)"), 8192),
+)
+NUMBER_FORMATS = ("float16", "bfloat16", "float32", "float64")
+ATTENTIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")  # others may be fetched as native code
+NOT_KEPT = ("auto_map", "_name_or_path", "name_or_path")  # code that is never run, and where the folder once lay
 UNLIMITED = 2**20  # positions of a model that has no limit of its own, such as Mamba
 DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_layers", "num_parameters", "num_active")
 
@@ -84,11 +98,19 @@ class HFConfig(BackboneConfig):
     def depth(self) -> int:
         return self.num_layers
 
+    @property
+    def shown_name(self) -> str:
+        """The model's name without the place where its folder lies, for files that others get."""
+        path = Path(self.pretrained).expanduser()
+        is_place = path.is_absolute() or path.is_dir() or self.pretrained.startswith(".")
+        return path.resolve().name if is_place else self.pretrained
+
 
 def describe(pretrained: str) -> dict[str, Any]:
     """What a model folder says about itself: its config.json as it is, and the sizes that follow from it."""
     architecture = _read_architecture(locate(pretrained) / CONFIG_FILE)
     config = transformers_config(architecture, pretrained)
+    architecture = without_marks(architecture)
     parameters, active = _count(config, pretrained)
     positions = getattr(config, "max_position_embeddings", None)
     return {
@@ -107,6 +129,8 @@ def locate(pretrained: str, *, with_weights: bool = False) -> Path:
     folder = Path(pretrained).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_absolute() or folder.exists():
+        raise UserError(f"There is no folder {brief(pretrained, 200)}: give the folder of a Hugging Face model.")
     patterns = ["*.json", "*.txt", "*.model", "*.jinja", BASE_CARD, *(["*.safetensors"] if with_weights else [])]
     try:
         from huggingface_hub import snapshot_download
@@ -123,25 +147,59 @@ def weight_files(folder: Path) -> list[Path]:
     one, index = (folder / name for name in WEIGHTS)
     if one.is_file() or not index.is_file():
         return [one]
+    check_size(index, MAX_INDEX_BYTES)
     with reading(index, "use another copy"):
         names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    return [folder / Path(name).name for name in sorted(names)]
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{index} names the weights {brief(name, 80)}, which are not a .safetensors file in the same folder: "
+                "use a folder that holds all of its weights."
+            )
+    return [folder / name for name in sorted(names)]
 
 
 def keep_papers(pretrained: str, folder: Path) -> None:
-    """Copy what lies beside the weights, tokenizer and settings, so that an export needs the first folder no more."""
+    """Copy tokenizer and settings from beside the weights, so that an export needs the first folder no more."""
     source = locate(pretrained)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        is_paper = path.suffix in PAPERS and not path.name.startswith("adapter_") and ".index." not in path.name
-        if is_paper and path.is_file() and path.stat().st_size <= MAX_PAPER_BYTES:
-            write_atomically(folder / path.name, path.read_bytes())
+    for name in PAPERS:
+        path = source / name
+        if path.is_file() and _is_of_folder(path) and path.stat().st_size <= MAX_PAPER_BYTES:
+            content = path.read_bytes()
+            if name.endswith("config.json"):
+                with contextlib.suppress(ValueError, RecursionError, AttributeError):  # as it is, if it is no settings
+                    content = json.dumps(without_marks(json.loads(content)), indent=2).encode()
+            write_atomically(folder / name, content)
+
+
+def _is_of_folder(path: Path) -> bool:
+    """Whether a file is no link to elsewhere; in the hub's own cache all files are links to its store."""
+    target, home = path.resolve(), path.parent.resolve()
+    is_stored = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    return target == home / path.name or is_stored
+
+
+def without_marks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what names code or places of somebody's machine; a name on the hub is no place."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in NOT_KEPT or (name == "_name_or_path" and HUB_NAME.fullmatch(str(value)))
+    }
+
+
+def check_size(path: Path, most: int) -> None:
+    """Refuse a file that is larger than any honest one, before it is read."""
+    refuse_special(path)
+    if path.stat().st_size > most:
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, more than {most:,}: use another copy.")
 
 
 def keep_base_card(pretrained: str, folder: Path) -> None:
     """Copy the model card of the first folder, if it has one: an export names its licence."""
     path = locate(pretrained) / BASE_CARD
-    if path.is_file() and path.stat().st_size <= MAX_CARD_BYTES:
+    if path.is_file() and _is_of_folder(path) and path.stat().st_size <= MAX_CARD_BYTES:
         write_atomically(folder / BASE_CARD, path.read_bytes())
 
 
@@ -154,11 +212,11 @@ def base_facts(pretrained: str, papers: Path) -> dict[str, str]:
     home = Path(pretrained).expanduser()
     is_hub_name = HUB_NAME.fullmatch(pretrained) is not None and not home.is_dir()
     facts = {"base_model": pretrained if is_hub_name else home.name}
-    with suppress(OSError, ValueError, RecursionError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         name = json.loads((papers / CONFIG_FILE).read_text(encoding="utf-8")).get("_name_or_path")
         if isinstance(name, str) and HUB_NAME.fullmatch(name):
             facts["base_model"] = name
-    with suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         front = re.match(r"---\s*\n(.*?)\n---", (papers / BASE_CARD).read_text(encoding="utf-8"), re.DOTALL)
         for key in ("license", "license_name"):
             line = rf"^{key}: *['\"]?([A-Za-z0-9][\w.+-]{{0,80}})['\"]? *$"
@@ -173,7 +231,8 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
     Nothing from the folder is ever run: a model that brings its own code is refused.
     """
     auto, causal = _registries()
-    kind, classes = architecture.get("model_type"), architecture.get("architectures") or []
+    kind, classes = architecture.get("model_type"), architecture.get("architectures")
+    classes = classes if isinstance(classes, list) else []
     if kind == "trc2":
         raise UserError(f"{pretrained} is a model of trc2 itself: continue its run, or train a recipe of its backbone.")
     if not isinstance(kind, str) or kind not in auto:
@@ -186,7 +245,11 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
     if written and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in written):
         raise UserError(f"{with_sentence}: use one whose class ends in ForCausalLM, such as a Llama, Qwen or GPT-2.")
     try:
-        config = auto[kind].from_dict(dict(architecture))
+        _check_values(architecture, f"{pretrained}/{CONFIG_FILE}")
+        with silence():
+            config = auto[kind].from_dict(without_marks(architecture))
+    except UserError:
+        raise
     except Exception as error:  # configs check themselves, each in its own way
         raise UserError(
             f"{pretrained}/{CONFIG_FILE} is refused by transformers ({brief(error)}): correct it."
@@ -197,6 +260,47 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
         if not isinstance(getattr(config, name, None), int):
             raise UserError(f"{pretrained}/{CONFIG_FILE} does not say its {name}: this kind of model is not supported.")
     return config
+
+
+def _check_values(settings: Mapping[str, Any], place: str) -> None:
+    """Refuse numbers that no model has, and settings that would fetch code or read other files than the weights."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_values(value, place)
+        most = next((limit for pattern, limit in LIMITS if pattern.fullmatch(str(name))), None)
+        if most is not None and isinstance(value, int) and value > most:
+            raise UserError(f"{place} has {brief(name, 60)}={brief(value, 40)}, more than {most}: correct it.")
+        if str(name).endswith("_implementation"):
+            for asked in value.values() if isinstance(value, Mapping) else (value,):
+                if asked is not None and asked not in ATTENTIONS:
+                    raise UserError(
+                        f"{place} has {brief(name, 60)}={brief(asked, 60)}, for which native code may be fetched: "
+                        "remove it."
+                    )
+        if name in ("dtype", "torch_dtype") and value not in (None, "auto", *NUMBER_FORMATS):
+            choices = ", ".join(NUMBER_FORMATS)
+            raise UserError(f"{place} has {name}={brief(value, 40)}, which cannot be trained: use one of {choices}.")
+    if settings.get("transformers_weights") is not None:
+        raise UserError(
+            f"{place} has transformers_weights={brief(settings['transformers_weights'], 60)}: remove it, and call the "
+            f"file of weights {WEIGHTS[0]}."
+        )
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Transformers tells of its progress; what matters of it we say in our own sentences."""
+    from transformers.utils import logging
+
+    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()
 
 
 def _registries() -> tuple[Any, Any]:
@@ -219,6 +323,7 @@ def _read_architecture(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.parent} holds adapters without their model: merge them first, and give that folder.")
     if not path.is_file():
         raise UserError(f"There is no {path}: give the folder of a Hugging Face model.")
+    check_size(path, MAX_CONFIG_BYTES)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError):
@@ -233,12 +338,13 @@ def _count(config: Any, pretrained: str) -> tuple[int, int]:
     import torch
 
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), silence():
             model = causal_class(config)(config)
     except Exception as error:
         raise UserError(f"{pretrained} cannot be built by transformers ({brief(error)}): use another copy.") from None
-    experts = max((int(getattr(config, name, 0) or 0) for name in ("num_local_experts", "num_experts")), default=0)
-    chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
+    numbers = {name: getattr(config, name, 0) for name in ("num_local_experts", "num_experts", "num_experts_per_tok")}
+    local, experts, chosen = (value if isinstance(value, int) else 0 for value in numbers.values())
+    experts = max(local, experts)
     table = model.get_input_embeddings().weight
     tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
     total, active = 0, 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 from trc2.config.pretrained import HFConfig, base_facts
 from trc2.report.finished import FinishedRun
@@ -104,8 +103,7 @@ def _first_weights(run: FinishedRun) -> list[str]:
     sums = RunFolder(run.folder).first_weights()
     if not isinstance(run.config.model, HFConfig) or not sums:
         return []
-    place = run.config.model.pretrained
-    name = code(Path(place).name if Path(place).expanduser().is_absolute() else place)
+    name = code(run.config.model.shown_name)
     if len(sums) == 1:
         (file, checksum), *_ = sums.items()
         return [f"- It began with {name}, whose {code(file)} has the sha256 `{checksum}`."]

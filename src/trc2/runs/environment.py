@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 
 from trc2.ranks.torchrun import world_of_process
 
+PLACE = re.compile(r"(?<![\w.~])~?/(?:[^/\s=,\]]+/)+")  # the folders of an absolute path, which may name a user
 PACKAGES = (
     "trc2",
     "torch",
@@ -45,8 +48,15 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "versions": versions,
         "revision": _git_revision(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *(PLACE.sub("…/", argument) for argument in sys.argv[1:])],
     }
+
+
+def changes_since(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """What a run is made with now and was not before, such as {"torch": "2.12.0 → 2.13.0"}."""
+    before, after = ({"python": made.get("python"), **made.get("versions", {})} for made in (earlier, now))
+    return {name: f"{before.get(name)} → {after.get(name)}" for name in {**before, **after}
+            if before.get(name) != after.get(name)}  # fmt: skip
 
 
 def _git_revision() -> str | None:

@@ -24,7 +24,7 @@ from trc2.runs.checkpoint import (
     load_state,
     name_of,
 )
-from trc2.runs.environment import describe_environment
+from trc2.runs.environment import changes_since, describe_environment
 from trc2.runs.first_weights import as_lines, read_sums, sums_of
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import Diary, Record, current, read_all_records
@@ -238,6 +238,27 @@ class RunFolder:
         assert isinstance(config.model, HFConfig)
         assert config.stream is not None
         return sums_of(config.model.pretrained, config.stream.cache)
+
+    def check_first_weights(self) -> None:
+        """Refuse to begin anew with other weights than those whose checksums were written down at the beginning."""
+        config = self.config()
+        if isinstance(config.model, HFConfig) and self._sums_of(config) != self.first_weights():
+            raise UserError(
+                f"The weights in {config.model.pretrained} are not those that {self} began with, see "
+                f"{self.first_weights_file.name}: restore them, or train anew into another folder."
+            )
+
+    def note_environment(self, step: int) -> dict[str, str]:
+        """Keep what the run is resumed with beside what it began with; returns which versions have changed."""
+        with reading(self.environment_file):
+            kept = json.loads(self.environment_file.read_text(encoding="utf-8"))
+            later = list(kept.get("resumed", []))
+            now = describe_environment()
+            changed = changes_since(later[-1] if later else kept, now)
+        if changed:
+            content = {**kept, "resumed": [*later, {"step": step, **now}]}
+            write_atomically(self.environment_file, json.dumps(content, indent=2).encode())
+        return changed
 
     def open_diary(self) -> Diary:
         return Diary(self.diary_file)

@@ -182,7 +182,7 @@ def _prepare_seed(name: str, stream: StreamConfig, tokenizer: Tokenizer, cache: 
     if not path.is_dir():
         return prepare_file(path, "text", tokenizer, cache)
     task = TaskConfig(name="folder", folder=".", holdout=0.0)
-    return prepare_task(task, FileSource(task, path), tokenizer, cache)
+    return prepare_task(task, FileSource(task, path, cache), tokenizer, cache)
 
 
 def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path) -> PreparedTask:

@@ -219,6 +219,7 @@ def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console:
     run = RunFolder(parent)
     ended = _finished(run, console) if run.is_run else None
     ancestry = _ancestry(parent, ended, path, wish, config)
+    path = path.absolute()
     partial = path.with_name(f".{path.name}.partial")
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(partial)))

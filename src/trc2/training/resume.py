@@ -76,6 +76,8 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
                 f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
                 "`trc2 continue` again."
             )
+        if checkpoint is None:
+            ranks.on_first(folder.check_first_weights)
         trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
         start = -1 if checkpoint is None else checkpoint.step
         if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
@@ -85,9 +87,21 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
             trainer.state.restore(checkpoint)
             kept = [record for record in history if record.step <= checkpoint.step]
             trainer.story.go_on(kept, trainer.state.progress.total_seconds)
+        changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
         watch(trainer, console)
-        trainer.story.tell(Record("resume", start, "", {}, 0.0))
+        trainer.story.tell(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
         run(trainer)
+
+
+def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
+    """Say and keep which libraries are others than before; a run that lost the file goes on without it."""
+    if not folder.environment_file.is_file():
+        return {}
+    changed = folder.note_environment(step)
+    if changed:
+        told = ", ".join(f"{name} {change}" for name, change in changed.items())
+        warn_on(console)(f"The run goes on with other versions than before, so its numbers may differ: {told}.")
+    return changed
 
 
 def _newest_checkpoint(folder: RunFolder, console: Console, ranks: Ranks) -> Checkpoint | None:
