@@ -164,7 +164,12 @@ def _save_adapters(config: HFConfig, lm: Any, folder: Path) -> None:
     settings = lora_config(config, lm, LoraConfig)
     lm.peft_config = {ADAPTER: settings}
     tensors = {
-        name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(lm, adapter_name=ADAPTER).items()
+        name: tensor.contiguous()
+        for name, tensor in get_peft_model_state_dict(
+            lm,
+            adapter_name=ADAPTER,
+            save_embedding_layers=False,  # else it asks the hub for the model
+        ).items()
     }
     prefixed = {name if name.startswith("base_model.model.") else f"base_model.model.{name}": tensor
                 for name, tensor in tensors.items()}  # fmt: skip

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,19 @@ class Tally:
             found["count"] += 1
             found["cases"] = [*found["cases"], number][:10]
 
+    def count_of(self, *rules: str) -> int:
+        return sum(found["count"] for key, found in self.failures.items() if key.split(": ")[0] in rules)
+
+    @classmethod
+    def from_json(cls, report: dict[str, Any]) -> Tally:
+        """A report that was written while cases ran."""
+        tally = cls(failures=report["failures"])
+        for name, kind in report["kinds"].items():
+            tally.count[name], tally.refused[name] = kind["cases"], kind["refused"]
+            tally.seconds[name] = kind["cpu_seconds"]
+        tally.slowest = [(found["seconds"], found["case"], found["kind"]) for found in report["slowest"]]
+        return tally
+
     def to_json(self, seed: int, total: float) -> dict[str, Any]:
         kinds = {
             name: {
@@ -73,7 +88,9 @@ class Tally:
             for name, count in self.count.most_common()
         }
         return {
-            "schema": 1, "seed": seed, "cases": self.count.total(), "seconds": round(total, 1), "kinds": kinds,
+            "schema": 1, "seed": seed, "revision": revision(), "cases": self.count.total(),
+            "seconds": round(total, 1), "tracebacks": self.count_of("traceback", "crash"),
+            "hangs": self.count_of("too long", "hang"), "kinds": kinds,
             "slowest": [{"seconds": round(s, 2), "case": n, "kind": kind} for s, n, kind in self.slowest],
             "failures": self.failures,
         }  # fmt: skip
@@ -92,7 +109,9 @@ def main() -> int:
         numbers = options.only or [n for n in range(options.first, options.cases) if n % shards == shard]
         again = f"python -m tests.fuzz --seed {options.seed}"
         again += f" --kinds {','.join(options.kinds)}" if options.kinds else ""
-        tally, began, told = Tally(), time.monotonic(), 0.0
+        tally, earlier = earlier_cases(options)
+        numbers = numbers[tally.count.total() :]
+        began, told = time.monotonic() - earlier, earlier
         for done, (number, outcome) in enumerate(zip(numbers, server.run(numbers), strict=True), start=1):
             tally.add(number, outcome, again, cases)
             passed = time.monotonic() - began
@@ -100,7 +119,7 @@ def main() -> int:
                 show(cases[number], outcome)
             elif passed - told > 10:
                 told = passed
-                left = passed / done * (len(numbers) - done)
+                left = (passed - earlier) / done * (len(numbers) - done)
                 print(
                     f"{done}/{len(numbers)} cases, {len(tally.failures)} findings, {passed:.0f} s, {left:.0f} s left",
                     file=sys.stderr, flush=True,
@@ -114,12 +133,36 @@ def main() -> int:
     return 1 if tally.failures else 0
 
 
+def earlier_cases(options: argparse.Namespace) -> tuple[Tally, float]:
+    """What a run that was stopped has found so far, and the seconds it took; nothing unless --go-on asks for it."""
+    if not (options.go_on and options.out and options.out.exists()):
+        return Tally(), 0.0
+    report = json.loads(options.out.read_text())
+    if (report["seed"], report["revision"]) != (options.seed, revision()):
+        sys.exit(
+            f"{options.out} is of seed {report['seed']} and revision {report['revision']}: remove it, or use that."
+        )
+    return Tally.from_json(report), float(report["seconds"])
+
+
+@cache
+def revision() -> str:
+    """The commit that is tested, with a plus sign if files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return (found.stdout.strip() or "unknown") + ("+" if changed.stdout.strip() else "")
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="where to begin, after an interruption say")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=lambda text: Path(text).absolute(), help="a JSON report")
+    parser.add_argument(
+        "--go-on", action="store_true", help="after an interruption: go on where the report of --out ends"
+    )
     parser.add_argument("--shard", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1), metavar="I/N")
     parser.add_argument("--only", type=lambda text: [int(n) for n in text.split(",")], help="case numbers, shown whole")
     parser.add_argument("--kinds", type=lambda text: tuple(text.split(",")), default=(), help="draw from these alone")
@@ -143,6 +186,7 @@ def scratch_folder(keep: Path | None) -> Iterator[Path]:
 def make_server(root: Path, options: argparse.Namespace) -> tuple[Server, Cases]:
     """Everything a case may need is imported here, once, before any child is forked."""
     import datasets  # noqa: F401
+    import peft  # noqa: F401
     import torch
     import zstandard  # noqa: F401
 
@@ -176,7 +220,13 @@ def show(case: Case, outcome: Outcome) -> None:
 
 
 def conclude(report: dict[str, Any]) -> None:
-    print(f"{report['cases']} cases in {report['seconds']} s, {len(report['failures'])} findings")
+    cpu = sum(kind["cpu_seconds"] for kind in report["kinds"].values())
+    print(
+        f"fuzz: {report['cases']} cases of seed {report['seed']} at {report['revision']}: {report['tracebacks']} "
+        f"tracebacks, {report['hangs']} hangs, {len(report['failures'])} findings; {report['seconds']} s, "
+        f"{report['cases'] / max(report['seconds'], 1e-9):.2f} cases a second, {report['cases'] / max(cpu, 1e-9):.2f} "
+        "a second of one core"
+    )
     for name, kind in sorted(report["kinds"].items(), key=lambda item: -item[1]["cpu_seconds"]):
         counts = f"{kind['cases']:6} cases {kind['refused']:6} refused"
         print(f"  {name:16} {counts} {kind['ms_per_case']:8.1f} ms {kind['cpu_seconds']:8.1f} s")

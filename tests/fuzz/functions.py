@@ -55,6 +55,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "read_run_config": lambda folder: RunFolder(Path(folder)).config(),
     "load_checkpoint": lambda folder: load_checkpoint(Path(folder)),
     "load_model": lambda folder: load_model(Path(folder)),
+    "load_pretrained": lambda folder: load_model(Path(folder)),
     "read_records": lambda path: current(read_all_records(Path(path))),
     "read_run": lambda folder: summary_text(read_run(Path(folder)), []),
     "read_tokenizer": lambda folder: use_tokenizer(Path(folder)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import strategies as st
 
 from tests.fuzz.cases import Case, Kind, Pieces, Strategy, called, line, option, sometimes, typed
@@ -24,6 +26,11 @@ from trc2.cli import COMMANDS
 DATA = ("data", "cache")
 RECIPES = ("recipes",)
 REFUSED = "x=1"  # no recipe has this name and no section this setting: what would be slow is refused in the end
+PRETRAINED_SETTINGS = (
+    "num_hidden_layers", "num_attention_heads", "num_labels", "dtype", "architectures", "model_type", "sliding_window",
+    "num_experts", "attn_implementation", "rope_parameters", "rope_scaling", "max_position_embeddings", "vocab_size",
+    "hidden_act", "quantization_config", "auto_map", "tie_word_embeddings", "use_cache", "use_return_dict", "x",
+)  # fmt: skip
 FIRST_WORDS = (*COMMANDS, "prepare", "help", "trian", "[/red]", "\x1b[31m", "")
 OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
@@ -99,7 +106,13 @@ def _looking(pieces: Pieces) -> list[Kind]:
     )
     axes = st.sampled_from(("recipes", "sizes", "lesions", "strategies", "seeds", "orders", "settings", "x"))
     grids = st.builds(lambda axis, value: {"grids": [{"recipes": ["plain.yaml"], axis: value}]}, axes, values)
-    matrices = weighted((2, grids), (1, values)).map(lambda content: (("matrix.yaml", as_json(content)),))
+    many = st.integers(1, 300).map(lambda count: {f"a{number}": [] for number in range(count)})
+    bombs = st.tuples(many, many, many).map(
+        lambda found: {
+            "grids": [{"recipes": ["plain.yaml"], **dict(zip(("sizes", "lesions", "strategies"), found, strict=True))}]
+        }
+    )
+    matrices = weighted((4, grids), (2, values), (1, bombs)).map(lambda content: (("matrix.yaml", as_json(content)),))
     sweep = weighted(
         (3, typed("sweep", "matrix.yaml", sometimes(overrides), "--list", on=RECIPES, texts=matrices)),
         (3, typed("sweep", "matrix.yaml", out, option("--jobs", ("1",), numbers), REFUSED, on=RECIPES, texts=matrices)),
@@ -186,7 +199,33 @@ def _using(pieces: Pieces) -> list[Kind]:
     return [
         Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
         Kind("generate", 28, generate), Kind("dream", 20, dream),
+        Kind("transformers", 30, _folders_of_transformers(pieces)),
     ]  # fmt: skip
+
+
+def _folders_of_transformers(pieces: Pieces) -> st.SearchStrategy[Case]:
+    """A Llama whose settings, tokenizer or weights are not what they were."""
+    on = ("llama", "recipes", *DATA)
+    inside = pieces.damage_of([f"llama/{name}" for name in ("config.json", "tokenizer.json")], inside=12)
+    names = st.sampled_from(PRETRAINED_SETTINGS)
+    config = pieces.world.parts["llama"]["llama/config.json"]
+    written = st.dictionaries(names, values, min_size=1, max_size=2).map(
+        lambda given: (("llama/config.json", as_json({**json.loads(config), **given})),)
+    )
+    model = ("model=hf", "model.pretrained=llama")
+    lines = (
+        line("generate", "llama", "--max-new-tokens", "2", "--prompt", "an apple"),
+        line("budget", "plain.yaml", *model),
+        line("eval", "llama", "--file", "data/fruit/test.jsonl"),
+        line("train", "plain.yaml", *model, sometimes(st.just("model.lora={rank: 1}")), "train.sequence_length=8",
+             "stream.tasks.0.steps=1", "stream.tasks.1.steps=1"),
+    )  # fmt: skip
+    cases = [
+        called("transformers", told, on=on, after=after, texts=texts)
+        for told in lines
+        for after, texts in ((pieces.damage("llama"), None), (inside, None), (None, written))
+    ]
+    return st.one_of(cases)
 
 
 def _training(pieces: Pieces) -> list[Kind]:
@@ -265,6 +304,9 @@ def _functions(pieces: Pieces) -> list[Kind]:
         simple("read_run_config", 40, "plain", settings, of((settings,), inside=12)),
         simple("load_checkpoint", 130, last, last, of(checkpoint, inside=12)),
         simple("load_model", 45, "model", "model", damage("model")),
+        simple(
+            "load_pretrained", 30, "llama", "llama", of(("llama/config.json", "llama/model.safetensors"), inside=12)
+        ),
         simple("read_records", 90, diary, diary, of((diary,), inside=12)),
         simple("read_run", 60, "plain", "plain", story),
         simple("read_tokenizer", 45, "model", tokenizer, of((tokenizer,), inside=12)),

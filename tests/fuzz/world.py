@@ -100,7 +100,8 @@ def _make() -> dict[str, Files]:
         _cut(Path(whole), Path(cut))
     shutil.copytree("plain", ODD_RUN)
     export_run(Path("run"), Path("model"), __version__, with_replay=True)
-    folders = ("data", "files", "cache", "model", "other", ODD_RUN, *CUTS, *CUTS.values())
+    _write_llama(Path("llama"))
+    folders = ("data", "files", "cache", "model", "llama", "other", ODD_RUN, *CUTS, *CUTS.values())
     recipes = {name: Path(name).read_bytes() for name in RECIPES.values()}
     return {**{name: _read(Path(name)) for name in folders}, "recipes": recipes}
 
@@ -117,6 +118,17 @@ def _cut(whole: Path, folder: Path) -> None:
     last = max(json.loads(line)["step"] for line in lines)
     kept = [line for line in lines if json.loads(line)["step"] < last]
     (folder / "metrics.jsonl").write_text("".join(kept), encoding="utf-8")
+
+
+def _write_llama(folder: Path) -> None:
+    """A folder as transformers saves it, with the tokenizer of the exported model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 300, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(Path("model") / name, folder / name)
 
 
 def _write_data(root: Path) -> None:

@@ -94,10 +94,12 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
 
 
 def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
-    """Say and keep which libraries are others than before; a run that lost the file goes on without it."""
-    if not folder.environment_file.is_file():
+    """Say and keep which libraries are others than before; a run whose file is lost or damaged goes on without it."""
+    try:
+        changed = folder.note_environment(step)
+    except UserError as problem:
+        warn_on(console)(f"Which versions the run began with is not known: {problem}")
         return {}
-    changed = folder.note_environment(step)
     if changed:
         told = ", ".join(f"{name} {change}" for name, change in changed.items())
         warn_on(console)(f"The run goes on with other versions than before, so its numbers may differ: {told}.")
