@@ -52,7 +52,7 @@ class Parallel:
         named, critic = dict(self.model.named_parameters()), set(self.model.critic_tensors() if critic_apart else ())
         norms = {"gradient_norm": self._clip([p for name, p in named.items() if name not in critic], limit)}
         if critic:
-            norms["gradient_norm_critic"] = self._clip([named[name] for name in critic], limit)
+            norms["gradient_norm_critic"] = self._clip([p for name, p in named.items() if name in critic], limit)
         return norms
 
     def _clip(self, parameters: list[nn.Parameter], limit: float) -> float:
