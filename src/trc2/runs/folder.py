@@ -90,7 +90,7 @@ class RunFolder:
         """
         self.check_is_free(advice)
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-        own = {LOCK, OWNER, FAILURE}
+        own = {LOCK, OWNER, FAILURE, self.variant_file.name}  # the last two are of a sweep
         if LOCK in names:
             own |= {path.name for path in self._description}
         foreign = sorted(name for name in names - own if not (name.startswith(".") and name.endswith(".partial")))

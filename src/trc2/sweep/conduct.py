@@ -164,7 +164,7 @@ class _Sweep:
 
     def _describe(self, cell: Cell) -> None:
         """What the matrix calls this run, in its folder: reports use these names."""
-        content = {**self.described, "axes": cell.axes, "order": cell.order, "seed": cell.config.train.seed}
+        content = {**self.described, "axes": cell.axes, "order": cell.order, "seed": cell.seed}
         path = RunFolder(self.out / cell.name).variant_file
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(content, indent=2).encode())
