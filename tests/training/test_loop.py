@@ -270,5 +270,5 @@ def test_a_run_whose_packed_tokens_were_changed_saves_nothing_and_does_not_end(
 
 def test_a_step_that_takes_no_time_by_the_clock_is_a_step(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    records = read_records(start_run(tiny_run(), QUIET) / "metrics.jsonl")
+    records = RunFolder(start_run(tiny_run(), QUIET)).records()
     assert records[-1].kind == "end"
