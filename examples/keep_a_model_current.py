@@ -38,5 +38,6 @@ for name, found in child.gate()["tasks"].items():
     print(f"{name}: perplexity {rise:+.1%} ({low:+.1%} … {high:+.1%}): {found['verdict']} 5 %")
 print(child.folder / "summary.md")
 
-# 4. A folder of the same kind as MODEL, for anyone who has transformers.
-print(child.export(out / "model"))
+# 4. A folder of the same kind as MODEL, for anyone who has transformers; of the parent if the check refused the child.
+best = child if child.gate()["passed"] else run
+print(best.export(out / "model"))

@@ -32,7 +32,7 @@ def test_ordinary_patterns_are_taken() -> None:
         ({"splits": {"train": "x" * 2000}}, "splits.train"),
         ({"name": "x" * 101}, "name"),
         ({"name": "a/b"}, "name"),
-        ({"holdout": 1.0}, "holdout=1.0 is not valid"),
+        ({"holdout": 1.1}, "holdout=1.1 is not valid"),
         ({"holdout": -0.1}, "holdout"),
         ({"max_document_bytes": 2**40}, "max_document_bytes"),
         ({"max_document_bytes": 2**64}, "max_document_bytes"),

@@ -253,3 +253,26 @@ def test_what_fits_nothing_is_told_in_a_sentence(parent: Path, model: Path, data
 def test_a_limit_without_anything_to_look_at_is_not_kept() -> None:
     assert Verdict("p", "c", None, ()).passed
     assert not Verdict("p", "c", 0.1, ()).passed
+
+
+def test_evaluation_takes_a_small_part_of_a_short_continuation(model: Path, data: Path) -> None:
+    overrides = ("train.batch_size=4", "train.sequence_length=32")
+    for steps in (3, 40, 1000):
+        wish = Wish((task(data, "colours", steps),), overrides=overrides, keep=(task(data, "fruit"),))
+        config = child_config(model, wish, data / "never")
+        evaluations = 3 + steps // config.eval.every_steps
+        assert config.eval.max_batches is not None
+        read = evaluations * 2 * config.eval.max_batches * config.eval.batch_size * config.train.sequence_length
+        least = evaluations * 2 * config.eval.batch_size * config.train.sequence_length  # one batch each
+        assert read <= max(least, steps * config.train.tokens_per_step / 2)
+    asked = Wish(wish.tasks, overrides=(*overrides, "eval.max_batches=7", "eval.text_sequences=32"))
+    assert child_config(model, asked, data / "never").eval.max_batches == 7
+
+
+def test_a_parent_that_is_none_is_told_in_a_sentence(parent: Path, data: Path, tmp_path: Path) -> None:
+    new = ("--task", f"colours={data / 'colours'}")
+    missing = trc2("continue", str(parent.with_name("parnet")), *new)
+    assert (missing.code, "did you mean 'parent'" in missing.err) == (2, True)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    adapter = trc2("continue", str(tmp_path), *new)
+    assert (adapter.code, "adapters" in adapter.err) == (2, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trc2.runs.plan import Plan
 from trc2.stream.sources import has_documents
 
 JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
+MAX_EVALUATIONS = 4  # within a task of many steps
 MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
 LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
 # By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
@@ -63,8 +65,20 @@ def child_config(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     if not wish.tasks:
         raise UserError("There is no task to go on with: name at least one.")
     run = RunFolder(parent)
-    if run.is_run or not (parent / CONFIG_FILE).is_file():
+    if run.is_run:
         return _longer_config(run, run.config(), wish, folder)
+    if not parent.is_dir():
+        home = parent.resolve().parent
+        others = [path.name for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+        near = get_close_matches(parent.name, others, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "name a run folder, or a folder with a saved model."
+        raise UserError(f"There is no folder {parent}: {hint}")
+    if not (parent / CONFIG_FILE).is_file() and (parent / "adapter_config.json").is_file():
+        raise UserError(f"{parent} holds adapters without their model: merge them first, and give that folder.")
+    if not (parent / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{parent} holds neither a run ({run.config_file.name}) nor a saved model ({CONFIG_FILE}): name either."
+        )
     return _config_of_model(parent, wish, folder)
 
 
@@ -192,16 +206,37 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     }
     if wish.share is not None:
         values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, wish.share)
-    changed = RunConfig(**apply_overrides(values, wish.overrides))
-    replayed = _replayable(changed, [task.name for task in wish.keep], wish.share)
+    first = RunConfig(**apply_overrides(values, wish.overrides))
+    values["eval"] = _modest_evaluation(first)
+    replayed = _replayable(first, [task.name for task in wish.keep], wish.share)
     if replayed:
         tasks = values["stream"]["tasks"]
         values["stream"]["tasks"] = [
             {**task, "holdout": JUDGED_SHARE} if task["name"] in replayed else task for task in tasks
         ]
         values["stream"]["replay_seed_tasks"] = replayed
-        changed = RunConfig(**apply_overrides(values, wish.overrides))
+    changed = RunConfig(**apply_overrides(values, wish.overrides))
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _modest_evaluation(config: RunConfig) -> dict[str, int]:
+    """How often and on how much is evaluated, unless overrides say otherwise: in all half the tokens that are trained.
+
+    A forward pass is a third of a training step, so this takes about a seventh of the time and leaves as much again for
+    the acceptance check, which reads all its text.
+    """
+    assert config.stream is not None
+    steps, usual = [task.steps for task in config.stream.trained], config.eval
+    every = max(type(usual).model_fields["every_steps"].default, max(steps) // MAX_EVALUATIONS)
+    scored = 2 + len(steps) + sum(count // every for count in steps)  # before, after each task and between, and test
+    length = config.train.sequence_length
+    tokens = sum(steps) * config.train.tokens_per_step // (2 * scored * len(config.stream.tasks))
+    sequences = min(type(usual).model_fields["text_sequences"].default, tokens // length // 4)
+    return {
+        "every_steps": every,
+        "max_batches": max(1, tokens // (length * usual.batch_size)),
+        "text_sequences": max(sequences, 1 if usual.metrics else 0),
+    }
 
 
 def has_old_text(parent: Path, config: RunConfig) -> bool:
