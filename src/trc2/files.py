@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import secrets
 import shutil
@@ -104,3 +106,17 @@ def reading(path: Path | str, remedy: str = "restore it from a copy") -> Iterato
         raise UserError(f"{path} is damaged ({brief(error)}): {remedy}.") from error
     except Exception as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {brief(error)}): {remedy}.") from error
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """JSON text. JSON has no NaN or infinity, so they are written as the strings "nan", "inf" and "-inf"."""
+    return json.dumps(finite(value), indent=indent)
+
+
+def finite(value: object) -> object:
+    """The same value with every float that JSON lacks as a string, at any depth."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

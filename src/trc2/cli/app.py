@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +10,7 @@ import typer
 
 from trc2 import __version__
 from trc2.console import PlainConsole
+from trc2.files import to_json
 from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
 EXIT_CODES = (
@@ -75,16 +74,8 @@ def warn(message: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """The only thing on standard output, for programs. JSON has no NaN or infinity: they are words, as in diaries."""
-    print(json.dumps(_finite(value), indent=2))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """The only thing on standard output, for programs. NaN and infinity are strings, see `to_json`."""
+    print(to_json(value, indent=2))
 
 
 def show_summary(folder: Path, as_json: bool = False, extra: Mapping[str, object] | None = None) -> None:

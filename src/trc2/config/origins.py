@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trc2.config.flat import flat, items_by_name
 from trc2.config.recipes import laid_over_each_other, recipe_layers
 from trc2.config.run import RunConfig, apply_overrides
 from trc2.config.section import Section, SettingError
@@ -51,7 +52,11 @@ def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> 
     found: dict[str, str] = {}
     before: dict[str, Any] = {}
     steps = [
-        (f"base {name}" if number < len(layers) else name, laid_over_each_other(layers[:number]), set(_flat(values)))
+        (
+            f"base {name}" if number < len(layers) else name,
+            laid_over_each_other(layers[:number]),
+            set(flat(values, names=True)),
+        )
         for number, (name, values) in enumerate(layers, start=1)
     ]
     for number, override in enumerate(overrides, start=1):
@@ -61,7 +66,7 @@ def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> 
     for label, so_far, said in steps:
         with suppress(SettingError):  # half of a change may be wrong where the whole is right
             so_far = expand_shorthands(so_far)
-        now = _flat(so_far)
+        now = flat(so_far, names=True)
         for path, value in now.items():
             if path in said or path not in before or before[path] != value:
                 found[path] = label
@@ -69,40 +74,18 @@ def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> 
     return found
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by path; items that have names by these, as overrides call them."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        items = _by_name(value)
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{path}.")
-        elif items is not None:
-            flat |= _flat(items, f"{path}.")
-        else:
-            flat[path] = value
-    return flat
-
-
-def _by_name(value: Any) -> dict[str, Any] | None:
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) and "name" in item for item in value):
-        return None
-    items = {str(item["name"]): item for item in value}
-    return items if items and len(items) == len(value) else None
-
-
 def _below(path: str, values: Mapping[str, Any]) -> set[str]:
-    """The settings an override such as `stream.tasks.0=…` reaches, under the names of `_flat`."""
+    """The settings an override such as `stream.tasks.0=…` reaches, under the names of `flat`."""
     parts: list[str] = []
     inner: Any = values
     for part in path.split("."):
-        items = _by_name(inner)
+        items = items_by_name(inner)
         if items is not None and part not in items:
             part = list(items)[int(part)]
         parts.append(part)
         inner = items[part] if items is not None else inner.get(part, {}) if isinstance(inner, Mapping) else {}
     reached = ".".join(parts)
-    return {leaf for leaf in _flat(values) if leaf == reached or leaf.startswith(f"{reached}.")}
+    return {leaf for leaf in flat(values, names=True) if leaf == reached or leaf.startswith(f"{reached}.")}
 
 
 def _and_above(path: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trc2.errors import UserError
-from trc2.files import reading, write_atomically
+from trc2.files import reading, to_json, write_atomically
 
 SCHEMA = 3
 
@@ -47,10 +47,8 @@ class Ancestry:
         content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit}
         content |= {"kept": list(self.kept), "relative": self.relative}
         if self.foretold is not None:
-            predicted = self.foretold.predicted  # JSON has no NaN or infinity: they are words there
-            shown = predicted if math.isfinite(predicted) else str(predicted)
-            content["trial"] = {"share": self.foretold.share, "predicted": shown}
-        write_atomically(path, json.dumps(content, indent=2).encode())
+            content["trial"] = {"share": self.foretold.share, "predicted": self.foretold.predicted}
+        write_atomically(path, to_json(content, indent=2).encode())
 
     def find(self, child: Path) -> Path:
         """Where the parent is: at the same place relative to the child, or as it was named."""

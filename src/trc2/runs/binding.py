@@ -12,10 +12,8 @@ from trc2.config import read_settings
 from trc2.errors import UserError
 from trc2.files import reading
 from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.identity import EXECUTION
 from trc2.runs.records import Diary
-
-# Free to change on resume: where the data lies is not what it says, the fingerprint guards that.
-EXECUTION = ("output", "stream.cache", "stream.data_root")
 
 
 @dataclass(frozen=True)

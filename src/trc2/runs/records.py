@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trc2.errors import UserError
-from trc2.files import about, reading, refuse_link
+from trc2.files import about, reading, refuse_link, to_json
 from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
 
 SCHEMA = 1
@@ -33,9 +32,8 @@ class Record:
     seconds: float = 0.0
 
     def to_json(self) -> str:
-        numbers = {name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()}
         content = {"schema": SCHEMA, "kind": self.kind, "step": self.step, "task": self.task}
-        return json.dumps({**content, "seconds": round(self.seconds, 3), "metrics": numbers})
+        return to_json({**content, "seconds": round(self.seconds, 3), "metrics": self.metrics})
 
 
 def parse(line: str | bytes) -> Record:

@@ -24,7 +24,7 @@ from trc2.sweep.standing import (
     Standing,
     compact,
     forget_failure,
-    is_same_run,
+    holds_run_of,
     note_failure,
     progressed,
     standing,
@@ -93,7 +93,7 @@ class _Sweep:
 
     def run(self, retry: bool) -> Outcome:
         for cell in self.cells.values():
-            if not is_same_run(cell, self.out):
+            if not holds_run_of(cell, self.out):
                 raise UserError(
                     f"{self.out / cell.name} holds a run with other settings than the matrix asks for: move it away, "
                     "or choose another --out."

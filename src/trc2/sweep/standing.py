@@ -12,6 +12,7 @@ from typing import Literal
 
 from trc2.files import reading, write_atomically
 from trc2.runs.folder import FAILURE, RunFolder
+from trc2.runs.identity import is_same_run
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import last_record
 from trc2.sweep.matrix import Cell
@@ -55,17 +56,12 @@ def progressed(before: Standing, diary: Path) -> Standing:
     return before if newest is None else replace(before, state="begun", step=newest.step, seconds=newest.seconds)
 
 
-def is_same_run(cell: Cell, out: Path) -> bool:
+def holds_run_of(cell: Cell, out: Path) -> bool:
     """Whether the folder holds this cell's run, and not another that was once called so."""
     folder = RunFolder(out / cell.name)
     if not folder.is_run:
         return True
-    settings = [config.model_dump(mode="json", exclude={"output"}) for config in (folder.config(), cell.config)]
-    for values in settings:
-        values["stream"] = {
-            name: value for name, value in values["stream"].items() if name not in ("data_root", "cache")
-        }
-    return settings[0] == settings[1]
+    return is_same_run(folder.config(), cell.config)
 
 
 def note_failure(folder: Path, code: int, log: Path) -> str:

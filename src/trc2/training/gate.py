@@ -17,7 +17,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.errors import UserError, brief
 from trc2.failpoint import failpoint
-from trc2.files import reading, write_atomically
+from trc2.files import finite, reading, write_atomically
 from trc2.metrics.exam import Score, falls
 from trc2.metrics.rise import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
@@ -78,7 +78,7 @@ class TaskVerdict:
 
     def describe(self) -> dict[str, Any]:
         numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
-        shown = {name: number_or_word(value) for name, value in numbers.items()}
+        shown = {name: finite(value) for name, value in numbers.items()}
         counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
         counted |= {"excluded": self.excluded}
         return {**shown, **counted, "passed": self.passed, "verdict": self.word}
@@ -128,14 +128,9 @@ class Verdict:
             rises = {"predicted": self.foretold.predicted, "happened": self.worst}
             found["rehearsal"] = {
                 "share": self.foretold.share,
-                **{name: number_or_word(value) for name, value in rises.items()},
+                **{name: finite(value) for name, value in rises.items()},
             }
         return found
-
-
-def number_or_word(value: float) -> float | str:
-    """JSON has no NaN or infinity: they are words there."""
-    return value if np.isfinite(value) else str(value)
 
 
 def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:

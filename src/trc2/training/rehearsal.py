@@ -14,11 +14,11 @@ from rich.console import Console
 
 from trc2.config import TaskConfig
 from trc2.errors import UserError, brief
-from trc2.files import reading, write_atomically
+from trc2.files import finite, reading, write_atomically
 from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import Warn
 from trc2.runs.lock import is_locked, lock_folder
-from trc2.training.gate import Verdict, judge, number_or_word
+from trc2.training.gate import Verdict, judge
 from trc2.training.resume import continue_run
 from trc2.training.wish import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
 
@@ -65,16 +65,16 @@ class Rehearsal:
         branches = [
             {
                 "share": b.share,
-                "measured": number_or_word(b.verdict.worst),
-                "predicted": number_or_word(b.predicted),
-                "ceiling": number_or_word(b.ceiling),
+                "measured": finite(b.verdict.worst),
+                "predicted": finite(b.predicted),
+                "ceiling": finite(b.ceiling),
                 **{name: value for name, value in b.verdict.describe().items() if name not in ("parent", "child")},
             }
             for b in self.branches
         ]
         of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
         known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
-        known |= {"learning_rate": number_or_word(self.learning_rate), "has_old_text": self.has_old_text}
+        known |= {"learning_rate": finite(self.learning_rate), "has_old_text": self.has_old_text}
         return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
 
     def lines(self) -> list[str]:

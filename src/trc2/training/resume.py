@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -17,9 +16,9 @@ from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.ranks.group import Ranks
 from trc2.ranks.torchrun import num_restarts
 from trc2.runs.ancestry import Foretold
-from trc2.runs.binding import EXECUTION
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
+from trc2.runs.identity import differences
 from trc2.runs.lock import lock_folder
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_table
@@ -126,27 +125,12 @@ def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
 
 def _check_learning(folder: RunFolder, config: RunConfig, changed: RunConfig) -> None:
     """Refuse settings that would change what a run learns."""
-    old, new = (_learning(values.model_dump(mode="json")) for values in (config, changed))
-    differences = [
-        f"{path} from {old.get(path)!r} to {new.get(path)!r}"
-        for path in dict.fromkeys([*old, *new])
-        if old.get(path) != new.get(path)
-    ]
-    if differences:
+    changes = [f"{path} from {old!r} to {new!r}" for path, (old, new) in differences(config, changed).items()]
+    if changes:
         raise UserError(
-            f"Resuming {folder} would change {brief('; '.join(differences), 400)}, which changes what is learnt: only "
+            f"Resuming {folder} would change {brief('; '.join(changes), 400)}, which changes what is learnt: only "
             "output.…, stream.cache and stream.data_root may change; start a new run instead."
         )
-
-
-def _learning(values: dict[str, Any]) -> dict[str, Any]:
-    """Every learning setting by its path, e.g. train.seed."""
-    flat = {
-        f"{section}.{name}": value
-        for section, fields in values.items()
-        for name, value in (fields.items() if isinstance(fields, dict) else [("", fields)])
-    }
-    return {path: value for path, value in flat.items() if not path.startswith(EXECUTION)}
 
 
 def check_data(folder: RunFolder, prepared: PreparedStream) -> None:

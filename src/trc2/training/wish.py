@@ -10,10 +10,12 @@ from typing import Any
 
 from trc2.artifact import CONFIG_FILE, is_plain, load_config, trained_length
 from trc2.config import MODELS, RunConfig, TaskConfig
+from trc2.config.flat import is_within
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
 from trc2.runs.ancestry import Foretold
 from trc2.runs.folder import RunFolder
+from trc2.runs.identity import differences
 from trc2.runs.plan import Plan
 from trc2.stream.sources import has_documents
 
@@ -130,17 +132,17 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
     """Refuse what earlier scores rest on."""
     assert longer.stream is not None
     assert changed.stream is not None
-    old, new = _flat(longer), _flat(changed)
-    differing = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
-    wrong = [path for path in differing if path in KEPT or _is_function(path)]
+    changes = {path: values for path, values in differences(longer, changed).items() if path != "stream.tasks"}
+    wrong = [path for path in changes if is_within(path, KEPT) or _is_function(path)]
     if not wrong and changed.stream.tasks[:known] != longer.stream.tasks[:known]:
         raise UserError(
             f"The earlier tasks of {parent} are over and cannot be changed: change only those that are new."
         )
     if wrong:
+        old, new = changes[wrong[0]]
         raise UserError(
-            f"{wrong[0]}={brief(new.get(wrong[0]), 80)} cannot be set in a run that goes on from {parent}, whose steps "
-            f"and scores rest on {brief(old.get(wrong[0]), 80)}: leave it out, or go on from its export."
+            f"{wrong[0]}={brief(new, 80)} cannot be set in a run that goes on from {parent}, whose steps and scores "
+            f"rest on {brief(old, 80)}: leave it out, or go on from its export."
         )
     if [task.name for task in changed.stream.tasks] != [task.name for task in longer.stream.tasks]:
         raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
@@ -164,14 +166,6 @@ def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> No
 def _is_function(path: str) -> bool:
     """Whether a setting says what the network computes."""
     return path.startswith("model.") and path not in CHANGEABLE and not path.startswith("model.lambda_")
-
-
-def _flat(config: RunConfig) -> dict[str, Any]:
-    """Every setting by section and name; the tasks are looked at on their own."""
-    values = config.model_dump(mode="json")
-    flat = {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
-    flat.pop("stream.tasks", None)
-    return flat
 
 
 # ------------------------------------------------------------------------------------------------ from a saved model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
+from trc2.files import finite
 from trc2.verify import causality, coverage, deferral, persistence, replay
 from trc2.verify.subject import Check, CheckFunction, Subject
 
@@ -63,14 +63,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         checks = [
-            {**asdict(check), "measured": _json_number(check.measured), "passed": check.passed} for check in self.checks
+            {**asdict(check), "measured": finite(check.measured), "passed": check.passed} for check in self.checks
         ]
         return {**asdict(self), "schema": 1, "passed": self.passed, "checks": checks}
-
-
-def _json_number(value: float | None) -> float | str | None:
-    """JSON has no NaN or infinity: they are written as words."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def run_battery(
