@@ -29,7 +29,7 @@ STREAM: dict[str, Any] = {
 }  # fmt: skip
 REST: dict[str, Any] = {
     "train": {"sequence_length": 8, "batch_size": 2, "warmup_steps": 1},
-    "control": {"every_steps": 2, "batch_size": 2, "batch_range": [1, 2]},
+    "control": {"every_steps": 2, "batch_range": [1, 2]},
     "eval": {"every_steps": 3, "batch_size": 2, "max_batches": 1, "text_sequences": 0, "test": False},
 }
 MODELS: dict[str, dict[str, Any]] = {

@@ -134,6 +134,11 @@ def test_a_file_without_an_ending_is_text_unless_it_is_binary(tmp_path: Path) ->
     assert sorted(path.name for path in source._no_text()) == ["a.out", "program"]
 
 
+def test_the_root_of_a_disk_is_not_a_folder_of_text() -> None:
+    with pytest.raises(UserError, match="reads /, the whole disk"):
+        FileSource(TaskConfig(name="all", folder="/"), Path("/")).files("train")
+
+
 def test_text_of_another_encoding_is_read_when_the_task_names_it(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes("café crème brûlée".encode("latin-1"))
     (tmp_path / "two.jsonl").write_bytes('{"text": "naïve"}\n'.encode("latin-1"))

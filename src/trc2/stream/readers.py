@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -87,7 +88,8 @@ def kind_of(path: Path) -> str | None:
 
 def _has_text(path: Path) -> bool:
     try:
-        if not path.is_file():  # a pipe would be waited for
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:  # a pipe would be waited for
             return False
         with path.open("rb") as file:
             return b"\0" not in file.read(PROBE_BYTES)

@@ -149,6 +149,8 @@ class FileSource(CarvingSource):
                 f"Task '{self.task.name}' reads {self.root}, which is not a folder or file: set stream.data_root to "
                 f"the folder that contains '{self.task.folder}'."
             )
+        if self.root.resolve() == Path(self.root.resolve().anchor):  # reading all of it would take hours
+            raise UserError(f"Task '{self.task.name}' reads {self.root}, the whole disk: name a folder of text.")
         patterns = {split: getattr(self.task.splits, split) for split in SPLITS}
         found = {split: [] if p is None else find_files(self.root, p) for split, p in patterns.items()}
         if not found["train"] and patterns["train"] == SplitNames().train:
