@@ -394,3 +394,17 @@ def test_no_escape_sequence_of_ours_or_theirs_reaches_the_terminal() -> None:
         done = in_process(*arguments)
         assert done.code == 2
         assert not any(sign in done.err + done.out for sign in "\x1b\x07")
+
+
+def test_what_is_no_name_for_a_child_is_refused(trained: Path) -> None:
+    for place in ("", ".", "/"):
+        done = trc2("continue", str(trained), "--task", "sums", "--builtin", "arithmetic", "--steps=1", "--out", place)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is no name for a new folder" in " ".join(done.stderr.split())
+
+
+def test_the_summary_of_one_run_goes_where_it_is_asked_to(trained: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in trained.iterdir())
+    assert trc2("report", str(trained), "--out", str(tmp_path / "there")).returncode == 0
+    assert {"summary.md", "summary.png"} <= {path.name for path in (tmp_path / "there").iterdir()}
+    assert sorted(path.name for path in trained.iterdir()) == before

@@ -19,6 +19,7 @@ from trc2.artifact import load_config, load_model
 from trc2.cli import app
 from trc2.export import export_run
 from trc2.generate import stream_text
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.stream.tokenizer import read_tokenizer
 
@@ -140,3 +141,15 @@ def test_the_commands_and_the_seed(run: Path, tmp_path: Path) -> None:
     assert texts[0].startswith("apple")
     refused = cli.invoke(app, ["generate", str(model), "--memory", "write"])
     assert "--memory write is not known" in str(refused.exception)
+
+
+def test_weights_that_are_no_numbers_are_said(run: Path, tmp_path: Path) -> None:
+    newest = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])
+    name = next(name for name in newest.tensors if name.startswith("model.") and name.endswith("weight"))
+    newest.tensors[name].view(-1)[0] = torch.nan
+    save_checkpoint(run / "checkpoints", newest)
+    said: list[str] = []
+    export_run(run, tmp_path / "model", "0", warn=said.append)
+    assert len(said) == 1
+    assert "1 tensors of" in said[0]
+    assert "NaN or infinity" in said[0]

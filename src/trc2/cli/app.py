@@ -78,7 +78,9 @@ def print_json(value: object) -> None:
     print(to_json(value, indent=2))
 
 
-def show_summary(folder: Path, as_json: bool = False, extra: Mapping[str, object] | None = None) -> None:
+def show_summary(
+    folder: Path, as_json: bool = False, extra: Mapping[str, object] | None = None, place: Path | None = None
+) -> None:
     """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON.
 
     `extra` goes into the JSON beside the numbers.
@@ -89,7 +91,7 @@ def show_summary(folder: Path, as_json: bool = False, extra: Mapping[str, object
 
     if not is_first_process():
         return
-    written = write_summary(folder)
+    written = write_summary(folder, place)
     if as_json:
         from trc2.report.numbers import run_numbers
 

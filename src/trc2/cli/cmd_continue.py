@@ -76,6 +76,8 @@ def continue_(
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
     check_gate(parent, kept, max_forgetting)
+    if folder is not None and not folder.name:
+        raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())
     if rehearse:

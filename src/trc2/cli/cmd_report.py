@@ -29,7 +29,7 @@ def report(
     from trc2.report.evidence import Evidence, holds_runs
 
     if len(folders) == 1 and not holds_runs(folders[0]):
-        show_summary(folders[0], as_json)
+        show_summary(folders[0], as_json, place=folder)
         return
     are_runs = not any(holds_runs(path) for path in folders)
     place = folder or (folders[0].parent if are_runs else folders[0])

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trc2.files import reading, write_atomically
+from trc2.files import make_folder, reading, write_atomically
 from trc2.metrics.exam import ROOT
 from trc2.report.finished import FinishedRun, check_comparable, read_run, scores_in
 from trc2.report.lineage import own_part
@@ -17,14 +17,16 @@ from trc2.runs.ancestry import Ancestry
 from trc2.runs.folder import RunFolder
 
 
-def write_summary(folder: Path) -> list[Path]:
-    """summary.md, summary.png and, with a memory, hippocampus.png; returns what was written."""
+def write_summary(folder: Path, place: Path | None = None) -> list[Path]:
+    """summary.md, summary.png and, with a memory, hippocampus.png, by default in the run; returns what was written."""
     run, ancestry = read_run(folder), RunFolder(folder).ancestry()
     drawn = run if ancestry is None else own_part(run, ancestry)
-    written = [folder / "summary.md", folder / "summary.png"]
+    place = folder if place is None else place
+    make_folder(place)
+    written = [place / "summary.md", place / "summary.png"]
     draw_summary(drawn, written[1])
     if drawn.series("train", "hippocampus/threshold")[0]:
-        written.append(folder / "hippocampus.png")
+        written.append(place / "hippocampus.png")
         draw_hippocampus(drawn, written[2])
     pictures = [path.name for path in written[1:]]
     text = summary_text(run, pictures) if ancestry is None else child_text(run, ancestry, pictures)
