@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from trc2.backbones.compiled import compile_parts
-from trc2.bench.comparison import lesioned, pass_flops
+from trc2.bench.comparison import pass_flops
 from trc2.bench.parts import subsystem_runs
 from trc2.bench.subjects import (
     decoding,
@@ -63,13 +63,13 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
     yardstick = torch.randn(2048, 2048)
     runs: dict[str, Callable[[], object]] = {
         "full": learning_pass(prepared_model(config), rows, length),
-        "lesioned": learning_pass(prepared_model(lesioned(config)), rows, length),
+        "lesioned": learning_pass(prepared_model(config.backbone_only()), rows, length),
         "large product": lambda: yardstick @ yardstick,
     }
     if with_rival:
         runs["mixtral"] = rival_pass(rival("mixtral", config), config, rows, length)
     times = take_turns(runs, repeats)
-    flops, plain = pass_flops(config, rows, length), pass_flops(lesioned(config), rows, length)
+    flops, plain = pass_flops(config, rows, length), pass_flops(config.backbone_only(), rows, length)
     product = Timing(tuple(seconds / (2 * 2048**3) for seconds in times["large product"].seconds))  # of one FLOP
     full_over_lesioned = ratios(times["lesioned"], times["full"])
     result: dict[str, Any] = {
@@ -139,7 +139,7 @@ def decode(repeats: int) -> dict[str, Any]:
     results = {}
     for name in ("d128-L4", "d256-L4"):
         config, _, _ = shape(name)
-        full, plain, other = prepared_model(config), prepared_model(lesioned(config)), rival("mixtral", config)
+        full, plain, other = prepared_model(config), prepared_model(config.backbone_only()), rival("mixtral", config)
         for rows in (1, 8):
             times = take_turns(
                 {
@@ -283,7 +283,7 @@ def profile(_repeats: int) -> dict[str, Any]:
         config, rows, length = shape(name)
         subjects = {
             "full": learning_pass(prepared_model(config), rows, length),
-            "lesioned": learning_pass(prepared_model(lesioned(config)), rows, length),
+            "lesioned": learning_pass(prepared_model(config.backbone_only()), rows, length),
             "mixtral": rival_pass(rival("mixtral", config), config, rows, length),
         }
         result[name] = {}

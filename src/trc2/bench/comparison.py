@@ -31,11 +31,6 @@ SCHEMA = 1
 PROMPT, NEW = 16, 32
 
 
-def lesioned(config: TRC2Config) -> TRC2Config:
-    """The same columns without thalamus, memory and replay."""
-    return config.replace(thalamus=False, memory=False, replay=False)
-
-
 def pass_flops(config: BackboneConfig, rows: int, length: int) -> float:
     """Training FLOPs of one micro-batch, replay included, with a full memory."""
     return sum(step_cost(config, rows, length, slots=config.read_slots, with_replay=True).values(), Cost()).training
@@ -60,7 +55,7 @@ def bench_recipe(
     }
     twin = None
     if isinstance(config, TRC2Config):
-        twin = lesioned(config)
+        twin = config.backbone_only()
         alternatives["learning pass, lesioned"] = learning_pass(prepared_model(twin), rows, length)
     if against is not None:
         other = rival(against, config)

@@ -18,6 +18,11 @@ def decay_over(steps: float) -> float:
     return 1.0 - 1.0 / max(SHORTEST_HORIZON, steps)
 
 
+# What TRC² adds to its columns, each with a switch of this name. "Backbone only" is a network without all of them,
+# "backbone + replay" one without the first two.
+PARTS = ("thalamus", "memory", "replay")
+
+
 class TRC2Config(BackboneConfig):
     """Everything that defines a TRC² network; `docs/fidelity.md` says where each default comes from."""
 
@@ -102,6 +107,10 @@ class TRC2Config(BackboneConfig):
     def write_threshold_decay(self) -> float:
         """β of the write threshold τ; the paper's for a model without a stream."""
         return decay_over(PAPER_STEPS / 220) if self.threshold_decay is None else self.threshold_decay
+
+    def backbone_only(self) -> TRC2Config:
+        """The same columns without thalamus, memory and replay."""
+        return self.replace(**dict.fromkeys(PARTS, False))
 
     @property
     def depth(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trc2.config import RunConfig, TRC2Config
+from trc2.config.model import PARTS
 from trc2.config.pretrained import HFConfig
 from trc2.report.run import Run
 
@@ -24,7 +25,6 @@ FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: title, colour, marker
 }
 OTHER = ("#777777", ">")  # colour and marker of any other backbone
 STRATEGIES = {"ewc": "EWC", "l2": "L2", "agem": "A-GEM", "lwf": "LwF", "der": "DER++"}
-PARTS = ("thalamus", "memory", "replay")
 REPLAY_SEED = "model.replay_seed"
 
 
