@@ -55,7 +55,7 @@ def test_the_notebook_holds_no_outputs() -> None:
 
 
 # Less of everything but the calls.
-LESS = {"STEPS = 60": "STEPS = 1", "count=200": "count=30", "small = [": 'small = ["model.memory=off", '}
+LESS = {"STEPS = 60": "STEPS = 1", "count=200": "count=80", "small = [": 'small = ["model.memory=off", '}
 
 
 def short_notebook() -> dict[str, Any]:
