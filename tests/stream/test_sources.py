@@ -241,3 +241,12 @@ def test_home_folders_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     nobody = StreamConfig(tasks=[{"name": "x", "folder": "one"}], data_root="~nobody-of-this-name/data")
     with pytest.raises(UserError, match="home folder of nobody here"):
         source_of(nobody.tasks[0], nobody)
+
+
+def test_a_link_to_a_device_is_refused_instead_of_read_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to("/dev/zero")
+    source = FileSource(TaskConfig(name="one", folder="one"), tmp_path)
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        source.identity()
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        texts(source, "train")

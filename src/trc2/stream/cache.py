@@ -123,6 +123,7 @@ def _read_stamps(folder: Path) -> dict[str, object]:
 
 def file_checksum(path: Path) -> str:
     """The sha256 of a file, of which only a megabyte is held at a time."""
+    refuse_special(path)
     checksum = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(HASH_CHUNK):
@@ -145,7 +146,6 @@ def known_checksums(paths: Sequence[Path], home: Path | None) -> list[str]:
         known = content if isinstance(content, dict) else {}
     found: dict[str, list[Any]] = {}
     for name, path in zip(names, paths, strict=True):
-        refuse_special(path)
         status = path.stat()
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         kept = known.get(name)
