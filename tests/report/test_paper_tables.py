@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.paper.casting import Cast
-from studies.paper.unasked import distances
 from tests.report.common import write_run
 from tests.report.invented import TASKS, invent_matrix, invent_run, rewrite
 from tests.report.test_grid import assert_is_latex
@@ -28,7 +26,6 @@ from trc2.report.contrast_tables import (
     closed_table,
     effects_table,
     factorial_table,
-    margin,
     paired_area_table,
     paired_table,
     repetition,
@@ -225,9 +222,6 @@ def test_the_closed_share_is_where_an_arm_lies_between_plain_and_joint(lab: Path
     assert (row["from"], row["to"]) == ("Transformer", "Transformer, joint")
     shown = [next(iter(row.values())) for row in cells(closed_table(scope))]
     assert all(name.startswith("Transformer") for name in shown), "where another backbone's joint run ends says nothing"
-    (found,) = distances(Cast(scope.evidence))
-    shares = {entry.arm: entry.share.mean for entry in found.closed}
-    assert 100 * shares["Transformer + controlled replay"] == pytest.approx(mean), "the ledger has the same"
 
 
 def test_budget_and_shares_are_counted_from_the_models(scope: Scope) -> None:
@@ -311,7 +305,6 @@ def test_all_twins_set_the_margin_and_none_of_them_competes(tmp_path: Path) -> N
     scope = Scope(Evidence.of([tmp_path]))
     assert [arm.title for arm in scope.competitors] == ["TRC²", "Transformer + controlled replay"]
     assert len(repetition(scope, AREA)) == 4
-    assert margin(scope, AREA) == Cast(scope.evidence).margin(AREA), "one margin in tables and ledger"
     rows = {row["arm"]: row for row in cells(boundary_table(scope))}
     assert len(rows) == 4, "twins are shown"
     assert not any(row.is_bound for row in area_table(scope).rows)

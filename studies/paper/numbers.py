@@ -1,4 +1,4 @@
-"""Every number of the paper that the ledger cites, with the table or figure it stands in; nothing else knows one.
+"""Every number of the paper that the study cites, with the table or figure where the paper prints it.
 
 Numbering follows the LaTeX counters, as in docs/fidelity.md: the appendices' counters run on across sections.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 BOUNDARY_TABLE = "Table D.1"
 AREA_TABLE = "Table D.2"
-LESION_TABLE = "Table 1"
+ABLATION_TABLE = "Table 1"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ ROWS = tuple(_row(line) for line in PRINTED.split("\n") if line)
 
 
 @dataclass(frozen=True)
-class LesionRow:
+class AblationRow:
     """One row of Table 1 (d768-l4): scores at step 22k above, areas below."""
 
     c4: float
@@ -103,15 +103,15 @@ class LesionRow:
     accuracy_area_22k: float
 
 
-LESIONS = {
-    "full": LesionRow(990.26, 68.70, 31.28, 4.05, 15.03, 57.19, 103_000, 134, 0.63, 0.44, 0.20, 0.12, 0.13, 0.08),
-    "− thalamus": LesionRow(
+ABLATIONS = {
+    "full": AblationRow(990.26, 68.70, 31.28, 4.05, 15.03, 57.19, 103_000, 134, 0.63, 0.44, 0.20, 0.12, 0.13, 0.08),
+    "− thalamus": AblationRow(
         1284.79, 55.26, 30.93, 3.23, 15.52, 57.15, 109_000, 131, 0.86, 0.56, 0.20, 0.13, 0.12, 0.08
     ),
-    "− hippocampus": LesionRow(
+    "− hippocampus": AblationRow(
         2015.73, 613.29, 27.44, 1.82, 3.28, 57.74, 147_000, 95, 1.19, 0.76, 0.26, 0.19, 0.20, 0.15
     ),
-    "neither": LesionRow(2050.02, 550.08, 26.79, 2.30, 4.50, 58.51, 154_000, 87, 1.23, 0.78, 0.26, 0.20, 0.21, 0.16),
+    "neither": AblationRow(2050.02, 550.08, 26.79, 2.30, 4.50, 58.51, 154_000, 87, 1.23, 0.78, 0.26, 0.20, 0.21, 0.16),
 }
 
 STEPS = {"c4": 10_000, "wikitext": 10_000, "gsm8k": 2_000}  # section C
@@ -162,9 +162,26 @@ def lead_in_nats(task: str) -> float:
     return math.log(theirs / ours)
 
 
-def lesion_values(field: str) -> str:
+def ratio(field: str, family: str) -> float:
+    """TRC² d768-L4 over the baseline of the same width, of one printed column."""
+    ours = next(row for row in variants() if (row.d_model, row.depth) == (768, 4))
+    theirs = next(row for row in baselines() if (row.family, row.d_model) == (family, 768))
+    return float(getattr(ours, field) / getattr(theirs, field))
+
+
+def ablation_ratio(field: str, first: str, second: str) -> float:
+    """One row of Table 1 over another, of one printed column."""
+    return float(getattr(ABLATIONS[first], field) / getattr(ABLATIONS[second], field))
+
+
+def primary_of(row: AblationRow) -> float:
+    """Mean log-perplexity of the three tasks at 22k."""
+    return (math.log(row.c4) + math.log(row.wikitext) + math.log(row.gsm8k)) / 3
+
+
+def ablation_values(field: str) -> str:
     """One column of Table 1 in words."""
-    return ", ".join(f"{name} {_short(getattr(row, field))}" for name, row in LESIONS.items())
+    return ", ".join(f"{name} {_short(getattr(row, field))}" for name, row in ABLATIONS.items())
 
 
 def as_data() -> dict[str, Any]:
@@ -173,7 +190,7 @@ def as_data() -> dict[str, Any]:
         "title": "Efficient Continual Learning in Language Models via Thalamically Routed Cortical Columns",
         "boundaries": BOUNDARY_TABLE,
         "areas": AREA_TABLE,
-        "lesions": LESION_TABLE,
+        "ablation": ABLATION_TABLE,
     }
 
 
