@@ -342,7 +342,8 @@ _counted: dict[str, int] = {}
 
 def _parameters(run: Run) -> int:
     """All parameters of the run's model, frozen ones too."""
-    key = run.config.model.model_dump_json()
+    model = run.config.model
+    key = model.model_dump_json(exclude={name for name in type(model).model_fields if name.startswith("replay")})
     if key not in _counted:
         _counted[key] = sum(part.total for part in static_budget(run.config.model).values())
     return _counted[key]
