@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from studies.paper.roles import Roles, mean
+from trc2.config.model import PARTS
 from trc2.errors import UserError
 from trc2.files import write_atomically
 from trc2.report.markdown import markdown
@@ -29,7 +30,7 @@ from trc2.report.run import Run
 from trc2.report.runs import RunTable, interval_of, read_runs
 from trc2.report.style import COLOURS, DPI, Picture, label, label_ends, style
 from trc2.report.tables import Column, Table, interval_text
-from trc2.report.variants import PARTS, learning_settings, title_of
+from trc2.report.variants import learning_settings, title_of
 from trc2.stats.paired import paired_difference
 
 STORES = {"model.replay_long_chunks", "model.replay_recent_chunks", "model.replay_seed"}

@@ -20,6 +20,7 @@ from studies.paper.ledger import (
     against,
 )
 from studies.paper.roles import BASELINES, HIPPOCAMPUS, Roles, ablation_title, mean
+from trc2.config.model import PARTS
 from trc2.metrics.forgetting import aufc_curve
 from trc2.report.measures import (
     AUFC,
@@ -32,7 +33,7 @@ from trc2.report.measures import (
     summary_value,
 )
 from trc2.report.run import Run
-from trc2.report.variants import FAMILIES, PARTS
+from trc2.report.variants import FAMILIES
 
 THALAMUS, MEMORY, FULL = ("thalamus",), ("memory",), ()
 BLEU_AREA = Measure("bleu_aufc", "BLEU AUFC", summary_value("aufc", "bleu"), is_forgetting=True)

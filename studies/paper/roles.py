@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from trc2.config.model import PARTS
 from trc2.metrics.forgetting import is_divided
 from trc2.report.measures import Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
-from trc2.report.variants import FAMILIES, PARTS, learning_settings, title_of
+from trc2.report.variants import FAMILIES, learning_settings, title_of
 
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = ("memory", "replay")  # the paper removes both together

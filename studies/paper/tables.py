@@ -14,11 +14,11 @@ from studies.paper.figures.drawing import COUNTS, TEXT_TITLES, Subject, boundary
 from studies.paper.roles import Roles, mean
 from trc2.bench.footprint import PAPER_COLUMNS, paper_accounting
 from trc2.config import TRC2Config
+from trc2.config.model import PARTS
 from trc2.model.flops import pass_cost
 from trc2.report.measures import AUFC, FORGETTING, Measure, area_at, final_score
 from trc2.report.runs import interval_of
 from trc2.report.tables import INTERVALS, Column, LeftOut, Table, checkpoint_titles, marked, not_learned_note
-from trc2.report.variants import PARTS
 
 BILL = [
     Measure("mflops", "training FLOPs per token", FLOPS_PER_TOKEN.of, unit="M", factor=1e-6),

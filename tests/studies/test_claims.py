@@ -15,8 +15,8 @@ from studies.paper.ledger import Claim, Ledger, Ruling, Scope, build_ledger
 from studies.paper.numbers import ABLATIONS, baselines, ratio, variants
 from studies.paper.roles import Roles
 from tests.report.invented import TASKS, invent_run, rewrite
+from trc2.config.model import PARTS
 from trc2.report.runs import read_runs
-from trc2.report.variants import PARTS
 
 WOBBLE = (0.01, -0.013, 0.006)  # of seeds
 
