@@ -103,7 +103,7 @@ class Grid(Section):
                 fixed = (*size[1], *lesion[1], *strategy[1], *self.settings, *extra)
                 every = EVERY_ORDER in fixed
                 fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed if override != EVERY_ORDER)
-                of = (recipe, *fixed)
+                of = (recipe, *fixed, *([EVERY_ORDER] if every else []))
                 if of not in orders:
                     orders[of] = list(self._orders_of(recipe, fixed, "all" if every else self.orders))
                 for order in orders[of]:
