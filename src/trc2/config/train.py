@@ -126,7 +126,7 @@ class EvalConfig(Section):
         (), description="scores of installed plug-ins, by name, on the sequences that are scored as text"
     )
     lm_tasks: tuple[str, ...] = Field(
-        (), description="tasks of the lm-evaluation-harness, scored before training and at task boundaries, and gated"
+        (), description="tasks of the lm-evaluation-harness, scored before training and at boundaries, and judged"
     )
     lm_include: str | None = Field(
         None,

@@ -21,6 +21,7 @@ from trc2.dream import dream
 from trc2.export import export_run
 from trc2.failpoint import CONTINUING, EXPORTING, JUDGING, PREPARING, TRAINING
 from trc2.files import make_folder, write_atomically
+from trc2.metrics.text import text_scores
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
@@ -79,6 +80,7 @@ def verify_resume(
     chance = random.Random(seed)
     write_small_data(folder / "data", WORDS)
     write_small_data(folder / "data", WORDS_OF_NEWCOMER)
+    text_scores(["a word"], ["a word"])  # imports its libraries here, and not in every process that is forked
     losses = Losses(Counter(), Counter(), [])
     trials = _trials(folder)
     lengths = {}
