@@ -210,7 +210,7 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
         **config.model_dump(),
         "model": model,
         "control": control,
-        "strategy": {"name": name, "fisher_sequences": 3} | ({"chunk_length": 8} if name == "der" else {}),
+        "strategy": {"name": name} | {"ewc": {"fisher_sequences": 3}, "der": {"chunk_length": 8}}.get(name, {}),
     }
     whole = RunConfig(**{**values, "output": {**values["output"], "folder": tmp_path / "whole"}})
     start_run(whole, Console(quiet=True))
