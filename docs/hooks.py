@@ -1,4 +1,7 @@
-"""What the site has beside the files in docs/: reference pages made from the code, and pages that live further up."""
+"""What the site adds to docs/: reference pages made from the code, and pages from the top of the repository.
+
+Each of these pages is also a short file in docs/, so that links to it work on GitHub too.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -14,22 +18,20 @@ sys.path.insert(0, str(ROOT / "docs"))
 from reference_pages import commands_page, names_page, settings_page  # noqa: E402
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are written nowhere in docs/."""
-    pages = {
-        "reference/settings.md": settings_page(),
-        "reference/commands.md": commands_page(),
-        "contributing.md": _moved("CONTRIBUTING.md"),
-        "changelog.md": _moved("CHANGELOG.md"),
-    }
-    for path, content in pages.items():
-        files.append(File.generated(config, path, content=content))
-    return files
-
-
-def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: Files) -> str:
-    """The page of public names says of itself where they go."""
-    return names_page(markdown) if getattr(page, "file").src_uri == "reference/api.md" else markdown  # noqa: B009
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the made page in the place of its short file."""
+    match page.file.src_uri:
+        case "reference/settings.md":
+            return settings_page()
+        case "reference/commands.md":
+            return commands_page()
+        case "reference/api.md":
+            return names_page(markdown)
+        case "contributing.md":
+            return _moved("CONTRIBUTING.md")
+        case "changelog.md":
+            return _moved("CHANGELOG.md")
+    return markdown
 
 
 def _moved(name: str) -> str:

@@ -20,8 +20,36 @@ MAX_MEAN_WORDS_ELSEWHERE = 23.0
 MAX_SENTENCE_WORDS = 45
 
 CHECKED = (
+    "docs/changelog.md",
+    "docs/continual-learning.md",
+    "docs/continue.md",
+    "docs/contributing.md",
+    "docs/data.md",
+    "docs/faq.md",
+    "docs/first-hour.md",
+    "docs/forgetting.md",
+    "docs/hf-compatibility.md",
+    "docs/hf-models.md",
+    "docs/how-trc2-works.md",
+    "docs/huggingface.md",
+    "docs/index.md",
+    "docs/install.md",
+    "docs/lab-data.md",
+    "docs/limitations.md",
+    "docs/lm-eval.md",
     "docs/memory.md",
+    "docs/reference/api.md",
+    "docs/reference/commands.md",
+    "docs/reference/settings.md",
+    "docs/replay.md",
+    "docs/run-folder.md",
+    "docs/training.md",
     "docs/tutorials/index.md",
+    "docs/tutorials/own-backbone.md",
+    "docs/tutorials/own-stream.md",
+    "docs/tutorials/replay-in-your-loop.md",
+    "docs/tutorials/three-folders.md",
+    "docs/which-tool.md",
 )
 
 NEGATION = re.compile(r"\b(?:is no|are no|was no|were no|nobody|none|whoever|no one)\b(?!\s+longer)", re.IGNORECASE)

@@ -17,6 +17,15 @@ from trc2.config.strategy import SHORTHANDS, strategy_class
 NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 WORDS: dict[object, str] = {**NUMBERS, bool: "`true` or `false`", str: "text", Path: "a path", NoneType: "`null`"}
 HUGE = 10_000  # a limit beyond this only says that memory ends somewhere
+FIRST = (
+    "train",
+    "Run",
+    "load_run",
+    "continue_from",
+    "RunConfig",
+    "TaskConfig",
+    "load_recipe",
+)  # looked for most
 NAMES: dict[type[Section], str] = {
     BackboneConfig: ", ".join(f"`{name}`" for name in MODELS),
     StrategyConfig: ", ".join(f"`{name}`" for name in (*strategy_names(), *SHORTHANDS)),
@@ -207,4 +216,5 @@ def names_page(before: str) -> str:
     import trc2
 
     names = [name for name in trc2.__all__ if not name.startswith("__")]
+    names.sort(key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower()))
     return before + "\n" + "\n".join(f"::: trc2.{name}\n" for name in names)

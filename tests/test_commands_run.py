@@ -33,6 +33,7 @@ ELSEWHERE = {
     "pip install": "tests/test_packaging.py",
     "git clone": "there is no address yet",
     "python examples/": "tests/test_examples.py",
+    "python -m studies.lab_data": "tests/studies/test_lab_data.py, from local copies instead of the hub",
     "python benchmarks/": "minutes of measuring, against packages that are not installed here",
     "trc2 --install-completion": "it would change the reader's shell",
     ". .venv": "make test",

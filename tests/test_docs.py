@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import prose
+from docs import pictures, prose
 
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "trc2", ROOT / "tests"
@@ -57,6 +57,33 @@ def test_files_functions_and_tests_named_in_a_document_exist(document: Path) -> 
     assert missing == []
 
 
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@cache
+def anchors_in(path: Path) -> set[str]:
+    """What `#…` may name: headings as GitHub and the site write them, and explicit anchors."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_a_document_lead_to_files_and_headings_in_the_repository(document: Path) -> None:
+    dead = []
+    for link in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if link.startswith(("http:", "https:")):
+            continue
+        if target.name == "contributing.md" and anchor:  # the site shows CONTRIBUTING.md there
+            target = ROOT / "CONTRIBUTING.md"
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_in(target)):
+            dead.append(link)
+    assert dead == []
+
+
 def test_the_prose_check_counts_sentences_outside_code_and_tables() -> None:
     page = "# A title; with one\n\nShort text. It is `a; b` here.\n\n| cell; one |\n\n```bash\na; b; c\n```\n"
     found = prose.read(page)
@@ -77,6 +104,12 @@ def test_the_prose_check_counts_sentences_outside_code_and_tables() -> None:
 )
 def test_the_prose_check_finds_what_it_is_for(text: str, named: str) -> None:
     assert any(named in problem for problem in prose.problems("docs/x.md", text))
+
+
+@pytest.mark.parametrize("picture", pictures.PICTURES)
+def test_pictures_show_the_committed_runs(picture: str) -> None:
+    drawn = (ROOT / "docs" / pictures.PICTURES[picture]).read_bytes()
+    assert pictures.fingerprint(picture).encode() in drawn, "draw them again: python docs/pictures.py"
 
 
 @pytest.mark.parametrize("page", prose.CHECKED)

@@ -221,7 +221,7 @@ class Run:
     def export(
         self, folder: str | Path, *, with_replay: bool = False, merge: bool = True, anyway: bool = False
     ) -> Path:
-        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/huggingface.md.
+        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/hf-models.md.
 
         A run that its acceptance check refused, or has not judged yet, is exported `anyway` only; its card says so.
         """
