@@ -8,12 +8,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
+import trc2
 from docs import pictures, prose
 
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "trc2", ROOT / "tests"
-DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
 EXAMPLES = re.compile(r"mine|NAME|mytask|KEY")  # what a reader is asked to write
 
 
@@ -115,3 +118,18 @@ def test_pictures_show_the_committed_runs(picture: str) -> None:
 @pytest.mark.parametrize("page", prose.CHECKED)
 def test_checked_pages_pass_the_prose_check(page: str) -> None:
     assert prose.problems(page, (ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_changelog_and_citation_name_the_version() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", changes, flags=re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert released[0] == citation["version"] == trc2.__version__
+    assert "## [Unreleased]" in changes
+
+
+def test_no_page_installs_the_package_from_an_index() -> None:
+    """It is not on one: `pip install trc2` would install whatever has that name there."""
+    wrong = re.compile(r"pip install [^\n]*'?\btrc2\b\[?")
+    texts = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *SOURCE.rglob("*.py")]}
+    assert [path.name for path, text in texts.items() if wrong.search(text)] == []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trc2.plugins import MetricPlugin
     from trc2.strategies import Strategy, register_strategy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CortexNet",
     "MemoryCallback",

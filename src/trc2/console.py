@@ -17,7 +17,7 @@ from trc2.errors import plain
 class PlainConsole(Console):
     """A console for text of unknown origin: no markup, no emoji codes, no control characters.
 
-    `[/red]` in a file's name is six signs, and so is `[trackio]` in `pip install 'trc2[trackio]'`. Colour is asked for
+    `[/red]` in a file's name is six signs, and so is `[trackio]` in `pip install '.[trackio]'`. Colour is asked for
     with `style=`, never inside the text.
     """
 

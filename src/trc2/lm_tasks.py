@@ -2,7 +2,7 @@
 
     scores = score_tasks(net, tokenizer, ["hellaswag"], limit=100)
 
-Importing this asks for the harness, which is an extra: `pip install 'trc2[lm-eval]'`.
+Importing this asks for the harness, which is an extra: `pip install '.[lm-eval]'` in the checkout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError as error:
     raise UserError(
-        f"The lm-evaluation-harness is not installed ({error}): install it with `pip install 'trc2[lm-eval]'`."
+        f"The lm-evaluation-harness is not installed ({error}): use `pip install '.[lm-eval]'` in the checkout."
     ) from None
 
 MAX_NEW_TOKENS = 256

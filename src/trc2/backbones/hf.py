@@ -350,7 +350,7 @@ def _add_adapters(config: HFConfig, lm: Any) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
-        raise UserError("model.lora needs peft: install it with `pip install 'trc2[hf]'`.") from None
+        raise UserError("model.lora needs peft: install it with `pip install '.[hf]'` in the checkout.") from None
     try:
         inject_adapter_in_model(lora_config(config, lm, LoraConfig), lm, adapter_name=ADAPTER)
     except ValueError as error:

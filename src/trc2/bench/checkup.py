@@ -143,7 +143,9 @@ def _disk() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for extra, (module, purpose) in EXTRAS.items():
         if importlib.util.find_spec(module) is None:
-            yield Finding(f"extra {extra}", "missing", f"For {purpose}: pip install 'trc2[{extra.split(',')[0]}]'.")
+            yield Finding(
+                f"extra {extra}", "missing", f"For {purpose}: pip install '.[{extra.split(',')[0]}]' in the checkout."
+            )
         else:
             version = importlib.metadata.version(module.replace("_", "-"))
             yield Finding(f"extra {extra}", f"{module} {version}", f"For {purpose}.")

@@ -116,7 +116,9 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise UserError("--against needs transformers: install it with `pip install 'trc2[hf]'`.") from None
+        raise UserError(
+            "--against needs transformers: install it with `pip install '.[hf]'` in the checkout."
+        ) from None
     torch.manual_seed(0)
     common = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "tie_word_embeddings": True}
     if kind == "mamba":

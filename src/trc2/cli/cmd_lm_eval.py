@@ -26,7 +26,7 @@ def lm_eval(
     memory: Annotated[Literal["read", "off"], typer.Option(help="Whether an episodic memory is read.")] = "read",
     as_json: AsJson = False,
 ) -> None:
-    r"""Score a model on tasks of the lm-evaluation-harness (pip install 'trc2\[lm-eval]')."""
+    r"""Score a model on tasks of the lm-evaluation-harness (pip install '.\[lm-eval]' in the checkout)."""
     from rich.table import Table
 
     from trc2.errors import UserError

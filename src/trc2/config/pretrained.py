@@ -309,7 +309,7 @@ def _registries() -> tuple[Any, Any]:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     except ModuleNotFoundError:
-        raise UserError("model=hf needs transformers: install it with `pip install 'trc2[hf]'`.") from None
+        raise UserError("model=hf needs transformers: install it with `pip install '.[hf]'` in the checkout.") from None
     return CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 

@@ -5,7 +5,7 @@ from trc2.errors import UserError
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ModuleNotFoundError:
-    raise UserError("trc2.hf needs transformers: install it with `pip install 'trc2[hf]'`.") from None
+    raise UserError("trc2.hf needs transformers: install it with `pip install '.[hf]'` in the checkout.") from None
 
 from trc2.hf.callback import MemoryCallback
 from trc2.hf.configuration import TRC2PretrainedConfig

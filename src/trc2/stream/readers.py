@@ -219,7 +219,9 @@ def _read_parquet(path: Path, name: str, render: Format, max_bytes: int, bad: Ba
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UserError(f"{path.name} is a Parquet file, which needs pyarrow: pip install 'trc2[data]'.") from None
+        raise UserError(
+            f"{path.name} is a Parquet file, which needs pyarrow: pip install '.[data]' in the checkout."
+        ) from None
     number = 0
     for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
         for row in batch.to_pylist():
@@ -237,7 +239,9 @@ def _open(path: Path) -> BinaryIO:
     try:
         import zstandard
     except ImportError:
-        raise UserError(f"{path.name} is zstd-compressed, which needs zstandard: pip install 'trc2[data]'.") from None
+        raise UserError(
+            f"{path.name} is zstd-compressed, which needs zstandard: pip install '.[data]' in the checkout."
+        ) from None
     return io.BufferedReader(_ZstdFile(path.open("rb"), zstandard.ZstdDecompressor()))
 
 

@@ -300,7 +300,7 @@ class DatasetSource(CarvingSource):
         except ImportError:
             raise UserError(
                 f"Task '{self.task.name}' reads the dataset '{self.task.dataset}', which needs datasets: "
-                "pip install 'trc2[data]', or set stream.data_root to local files."
+                "pip install '.[data]' in the checkout, or set stream.data_root to local files."
             ) from None
         try:
             yield datasets

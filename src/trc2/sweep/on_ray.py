@@ -23,7 +23,9 @@ class RayLauncher:
         try:
             ray: Any = import_module("ray")
         except ModuleNotFoundError:
-            raise UserError("--launcher ray needs Ray: install it with `pip install 'trc2[ray]'`.") from None
+            raise UserError(
+                "--launcher ray needs Ray: install it with `pip install '.[ray]'` in the checkout."
+            ) from None
         if not ray.is_initialized():
             ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
         self.ray = ray

@@ -104,7 +104,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("report_to=tensorboard needs tensorboard: pip install 'trc2[tensorboard]'.") from None
+            raise UserError(
+                "report_to=tensorboard needs tensorboard: pip install '.[tensorboard]' in the checkout."
+            ) from None
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def see(self, record: Record) -> None:
@@ -128,7 +130,7 @@ class Tracker:
         try:
             module = importlib.import_module(name)
         except ImportError:
-            raise UserError(f"report_to={name} needs {name}: pip install 'trc2[{name}]'.") from None
+            raise UserError(f"report_to={name} needs {name}: pip install '.[{name}]' in the checkout.") from None
         self.module = module
         where = (
             {"dir": str(folder.path)} if name == "wandb" else {}
