@@ -266,7 +266,14 @@ def _training(pieces: Pieces) -> list[Kind]:
         (2, typed("continue", "run", *extra, gate, on=("run", *DATA), after=damage("run", "data"))),
         (1, typed("continue", "plain", *extra, "--max-forgetting=0.5", on=("plain", *DATA), after=spoilt)),
     )  # fmt: skip
-    return [Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_)]
+    check = weighted(
+        (1, typed("check", "plain", "child_cut", gate, on=("plain", "child_cut", *DATA), after=damage("child_cut"))),
+        (2, typed("check", paths_to_read, "child_cut", gate, on=("plain", "child_cut", *DATA))),
+        (1, typed("check", "plain", paths_to_read, gate, on=("plain", "model"))),
+    )
+    return [
+        Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_), Kind("check", 4, check),
+    ]  # fmt: skip
 
 
 def _whole(run: str, hows: tuple[str, ...], *steps: str) -> Strategy:

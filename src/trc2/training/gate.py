@@ -158,7 +158,7 @@ def judge_child(
 
     Without a `limit` it is judged by that of the verdict in its folder, or by its own; a larger one than its own is
     never used. A verdict that is in the folder already is found anew only `again`. Where there is no limit, a parent
-    that is gone is a warning and not an error, because nothing was to be decided.
+    that is gone is a warning and not an error, because nothing was to be decided, unless it is asked for `again`.
     """
     _check_limit(limit)
     folder = RunFolder(child)
@@ -173,7 +173,7 @@ def judge_child(
     try:
         verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.foretold)
     except UserError as problem:
-        if wanted is not None:
+        if wanted is not None or again:
             raise
         warn(f"{child} was not compared with its parent: {problem}")
         return Verdict(ancestry.parent, str(child), None, ())
