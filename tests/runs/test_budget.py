@@ -27,9 +27,10 @@ def test_steps_are_the_recipes_own() -> None:
 def test_tokens_count_replayed_ones() -> None:
     run = load_recipe("lab_transformer", ["strategy=replay", "budget.match=tokens"])
     budget = budget_of(run)
-    assert budget.replayed_tokens_per_step == 4 * 63
-    assert budget.scale == pytest.approx(2048 / (2048 + 252))
-    assert Plan.of_run(run).steps == tuple(round(s * budget.scale) for s in (250, 250, 120))
+    replayed = run.model.replay_batch_size * (run.model.replay_chunk_length - 1)
+    assert budget.replayed_tokens_per_step == replayed
+    assert budget.scale == pytest.approx(2048 / (2048 + replayed))
+    assert Plan.of_run(run).steps == tuple(round(task.steps * budget.scale) for task in run.stream.tasks)
     assert budget_of(load_recipe("lab_transformer", ["budget.match=tokens"])).scale == 1.0
 
 
