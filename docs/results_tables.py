@@ -24,6 +24,7 @@ ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
 ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
 ORDERS = r"^\| six orders of `([^`|]+)`(?: less `([^`|]+)`)? \|(.*)\|$"
+EFFECT = r"^\| (thalamus|memory|replay) +\|(.*)\|$"
 SIGNALS = ("train/loss_lm", "hippocampus/surprise_mean")
 SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
 
@@ -146,6 +147,13 @@ def around_switch(points: list[tuple[int, float]], start: int) -> tuple[float, f
     return sum(before) / len(before), sum(after) / len(after)
 
 
+def effect_row(part: str) -> list[str]:
+    """The row of a part in the study's table of effects: n, effect on the final loss, effect on forgetting."""
+    table = (ROOT / "results" / "lab" / "paper" / "tables" / "effects.md").read_text(encoding="utf-8")
+    (row,) = (match[2] for match in re.finditer(EFFECT, table, flags=re.MULTILINE) if match[1] == part)
+    return [cell.strip() for cell in row.split("|")]
+
+
 def alone_row(task: str) -> list[str]:
     """A task's perplexity after its own training: alone, after what the stream had before it, and with replay too."""
     known = []
@@ -171,6 +179,7 @@ def refreshed(page: str) -> str:
     page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
     page = re.sub(ORDERS, lambda match: filled(match, orders_row(match[1], match[2])), page, flags=re.MULTILINE)
     page = re.sub(ALONE, lambda match: filled(match, alone_row(match[1])), page, flags=re.MULTILINE)
+    page = re.sub(EFFECT, lambda match: filled(match, effect_row(match[1])), page, flags=re.MULTILINE)
     return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
 
 

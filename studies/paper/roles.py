@@ -142,11 +142,12 @@ class Roles:
 
     @cached_property
     def joint(self) -> dict[str, str]:
-        """By backbone: training on the mixture of all tasks with the usual schedule, the bound."""
+        """By backbone: training on the mixture of all tasks, the bound; if possible with the schedule of TRC²."""
         found: dict[str, str] = {}
-        for name in self.table.variants.index[self.table.variants.is_reference]:
+        references = list(self.table.variants.index[self.table.variants.is_reference])
+        for name in sorted(references, key=lambda variant: not self.has_usual_schedule(variant)):
             stream = self.run(name).config.stream
-            if stream is not None and stream.mode == "joint" and stream.only is None and self.has_usual_schedule(name):
+            if stream is not None and stream.mode == "joint" and stream.only is None:
                 found.setdefault(self.table.variants.backbone[name], name)
         return found
 

@@ -87,8 +87,8 @@ def forest(subject: Subject) -> Picture:
         axes.set_title(label(f"{measure.title} {'↓' if measure.better == 'lower' else '↑'} {measure.unit}".strip()))
         if measure.is_log:
             axes.set_xscale("log")
-            plain_log_ticks(axes.xaxis)
             has_counts |= draw_counts(axes, subject, measure.name.split("/")[0], vertical=True)
+            plain_log_ticks(axes.xaxis)
     picture.caption = (
         f"Scores of each task right after its own training. {FILLED} Whiskers: 95 % t-intervals over seeds. "
         f"{scale_words(subject, roles.panel)}{counts_words(has_counts)}"

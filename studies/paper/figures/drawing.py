@@ -170,7 +170,7 @@ def standard_deviation(known: Moments) -> float:
 def draw_counts(axes: Any, subject: Subject, task: str, *, vertical: bool = False) -> bool:
     """Perplexities of count tables as dotted lines; whether there are any."""
     known = subject.counts.get(task, {})
-    names = [name for name in COUNTS if name in known]
+    names = [name for name in COUNTS[1:] if name in known]  # unigrams are far off and would flatten the rest
     for name in names:
         (axes.axvline if vertical else axes.axhline)(known[name], color=ink("grey"), linewidth=0.8, linestyle=":")
         place = {"x": known[name], "y": 0.98, "rotation": 90, "va": "top", "ha": "right"} if vertical else {

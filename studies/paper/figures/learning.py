@@ -66,8 +66,8 @@ def nine_curves(subject: Subject) -> Picture:
         axes.set_title(label(title), pad=14 if place < columns else 6)
         if is_log:
             axes.set_yscale("log")
-            plain_log_ticks(axes.yaxis)
             has_counts |= draw_counts(axes, subject, which[1])
+            plain_log_ticks(axes.yaxis)
         if place < len(panels) - columns:
             axes.set_xlabel("")
         if place % columns == columns - 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from studies.paper.figures.drawing import (
     Subject,
+    add_legend,
     boundary_measures,
     colour_of,
     counts_words,
@@ -61,16 +62,18 @@ def _against_size(subject: Subject, name: str, metric: str, measures: list[Measu
             for variant, (size, row) in zip(members, points, strict=True):
                 y = tuple(measure.factor * row[end] for end in ("mean", "low", "high"))
                 colour = colour_of(roles, variant)
-                plot_point(axes, (size, math.nan, math.nan), y, colour, marker_of(roles, variant), colour)
+                plot_point(axes, (1e-6 * size, math.nan, math.nan), y, colour, marker_of(roles, variant), colour)
             if points:
                 colour = colour_of(roles, members[0])
-                axes.plot([x for x, _ in points], [measure.factor * row["mean"] for _, row in points], color=colour)
+                axes.plot(
+                    [1e-6 * x for x, _ in points], [measure.factor * row["mean"] for _, row in points], color=colour
+                )
                 ends.append((measure.factor * points[-1][1]["mean"], family, colour))
         axes.set_xscale("log")
         plain_log_ticks(axes.xaxis)
-        _scale(axes, measure)
         has_counts |= measure.is_log and draw_counts(axes, subject, measure.name.split("/")[0])
-        axes.set_xlabel("parameters")
+        _scale(axes, measure)
+        axes.set_xlabel("parameters (million)")
         if axes is picture.panels[-1]:
             label_ends(axes, ends)
     picture.caption = (
@@ -126,6 +129,7 @@ def scores_by_width(subject: Subject) -> Picture:
             plot_point(axes, (x, math.nan, math.nan), y, colour, marker_of(roles, variant), colour)
         axes.set_xticks(range(len(widths)), [f"d = {width}" for width in widths])
         _scale(axes, measure)
-    order = ", ".join(families)
-    picture.caption = f"Within a width, from left to right: {order}. 95 % intervals. {scale_words(subject, chosen)}"
+    firsts = [next(v for v in chosen if family_of(roles, v) == family) for family in families]
+    add_legend(picture, roles, firsts, families)
+    picture.caption = f"Right after each task's own training. 95 % intervals. {scale_words(subject, chosen)}"
     return picture
