@@ -351,7 +351,7 @@ def test_continue_is_gated_by_what_it_forgot(trained: Path, tmp_path: Path, monk
         (["train", "demo", "model.name=[1]"], "There is no backbone [1]"),
         (["train", "demo", "stream.tasks={1: 2}"], "quote it"),
         (["resume", "."], "is not a run folder"),
-        (["continue", ".", "--task", "a", "--builtin", "code"], "is not a run folder"),
+        (["continue", ".", "--task", "a", "--builtin", "code"], "holds neither a run"),
         (
             ["continue", "x", "--task", "a", "--builtin", "code", "--max-forgetting", "inf"],
             "--max-forgetting inf is no",
