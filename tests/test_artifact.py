@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from pathlib import Path
@@ -162,3 +163,13 @@ def test_what_no_machine_can_hold_is_told_before_it_is_built() -> None:
         with pytest.raises(UserError, match="but this machine has"):
             check_memory(load_recipe("demo", overrides).model)
         assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
+def test_settings_that_are_a_pipe_or_a_device_are_refused_instead_of_waited_for(place: str, tmp_path: Path) -> None:
+    if place == "pipe":
+        os.mkfifo(tmp_path / "config.json")
+    else:
+        (tmp_path / "config.json").symlink_to(place)
+    with pytest.raises(UserError):
+        load_model(tmp_path)

@@ -19,7 +19,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
 from trc2.config.pretrained import HFConfig
 from trc2.errors import UserError, brief
-from trc2.files import reading, write_atomically
+from trc2.files import reading, refuse_special, write_atomically
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -89,8 +89,11 @@ def trained_length(folder: Path) -> int:
 
 def is_plain(folder: Path) -> bool:
     """Whether a folder holds a model as transformers saves it, not one of ours."""
+    path = folder / CONFIG_FILE
     try:
-        settings = json.loads((folder / CONFIG_FILE).read_bytes()[:MAX_CONFIG_BYTES])
+        refuse_special(path)
+        with path.open("rb") as file:
+            settings = json.loads(file.read(MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return (

@@ -213,10 +213,12 @@ def base_facts(pretrained: str, papers: Path) -> dict[str, str]:
     is_hub_name = HUB_NAME.fullmatch(pretrained) is not None and not home.is_dir()
     facts = {"base_model": pretrained if is_hub_name else home.name}
     with contextlib.suppress(OSError, ValueError, RecursionError):
+        refuse_special(papers / CONFIG_FILE)
         name = json.loads((papers / CONFIG_FILE).read_text(encoding="utf-8")).get("_name_or_path")
         if isinstance(name, str) and HUB_NAME.fullmatch(name):
             facts["base_model"] = name
     with contextlib.suppress(OSError, ValueError):
+        refuse_special(papers / BASE_CARD)
         front = re.match(r"---\s*\n(.*?)\n---", (papers / BASE_CARD).read_text(encoding="utf-8"), re.DOTALL)
         for key in ("license", "license_name"):
             line = rf"^{key}: *['\"]?([A-Za-z0-9][\w.+-]{{0,80}})['\"]? *$"

@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.files import refuse_special, write_atomically
 
 LOCK, OWNER = "lock", "lock.owner"  # no one may read a locked file on Windows: who holds it stands beside it
 
@@ -54,5 +54,6 @@ def is_locked(folder: Path) -> bool:
 
 def _owner(folder: Path) -> str:
     with suppress(OSError, ValueError):
+        refuse_special(folder / OWNER)
         return str(int((folder / OWNER).read_text(encoding="ascii")))
     return "unknown"

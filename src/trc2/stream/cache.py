@@ -142,6 +142,7 @@ def known_checksums(paths: Sequence[Path], home: Path | None) -> list[str]:
     note = home / f"{digest(names)}.json"
     known: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # not there, or damaged
+        refuse_special(note)
         content = json.loads(note.read_text(encoding="utf-8"))
         known = content if isinstance(content, dict) else {}
     found: dict[str, list[Any]] = {}

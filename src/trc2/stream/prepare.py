@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.failpoint import failpoint
-from trc2.files import about, replace_folder, sync_folder, write_durably
+from trc2.files import about, refuse_special, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
@@ -229,6 +229,7 @@ def _find_packed(name: str, packed: Any, cache: Path) -> PreparedTask | None:
         with suppress(
             OSError, ValueError, LookupError, TypeError, AttributeError
         ):  # theirs or ours: not what is sought
+            refuse_special(path)
             manifest = json.loads(path.read_text(encoding="utf-8"))
             hashes = [{split: info["sha256"] for split, info in of["splits"].items()} for of in (manifest, packed)]
             found = _open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
