@@ -15,13 +15,13 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)  ## Create .venv and install the package with its development tools
 
-LESIONED := model.thalamus=false model.memory=false
+ABLATED := model.thalamus=false model.memory=false
 
-demo: $(STAMP)  ## Four models through three tasks, about five minutes: TRC², its plain twin, the twin with replay, what forgot least
+demo: $(STAMP)  ## Four models through three tasks, about five minutes: TRC², backbone only, backbone + replay, large share of replay
 	rm -rf runs/demo
 	$(BIN)/trc2 train demo output.folder=runs/demo/trc2
-	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(LESIONED) model.replay=false
-	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(LESIONED)
+	$(BIN)/trc2 train demo output.folder=runs/demo/plain $(ABLATED) model.replay=false
+	$(BIN)/trc2 train demo output.folder=runs/demo/plain_replay $(ABLATED)
 	$(BIN)/trc2 train demo_large_share output.folder=runs/demo/large_share
 	$(BIN)/trc2 report runs/demo/trc2 runs/demo/plain runs/demo/plain_replay runs/demo/large_share --out runs/demo
 

@@ -133,3 +133,8 @@ def test_no_page_installs_the_package_from_an_index() -> None:
     wrong = re.compile(r"pip install [^\n]*'?\btrc2\b\[?")
     texts = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *SOURCE.rglob("*.py")]}
     assert [path.name for path, text in texts.items() if wrong.search(text)] == []
+
+
+@pytest.mark.parametrize("decision", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)
+def test_a_decision_has_a_status_and_a_date(decision: Path) -> None:
+    assert re.search(r"^Status: \w+.*, \d{4}-\d{2}-\d{2}", decision.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -61,7 +61,7 @@ class TaskConfig(Section):
     subset: str | None = Field(None, description="the dataset's configuration name")
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
-    format: str = Field("text", description="text, gsm8k, or a template such as '{title}\\n{text}'")
+    format: str = Field("text", description="text, gsm8k, wikitext, or a template such as '{title}\\n{text}'")
     encoding: str = Field("utf-8", description="of plain text and .jsonl files, e.g. latin-1 or cp1252")
     holdout: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.05,

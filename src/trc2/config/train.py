@@ -168,7 +168,7 @@ class OutputConfig(Section):
     )
     deterministic: bool = Field(False, description="equal bits on a GPU too, where torch can, for some speed")
     compile: bool = Field(
-        False, description="torch.compile for attention, router and norms: about 40 s at the start, a few percent later"
+        False, description="torch.compile for attention, router and norms: about a minute at the start, about 1 % later"
     )
 
     parallel: Literal["ddp", "fsdp"] = Field(
