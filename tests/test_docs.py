@@ -137,4 +137,4 @@ def test_no_page_installs_the_package_from_an_index() -> None:
 
 @pytest.mark.parametrize("decision", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)
 def test_a_decision_has_a_status_and_a_date(decision: Path) -> None:
-    assert re.search(r"^Status: \w+.*, \d{4}-\d{2}-\d{2}", decision.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert re.search(r"^Status: .*\d{4}-\d{2}-\d{2}", decision.read_text(encoding="utf-8"), flags=re.MULTILINE)
