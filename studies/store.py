@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from studies.paper.roles import Roles, mean
 from trc2.config.model import PARTS
@@ -28,12 +29,13 @@ from trc2.report.markdown import markdown
 from trc2.report.measures import AUFC, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable, interval_of, read_runs
-from trc2.report.style import COLOURS, DPI, Picture, label, label_ends, style
+from trc2.report.style import COLOURS, DPI, Picture, label, plain_log_ticks, style
 from trc2.report.tables import Column, Table, interval_text
 from trc2.report.variants import learning_settings, title_of
 from trc2.stats.paired import paired_difference
 
 STORES = {"model.replay_long_chunks", "model.replay_recent_chunks", "model.replay_seed"}
+TITLES = {"final_loss": "final loss ↓", "aufc": "forgetting (AUFC) ↓", "gap": "held-out old − stored loss"}
 LATE = 0.1  # share of the logged steps at the end over which the loss on stored text is averaged
 
 
@@ -202,10 +204,10 @@ def retention_figure(store: Store) -> Picture:
     drawn = store.series[: len(COLOURS)]
     slopes = [mean(list(store.slopes(series, store.table.final_loss).values())) for series in drawn]
     known = [slope for slope in slopes if math.isfinite(slope)]
-    title = f"Ten times more stored text changes the final loss by {min(known):+.2f} to {max(known):+.2f} nats"
+    span = " to ".join(dict.fromkeys(f"{slope:+.2f}" for slope in (min(known), max(known))))
+    title = f"Ten times more stored text changes the final loss by {span} nats"
     picture = Picture("retention", title.replace("-", "−"), len(store.measures), height=3.2)
     for axes, measure in zip(picture.panels, store.measures, strict=True):
-        ends = []
         means = store.table.means(measure)
         for series, colour in zip(drawn, COLOURS, strict=False):
             points = [(size, means.loc[variant]) for size, variant in series.variants.items() if variant in means.index]
@@ -215,13 +217,16 @@ def retention_figure(store: Store) -> Picture:
             axes.plot(sizes, middle, color=colour, marker="o", markersize=4)
             low, high = [row["low"] for _, row in points], [row["high"] for _, row in points]
             axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-            ends.append((middle[-1], series.title, colour))
         axes.set_xscale("log")
-        axes.set_xlabel("stored fraction of the stream (%)")
-        axes.set_title(label({"gap": "held-out − stored loss"}.get(measure.name, measure.name.replace("_", " "))))
+        plain_log_ticks(axes.xaxis)
+        axes.set_xlabel("stored (% of the stream)")
+        axes.set_title(label(TITLES[measure.name]))
         axes.set_ylabel(measure.unit)
-        if axes is picture.panels[-1]:
-            label_ends(axes, ends)
+    picture.figure.legend(
+        handles=[Line2D([], [], color=colour, marker="o", markersize=4, label=label(series.title, 60))
+                 for series, colour in zip(drawn, COLOURS, strict=False)],
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5,
+    )  # fmt: skip
     skipped = len(store.series) - len(drawn)
     more = f" {skipped} more configurations are in the table." if skipped else ""
     picture.caption = (

@@ -24,6 +24,7 @@ from trc2.report.runs import read_runs
 from trc2.report.style import style
 from trc2.report.tables import LeftOut
 
+ROOT = Path(__file__).parents[2]
 COUNTS = {"unigram": 1020.0, "bigram": 192.0, "trigram": 156.0}
 
 
@@ -139,6 +140,30 @@ def test_the_dynamics_figure_needs_only_runs_with_a_memory(tmp_path: Path) -> No
         picture = dict(FIGURES)["Surprise, threshold and writes"](alone)
     assert len(picture.panels) == 3
     assert "0.1–0.4" in picture.caption  # the paper's description
+
+
+@pytest.mark.slow
+def test_the_committed_study_of_the_lab_is_that_of_its_runs(tmp_path: Path) -> None:
+    """Verdicts and every number of the tables."""
+    lab = ROOT / "results" / "lab"
+    written = write_study([lab], tmp_path, dpi=10)
+    committed = lab / "paper"
+    assert {path.relative_to(tmp_path) for path in written.files} == {
+        path.relative_to(committed) for path in committed.rglob("*") if path.is_file()
+    }
+    verdicts = [
+        [(claim["key"], claim["verdict"]) for claim in json.loads((folder / "claims.json").read_text())["claims"]]
+        for folder in (tmp_path, committed)
+    ]
+    assert verdicts[0] == verdicts[1]
+    for path in (path for path in written.files if path.suffix == ".csv"):
+        ours, theirs = (numbers_in(folder / "tables" / path.name) for folder in (tmp_path, committed))
+        assert ours == pytest.approx(theirs, rel=1e-9, nan_ok=True), path.name
+
+
+def numbers_in(path: Path) -> list[float]:
+    cells = [cell for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) for cell in row]
+    return [float(cell) for cell in cells if cell.replace(".", "", 1).replace("-", "", 2).replace("e", "", 1).isdigit()]
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
