@@ -408,3 +408,11 @@ def test_the_summary_of_one_run_goes_where_it_is_asked_to(trained: Path, tmp_pat
     assert trc2("report", str(trained), "--out", str(tmp_path / "there")).returncode == 0
     assert {"summary.md", "summary.png"} <= {path.name for path in (tmp_path / "there").iterdir()}
     assert sorted(path.name for path in trained.iterdir()) == before
+
+
+@pytest.mark.parametrize("arguments", [("doctor", "--quick", "\u202eevil"), ("\u202eevil",), ("doctor", "--\x1b[2J")])
+def test_a_usage_error_shows_nothing_that_moves_or_reorders(arguments: tuple[str, ...]) -> None:
+    done = in_process(*arguments)
+    assert done.code == 2
+    assert "\u202e" not in done.out + done.err
+    assert "\x1b[2J" not in done.out + done.err

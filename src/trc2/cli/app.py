@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trc2 import __version__
 from trc2.console import PlainConsole
+from trc2.errors import plain
 from trc2.files import to_json
 from trc2.ranks.torchrun import is_first_process, speaks_for_machine
 
@@ -17,7 +20,33 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed or a process was lost, 2 bad input (one sentence on standard error), "
     "3 the acceptance check of a continued run refused it, 130 stopped by a signal."
 )
+
+
+@contextmanager
+def _plain_usage_errors() -> Iterator[None]:
+    """Usage errors quote what was typed: show it without signs that move or reorder what a terminal shows."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):
+            error.message = plain(error.message)  # type: ignore[attr-defined]
+        raise
+
+
+class Commands(TyperGroup):
+    """All commands, with usage errors that are safe to print."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _plain_usage_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _plain_usage_errors():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="trc2",
     help="Language models that keep learning.",
     epilog=EXIT_CODES,
