@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trc2.report.finished import read_run
-from trc2.report.names import learning_settings
+from trc2.report.run import read_run
+from trc2.report.variants import learning_settings
 from trc2.stats.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]

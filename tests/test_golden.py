@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trc2.artifact import load_model
 from trc2.config import TaskConfig
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.report.summary import write_summary
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder

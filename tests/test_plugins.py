@@ -24,7 +24,7 @@ from trc2.config.metric import register_metric
 from trc2.config.origins import explain
 from trc2.errors import UserError
 from trc2.plugins import MetricPlugin, blamed, installed, installed_names
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.checkpoint import load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.strategies import Strategy, register_strategy

@@ -24,7 +24,7 @@ from docs.results_tables import (
 from trc2.config import MODELS, load_recipe
 from trc2.report.dossier import write_dossier
 from trc2.report.evidence import Evidence
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 
 RATES = ROOT / "results" / "lab_rates"
 CHOSEN = [f"lab_{name}" for name in MODELS if name != "hf"]

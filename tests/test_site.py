@@ -22,7 +22,7 @@ from trc2.cli import COMMANDS, app
 from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.origins import explain
 from trc2.config.strategy import strategy_class
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 
 ROOT = Path(__file__).parents[1]
 SET_UP = re.compile(r"git |make |\. ")

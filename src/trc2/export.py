@@ -18,7 +18,7 @@ from trc2.errors import UserError
 from trc2.failpoint import failpoint
 from trc2.files import replace_folder, sync_folder, write_atomically
 from trc2.report.card import model_card
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 from trc2.training.gate import why_not_accepted

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.fuzz.world import LAST, World
 from trc2.artifact import load_model
 from trc2.config import load_recipe
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.report.summary import summary_text
 from trc2.runs.checkpoint import load_checkpoint
 from trc2.runs.folder import RunFolder

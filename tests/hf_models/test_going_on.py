@@ -11,7 +11,7 @@ import yaml
 
 from tests.command import trc2
 from tests.conftest import write_task
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 
 
 def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from trc2.config import load_recipe, settings_text
-from trc2.report.names import lesions, replays
+from trc2.report.variants import missing_parts, replays
 from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_tables
 
@@ -36,10 +36,10 @@ def invent_run(
     config = load_recipe(recipe, [*overrides, f"output.folder={folder}"])
     assert config.stream is not None
     plan = Plan.of_run(config)
-    chance = np.random.default_rng([config.train.seed, len(lesions(config))])
+    chance = np.random.default_rng([config.train.seed, len(missing_parts(config))])
     rise = (0.2 if replays(config) else 0.6) if forgets is None else forgets
     rise, luck = rise + noise * chance.normal(), noise * chance.normal()
-    memory = config.model.name == "trc2" and "memory" not in lesions(config)
+    memory = config.model.name == "trc2" and "memory" not in missing_parts(config)
     end = plan.total_steps
     records: list[Record] = []
     steps = range(0, end + 1, 10)
@@ -63,7 +63,7 @@ def invent_run(
         speed = 4000 * (0.8 if memory else 1.0) * (1 + 0.02 * chance.normal())
         cost = {"tokens_per_second": speed, "tokens_per_second_last": speed, "peak_memory_gb": 1.1, "gb_hours": 0.25}
         cost |= {
-            "training_flops_per_token": 2.3e7,
+            "training_flops_per_token": 2.3e7 * (1.1 if replays(config) else 1.0),
             "matmul_flops": 1.6e11,
             "utilisation": 0.25,
             "evaluation_share": 0.2,

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from tests.report.common import write_run
 from trc2.report.card import model_card
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 
 EVIL = "[x](http://evil) | <script>alert(1)</script>\n---\n# *free*"
 

@@ -1,126 +1,126 @@
-"""Any number of tasks and runs, and any name, can be drawn."""
+"""Figures: at most six series, names cut at their end, and a sentence where one cannot be drawn."""
 
 from __future__ import annotations
 
-import itertools
+import io
 import math
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from tests.report.common import forgets, write_run
-from trc2.metrics.forgetting import Stretch
-from trc2.report.finished import read_run
-from trc2.report.old_figures import (
-    at_least,
+from tests.report.invented import invent_run
+from trc2.report.figures import (
+    FIGURES,
+    LeftOut,
     changes,
-    draw_comparison,
-    draw_hippocampus,
-    draw_summary,
-    label,
-    look,
-    names,
-    plot,
-    tidy,
+    curves_figure,
+    differences_figure,
+    drawn_variants,
+    keeping_figure,
+    memory_figure,
+    run_figure,
+    variant_curve,
 )
+from trc2.report.run import read_run
+from trc2.report.runs import RunTable, read_runs
+from trc2.report.style import MAX_SERIES, Picture, label, shorten, style
 
 
-def test_looks_are_distinct() -> None:
-    looks = [tuple(look(index).values()) for index in range(100)]
-    assert len(set(looks)) == 100
-    # neighbours differ in more than one way
-    assert all(a[0] != b[0] and a[2] != b[2] for a, b in itertools.pairwise(looks))
+def test_every_figure_of_the_lab_is_drawn_and_readable(table: RunTable, tmp_path: Path) -> None:
+    for _, draw in FIGURES:
+        with style():
+            picture = draw(table)
+            png, svg = picture.write(tmp_path, dpi=50)
+        assert imread(png).shape[1] == 400
+        assert "<dc:date>" not in svg.read_text()
+        assert "n = " in picture.caption
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_any_number_of_tasks_is_drawn(tmp_path: Path, count: int) -> None:
-    run = read_run(write_run(tmp_path / "run", count))
-    draw_summary(run, tmp_path / "summary.png")
-    draw_hippocampus(run, tmp_path / "hippocampus.png")
-    draw_comparison([run, run], tmp_path / "comparison.png")
-    height, width, _ = imread(tmp_path / "comparison.png").shape
-    assert max(height, width) < 2**15
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
-        "comparison.png",
-        "hippocampus.png",
-        "summary.png",
-    ]
+def test_a_panel_has_at_most_six_series_and_the_reference_is_one(table: RunTable) -> None:
+    assert len(table.competitors) > MAX_SERIES
+    drawn = drawn_variants(table)
+    assert len(drawn) == MAX_SERIES
+    assert table.reference in drawn
+    losses = table.means(table.final_loss)["mean"].loc[table.learned]
+    assert losses.idxmin() in drawn
+    with style():
+        picture = curves_figure(table)
+    assert all(len(axes.lines) == MAX_SERIES for axes in picture.panels)
 
 
-def test_a_hundred_tasks_fit_into_one_picture(tmp_path: Path) -> None:
-    draw_summary(read_run(write_run(tmp_path / "run", 100)), tmp_path / "summary.png")
-    assert imread(tmp_path / "summary.png").size > 0
+def test_a_variant_has_one_colour_in_all_figures(table: RunTable) -> None:
+    main = drawn_variants(table)
+    some = drawn_variants(table, [*list(main)[3:], "Transformer + EWC"])
+    assert all(some[variant] == main[variant] for variant in list(main)[3:])
+    assert len(set(some.values())) == len(some)
 
 
-def test_nine_and_more_runs_are_drawn(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"run{number}", 2)) for number in range(9)]
-    draw_comparison(runs * 4, tmp_path / "comparison.png")
-    assert imread(tmp_path / "comparison.png").size > 0
+def test_a_curve_is_the_mean_over_seeds(table: RunTable) -> None:
+    curve = variant_curve(table, "Transformer", lambda run: [(0, float(run.config.train.seed))])
+    assert tuple(curve.loc[0]) == (0.5, 0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "name", [r"$\frac$", "$x$ $", "_hidden", "日本\N{CJK UNIFIED IDEOGRAPH-9F98}", "a\nb", "x" * 200]
-)
-def test_any_name_is_drawn(tmp_path: Path, name: str) -> None:
-    run = read_run(write_run(tmp_path / name))
-    draw_comparison([run, run], tmp_path / "comparison.png")
-    assert label(name).strip()
-    assert len(label(name)) < 50
+def test_variants_that_did_not_learn_are_left_out_with_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path / "learned")
+    write_run(tmp_path / "frozen", perplexity=lambda step, index: 50.0)
+    config = tmp_path / "frozen" / "config.yaml"
+    config.write_text(config.read_text().replace("learning_rate: ", "learning_rate: 1", 1))
+    table = read_runs([tmp_path])
+    assert len(table.learned) == 1
+    with style():
+        failed = table.runs.variant["frozen"]
+        assert f"did not learn all their tasks: {failed}." in curves_figure(table).caption
+        for draw in (keeping_figure, differences_figure):  # one point is not a figure
+            with pytest.raises(LeftOut):
+                draw(table)
+
+
+def test_names_are_cut_at_their_end_and_dollars_are_no_formulas() -> None:
+    assert shorten("lab_trc2 with a very long name", 12) == "lab_trc2 wi…"
+    assert label("$x$") == r"\$x\$"
+
+
+def test_changes_are_measured_from_the_end_of_the_tasks_own_training(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", 2))
+    points = dict(changes(run, run.stretches[0]))
+    assert points[10] == 0
+    assert points[20] == pytest.approx(math.log(forgets(20, 0) / forgets(10, 0)))
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 20])
+def test_a_run_with_any_number_of_tasks_is_drawn(tmp_path: Path, num_tasks: int) -> None:
+    run = read_run(write_run(tmp_path / "run", num_tasks))
+    with style():
+        figure = run_figure(run)
+    assert imread(io.BytesIO(figure.png(50))).shape[1] == 400
+    assert len(figure.axes) == (1 if num_tasks == 1 else 2)
+    assert len([line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]) == min(num_tasks, MAX_SERIES)
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -1.0])
-def test_values_that_are_no_perplexities_leave_a_gap(tmp_path: Path, odd: float) -> None:
-    whole = read_run(write_run(tmp_path / "whole", 3, lambda step, task: odd))
-    late = read_run(write_run(tmp_path / "late", 3, lambda step, task: odd if step > 10 else forgets(step, task)))
-    for run in (whole, late):
-        draw_summary(run, run.folder / "summary.png")
-    draw_comparison([whole, late], tmp_path / "comparison.png")
+def test_a_value_that_is_not_a_perplexity_leaves_a_gap(tmp_path: Path, odd: float) -> None:
+    run = read_run(write_run(tmp_path / "run", 2, lambda step, index: odd if step == 10 else forgets(step, index)))
+    with style():
+        line = run_figure(run).axes[0].lines[0]
+    values = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    assert math.isnan(values[10])
+    assert values[5] == pytest.approx(forgets(5, 0))
 
 
-def test_names_above_a_panel_do_not_overlap(tmp_path: Path) -> None:
-    for count, expected in ((3, ["task0", "task1", "task2"]), (7, [str(n) for n in range(1, 8)])):
-        run = read_run(write_run(tmp_path / str(count), count))
-        axes = Figure().subplots()
-        tidy(axes, run.stretches, names(run.tasks), run.stretches[-1].end, "")
-        assert [text.get_text() for text in axes.texts] == expected
+def test_the_memory_of_a_run_is_drawn(tmp_path: Path) -> None:
+    run = read_run(invent_run(tmp_path / "run", "lab_trc2"))
+    with style("dark"):
+        assert len(memory_figure(run).axes) == 3
 
 
-def test_tasks_that_are_trained_at_once_share_a_band() -> None:
-    axes = Figure().subplots()
-    tidy(axes, (Stretch("a", 0, 20), Stretch("b", 0, 20)), names(["a", "b"]), 20, "")
-    assert [text.get_text() for text in axes.texts] == ["2 tasks at once"]
-
-
-def test_the_line_of_a_long_run_has_few_markers(tmp_path: Path) -> None:
-    axes = Figure().subplots()
-    plot(axes, [(step, 1.0) for step in range(1000)], **look(0))
-    assert 1000 / axes.lines[0].get_markevery() <= 50
-
-
-def test_forgetting_has_its_sign_and_begins_at_zero(tmp_path: Path) -> None:
-    better = read_run(write_run(tmp_path / "better", 2, lambda step, task: math.exp(5 - 0.1 * step)))
-    assert dict(changes(better, better.stretches[0])) == pytest.approx({10: 0.0, 15: -0.5, 20: -1.0})
-    worse = read_run(write_run(tmp_path / "worse", 2, lambda step, task: math.exp(3 + 0.01 * step)))
-    assert changes(worse, worse.stretches[0])[-1] == pytest.approx((20, 0.1))
-    for run in (better, worse):
-        draw_summary(run, run.folder / "summary.png")
-
-
-def test_next_to_nothing_does_not_fill_an_axis() -> None:
-    axes = Figure().subplots()
-    axes.plot([0, 1], [0.0, 0.001])
-    at_least(axes, 0.1)
-    low, high = axes.get_ylim()
-    assert low < 0 < 0.1 <= high
-
-
-def test_the_markers_of_the_first_and_last_step_are_inside(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", 3))
-    axes = Figure().subplots()
-    tidy(axes, run.stretches, names(run.tasks), 30, "")
-    low, high = axes.get_xlim()
-    assert low <= -0.02 * 30
-    assert high >= 1.02 * 30
-    assert all(tick == int(tick) for tick in axes.get_xticks())
+def test_the_same_picture_has_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with style():
+            picture = Picture("p", "title", 2)
+            picture.panels[0].plot([1, 2], [3, 4])
+            (tmp_path / name).mkdir()
+            picture.write(tmp_path / name)
+    for suffix in ("png", "svg"):
+        assert (tmp_path / "a" / f"p.{suffix}").read_bytes() == (tmp_path / "b" / f"p.{suffix}").read_bytes()

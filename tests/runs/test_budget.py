@@ -11,7 +11,7 @@ from rich.console import Console
 from trc2 import RunConfig, UserError, load_recipe
 from trc2.backbones.registry import step_cost
 from trc2.nn.cost import Cost
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.budget import budget_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.plan import Plan

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from trc2.cli import app
 from trc2.config import RunConfig
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
 from trc2.runs.records import Diary, Record, current, read_all_records
 from trc2.runs.writer import CheckpointWriter

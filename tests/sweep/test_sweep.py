@@ -22,7 +22,7 @@ from trc2.config import RunConfig, settings_text
 from trc2.console import clock
 from trc2.errors import UserError
 from trc2.report.evidence import Evidence
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.runs.records import Record

@@ -17,10 +17,8 @@ from trc2.artifact import load_model
 from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.errors import UserError
 from trc2.export import export_run
-from trc2.report.finished import read_run
-from trc2.report.lineage import own_part
-from trc2.report.numbers import run_numbers
-from trc2.report.summary import write_summary
+from trc2.report.run import own_part, read_run
+from trc2.report.summary import run_numbers, write_summary
 from trc2.runs.ancestry import Ancestry, read_ancestry
 from trc2.runs.checkpoint import load_checkpoint, name_of, weights_of
 from trc2.runs.folder import RunFolder

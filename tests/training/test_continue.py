@@ -17,7 +17,7 @@ from trc2.cli import app
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.metrics.rise import Interval
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.training.resume import continue_run, relative_forgetting, resume_run
 from trc2.training.start import start_run
 from trc2.verify.kills import compare_runs

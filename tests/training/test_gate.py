@@ -16,7 +16,7 @@ from tests.conftest import write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.metrics.rise import Interval
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream

@@ -22,7 +22,7 @@ from rich.console import Console
 from tests.conftest import tiny_run_config, write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.report.finished import read_run
+from trc2.report.run import read_run
 from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder

@@ -20,10 +20,9 @@ from trc2.export import export_run
 from trc2.files import reading
 from trc2.generate import stream_text
 from trc2.ranks.torchrun import is_first_process
-from trc2.report.finished import FinishedRun, read_run
-from trc2.report.lineage import own_part
-from trc2.report.old_figures import hippocampus_figure, summary_figure
-from trc2.report.summary import child_text, short, summary_text, write_summary
+from trc2.report.run import Run as RunRecord
+from trc2.report.run import own_part, read_run
+from trc2.report.summary import child_text, has_memory, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stream.texts import Texts, keep_texts
@@ -243,13 +242,15 @@ class Run:
         """A matplotlib figure: perplexity and forgetting over the stream, or what the memory did (`hippocampus`)."""
         if kind not in PICTURES:
             raise UserError(f"There is no figure '{kind}': {did_you_mean(str(kind), PICTURES)}")
+        from trc2.report.figures import memory_figure, run_figure  # matplotlib and pandas take a second to import
+        from trc2.report.style import style
+
         run, ancestry = self._read(), RunFolder(self.folder).ancestry()
         run = run if ancestry is None else own_part(run, ancestry)
-        if kind == "summary":
-            return summary_figure(run)
-        if not run.series("train", "hippocampus/threshold")[0]:
+        if kind != "summary" and not has_memory(run):
             raise UserError(f"{self.folder} has no episodic memory to draw: use run.figure().")
-        return hippocampus_figure(run)
+        with style():
+            return run_figure(run, is_continued=ancestry is not None) if kind == "summary" else memory_figure(run)
 
     def _repr_png_(self) -> bytes:
         return bytes(self.figure().png())
@@ -273,10 +274,10 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ reading
 
-    def _read(self) -> FinishedRun:
+    def _read(self) -> RunRecord:
         return read_run(self.folder)
 
-    def _table(self, run: FinishedRun, metric: str) -> Any:
+    def _table(self, run: RunRecord, metric: str) -> Any:
         if metric not in run.tables:
             raise UserError(f"{self.folder} has no scores of '{metric}': {did_you_mean(str(metric), run.tables)}")
         return run.tables[metric]

@@ -122,7 +122,7 @@ def show_summary(
         return
     written = write_summary(folder, place)
     if as_json:
-        from trc2.report.numbers import run_numbers
+        from trc2.report.summary import run_numbers
 
         print_json({**run_numbers(folder), **(extra or {})})
         return

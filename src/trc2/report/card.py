@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from trc2.config.pretrained import HFConfig, base_facts
-from trc2.report.finished import FinishedRun
+from trc2.report.run import Run
 from trc2.report.markdown import code, markdown
 from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table, gate_lines
 from trc2.runs.first_weights import as_lines
@@ -14,7 +14,7 @@ from trc2.runs.folder import RunFolder
 
 
 def model_card(
-    run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None,
+    run: Run, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None,
     *, is_adapter: bool = False,
 ) -> str:  # fmt: skip
     """README.md of an exported model, in the form the Hugging Face hub reads; `refusal` is why it was not accepted."""
@@ -40,7 +40,7 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _base_facts(run: FinishedRun) -> dict[str, str]:
+def _base_facts(run: Run) -> dict[str, str]:
     """Name and licence of the Hugging Face model it began with; nothing for a model of ours."""
     model = run.config.model
     return base_facts(model.pretrained, RunFolder(run.folder).papers) if isinstance(model, HFConfig) else {}
@@ -61,7 +61,7 @@ OF_OURS = "import trc2.hf  # makes the model type known; nothing in this folder 
 CLASSES = {False: ("transformers", "AutoModelForCausalLM"), True: ("peft", "AutoPeftModelForCausalLM")}
 
 
-def _usage(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> str:
+def _usage(run: Run, facts: dict[str, str], is_adapter: bool) -> str:
     library, model = CLASSES[is_adapter]
     names = {library: [model], "transformers": ["AutoTokenizer"]}
     if not is_adapter:
@@ -74,7 +74,7 @@ def _usage(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> str:
     return f"{usage}\n\nOr `trc2 generate FOLDER --prompt Once`.{unread}"
 
 
-def _front_matter(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> str:
+def _front_matter(run: Run, facts: dict[str, str], is_adapter: bool) -> str:
     library = CLASSES[is_adapter][0] if facts else "trc2"
     stated = [f"{key}: {json.dumps(value)}" for key, value in facts.items()]
     lines = ["---", f"library_name: {library}", *stated, "pipeline_tag: text-generation", "tags:"]
@@ -82,7 +82,7 @@ def _front_matter(run: FinishedRun, facts: dict[str, str], is_adapter: bool) -> 
     return "\n".join(lines)
 
 
-def _origin(run: FinishedRun, num_parameters: int, num_events: int, step: int, version: str) -> str:
+def _origin(run: Run, num_parameters: int, num_events: int, step: int, version: str) -> str:
     model, train = run.config.model, run.config.train
     total = run.stretches[-1].end
     state = "finished" if step == total else f"taken at step {step} of {total}"
@@ -98,7 +98,7 @@ def _origin(run: FinishedRun, num_parameters: int, num_events: int, step: int, v
     return "\n".join(lines)
 
 
-def _first_weights(run: FinishedRun) -> list[str]:
+def _first_weights(run: Run) -> list[str]:
     """Which model it began with: its name without the place where it lay, and its weights to the bit."""
     sums = RunFolder(run.folder).first_weights()
     if not isinstance(run.config.model, HFConfig) or not sums:
@@ -111,7 +111,7 @@ def _first_weights(run: FinishedRun) -> list[str]:
     return [f"- It began with {name}; `sha256sum` of its {len(sums)} files of weights has the sha256 `{whole}`."]
 
 
-def _tasks(run: FinishedRun) -> str:
+def _tasks(run: Run) -> str:
     assert run.config.stream is not None
     lines = ["| # | task | steps | train tokens | documents | source | licence |", "|---:|---|---:|---:|---:|---|---|"]
     trained = run.config.stream.trained
@@ -130,7 +130,7 @@ def _tasks(run: FinishedRun) -> str:
     return "\n".join(lines)
 
 
-def _acceptance(run: FinishedRun, refusal: str | None) -> list[str]:
+def _acceptance(run: Run, refusal: str | None) -> list[str]:
     """What the acceptance check said of it, if it goes on from another model."""
     warning = [] if refusal is None else [f"**Exported all the same: this model {markdown(refusal)}.**"]
     table = "\n".join(gate_lines(run)).strip()
@@ -138,7 +138,7 @@ def _acceptance(run: FinishedRun, refusal: str | None) -> list[str]:
     return ["## Acceptance check", *parts] if parts else []
 
 
-def _limits(run: FinishedRun, facts: dict[str, str]) -> str:
+def _limits(run: Run, facts: dict[str, str]) -> str:
     tokens, ancestry = run.stretches[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).ancestry()
     if facts or (ancestry is not None and not ancestry.is_run):
         base = markdown(facts["base_model"]) if facts else "a saved model"

@@ -15,7 +15,6 @@ from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
 from trc2.report.style import (
-    COLOURS,
     MARKERS,
     MAX_SERIES,
     Picture,
@@ -24,6 +23,7 @@ from trc2.report.style import (
     label,
     label_ends,
     label_points,
+    palette,
     plain_log_ticks,
     shorten,
 )
@@ -50,7 +50,7 @@ def drawn_variants(table: RunTable, variants: Sequence[str] | None = None) -> di
         places = np.linspace(0, len(others) - 1, MAX_SERIES - len(keep)).round().astype(int)
         keep |= dict.fromkeys(others[place] for place in places)
         chosen = [variant for variant in chosen if variant in keep]
-    looks = dict(zip(COLOURS, MARKERS, strict=True))
+    looks = dict(zip(palette(), MARKERS, strict=True))
     usual = {} if variants is None else drawn_variants(table)
     taken = {variant: usual[variant] for variant in chosen if variant in usual}
     free = [look for look in looks.items() if look not in taken.values()]
@@ -105,7 +105,7 @@ def draw_curve(axes: Any, curve: pd.DataFrame, colour: str, transform: Callable[
     steps = curve.index.to_numpy()
     axes.plot(steps, transform(curve["mean"]), color=colour)
     axes.fill_between(steps, transform(curve.low), transform(curve.high), color=colour, alpha=0.18, linewidth=0)
-    return float(transform(curve["mean"].iloc[-1:])[0])
+    return float(np.asarray(transform(curve["mean"]))[-1])
 
 
 def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[Stretch, ...], int]:
@@ -165,20 +165,21 @@ def curves_figure(table: RunTable) -> Picture:
     title = extremes(table, table.final_loss, list(drawn))
     picture = Picture("curves", title, len(tasks))
     stretches, end = _stretches(table, drawn)
-    for place, (axes, task) in enumerate(zip(picture.panels, tasks, strict=True)):
-        ends = []
-        for variant, (colour, _) in drawn.items():
-            curve = variant_curve(table, variant, log_perplexities(task))
-            ends.append((draw_curve(axes, curve, colour, lambda logs: np.exp(np.asarray(logs))), variant, colour))
+    ends = []
+    for axes, task in zip(picture.panels, tasks, strict=True):
+        curves = {variant: variant_curve(table, variant, log_perplexities(task)) for variant in drawn}
+        ends.append([(draw_curve(axes, curves[variant], colour, np.exp), variant, colour)
+                     for variant, (colour, _) in drawn.items()])  # fmt: skip
         axes.set_yscale("log")
         axes.set_title(label(table.task_titles[task], 30), pad=16)
+    picture.lay_out()
+    for place, axes in enumerate(picture.panels):
         if place % 3 == 0:
             axes.set_ylabel("validation perplexity")
-        picture.figure.draw_without_rendering()
         draw_tasks(axes, stretches, table.task_titles, end)
         plain_log_ticks(axes.yaxis)
         if place % 3 == 2 or place == len(tasks) - 1:
-            label_ends(axes, ends)
+            label_ends(axes, ends[place])
     shown = f" {len(tasks)} of {len(table.all_tasks)} tasks are shown." if len(tasks) < len(table.all_tasks) else ""
     picture.caption = (
         "Validation perplexity of every task over training, log scale. Lines: mean over seeds; bands: lowest to "
@@ -203,7 +204,7 @@ def forgetting_figure(table: RunTable) -> Picture:
     axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.01), max(high, 0.1))
-    picture.figure.draw_without_rendering()
+    picture.lay_out()
     draw_tasks(axes, stretches, table.task_titles, end)
     label_ends(axes, ends)
     picture.caption = (
@@ -242,7 +243,7 @@ def _scatter(
 
 def _name_points(table: RunTable, picture: Picture, across: Measure, up: Measure, shown: Sequence[str],
                  drawn: dict[str, tuple[str, str]]) -> None:  # fmt: skip
-    picture.figure.draw_without_rendering()
+    picture.lay_out()
     x, y = table.means(across)["mean"], table.means(up)["mean"]
     named = [variant for variant in shown if variant in drawn]
     label_points(picture.panels[0], [(x[v], y[v], v, drawn[v][0]) for v in named])
@@ -303,7 +304,7 @@ def final_figure(table: RunTable) -> Picture:
     picture = Picture("final_scores", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
     for axes, measure in zip(picture.panels, measures, strict=True):
         found = table.means(measure).reindex(rows.index)
-        _rows(axes, found, dict.fromkeys(map(str, rows.index), COLOURS[0]), first=axes is picture.panels[0])
+        _rows(axes, found, dict.fromkeys(map(str, rows.index), palette()[0]), first=axes is picture.panels[0])
         axes.set_xlabel(f"{measure.title.split(',')[0]} ({measure.unit})  ← better")
     references = [v for v in table.variants.index if v not in table.competitors and v in means.index
                   and len(table.example(v).order) == len(table.all_tasks)]  # fmt: skip
@@ -398,7 +399,7 @@ def replay_figure(table: RunTable) -> Picture:
             panels.append((words, found))
     if not panels:
         raise LeftOut("needs a run with a replay controller (control.mode=closed_loop)")
-    last = {v: curve["mean"].iloc[-1] for _, found in panels for v, curve in found.items()}
+    last = {variant: curve["mean"].iloc[-1] for variant, curve in panels[0][1].items()}
     low, high = min(last.values()), max(last.values())
     ends = number_text(low) if number_text(low) == number_text(high) else f"{number_text(low)} to {number_text(high)}"
     picture = Picture(
@@ -414,7 +415,7 @@ def replay_figure(table: RunTable) -> Picture:
         heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
         axes.set_ylabel(words)
         axes.set_ylim(bottom=0)
-        picture.figure.draw_without_rendering()
+        picture.lay_out()
         draw_tasks(axes, stretches, table.task_titles, end)
         label_ends(axes, heights)
     drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
@@ -446,7 +447,7 @@ def orders_figure(table: RunTable) -> Picture:
     axes.set_xticks(range(len(orders)), words if len(orders) <= 8 else [str(place + 1) for place in range(len(orders))])
     axes.set_ylim(bottom=0)
     axes.set_ylabel("forgetting (AUFC) at the end (nats)\n↓ better")
-    picture.figure.draw_without_rendering()
+    picture.lay_out()
     label_ends(axes, [(frame.loc[variant, orders].iloc[-1], variant, colour) for variant, (colour, _) in drawn.items()])
     picture.caption = (
         "Forgetting (AUFC) at the end of every order of the tasks that a variant was trained in, mean over its seeds "
@@ -473,7 +474,7 @@ FIGURES: tuple[tuple[str, Callable[[RunTable], Picture]], ...] = (
 MEMORY_SIGNALS = (
     ("hippocampus/surprise_mean", "mean surprise"),
     ("hippocampus/threshold", "write threshold"),
-    ("hippocampus/keep_fraction", "share of candidates that were written"),
+    ("hippocampus/keep_fraction", "share of candidates written"),
 )
 
 
@@ -512,12 +513,12 @@ def _exp(value: float) -> float:
 def _draw_run(picture: Picture, axes: Any, run: Run, points: dict[str, Points]) -> None:
     """One line per task, with its name at its end and gaps where a value is not a number."""
     ends = []
-    for stretch, colour in zip([s for s in run.stretches if s.task in points], COLOURS, strict=False):
+    for stretch, colour in zip([s for s in run.stretches if s.task in points], palette(), strict=False):
         steps = [step for step, _ in points[stretch.task]]
         values = [value if math.isfinite(value) else math.nan for _, value in points[stretch.task]]
         axes.plot(steps, values, color=colour, marker="o", markersize=3)
         ends += [(values[-1], stretch.task, colour)] if values else []
-    picture.figure.draw_without_rendering()
+    picture.lay_out()
     draw_tasks(axes, run.stretches, {}, max(1, run.end))
     label_ends(axes, ends)
 
@@ -543,9 +544,9 @@ def memory_figure(run: Run) -> Any:
     picture = Picture("hippocampus", f"{run.name}. {title}", len(shown), height=2.8)
     for axes, (path, words) in zip(picture.panels, shown, strict=True):
         points = train_points(path)(run)
-        axes.plot([step for step, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.0)
+        axes.plot([step for step, _ in points], [value for _, value in points], color=palette()[0], linewidth=1.0)
         axes.set_title(words, pad=16)
         axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
-        picture.figure.draw_without_rendering()
+        picture.lay_out()
         draw_tasks(axes, run.stretches, {task: task for task in run.tasks}, max(1, run.end))
     return picture.figure

@@ -124,6 +124,7 @@ AUFC = Measure("aufc", "forgetting (AUFC)", summary_value("aufc"), unit="nats", 
 FORGETTING = Measure(
     "forgetting", "forgetting at the end", summary_value("forgetting"), unit="nats", is_forgetting=True
 )
+BACKWARD = Measure("bwt", "backward transfer", summary_value("bwt"), "higher", "nats", is_forgetting=True)
 OWN_LOSS = Measure("own_loss", "loss right after its own training, mean of all tasks", own_loss, unit="nats")
 SPEED = Measure(
     "tokens_per_second", "training speed", cost("tokens_per_second"), better="higher", unit="tokens/s", is_log=True

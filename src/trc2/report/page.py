@@ -1,86 +1,183 @@
-"""The report as one page: an HTML file that holds its data and its drawing code, and asks nobody for anything."""
+"""One HTML file with the report's charts, filters and tables. It holds all it needs and makes no requests."""
 
 from __future__ import annotations
 
 import base64
-import colorsys
 import hashlib
 import json
-import re
-from importlib import resources
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
 from trc2.files import write_atomically
-from trc2.report.evidence import Evidence
-from trc2.report.page_data import page_data
+from trc2.report.figures import VERDICT_COLOURS, data_words, drawn_variants, log_perplexities, mean_changes
+from trc2.report.figures import variant_curve as curve_of
+from trc2.report.measures import FORGETTING
+from trc2.report.runs import RunTable
+from trc2.report.style import COLOURS
+from trc2.report.tables import LeftOut, Table, final_table, paired_forgetting_table, paired_loss_table
 
-SCRIPTS = ("chart.js", "page.js", "panel.js", "check.js")
-DARK = "#14181c"  # the page's ground at night, as in page.css
-MIN_CONTRAST = 3.0  # of a line or a marker with its ground
+TEMPLATE = Path(__file__).with_name("page.html")
+MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")
 
 
-def write_page(evidence: Evidence, path: Path) -> Path:
-    """Write the page; the same evidence gives the same bytes."""
-    data = page_data(evidence)
-    style = _part("page.css") + family_style(data["families"])
-    script = "".join(map(_part, SCRIPTS))
-    parts = {"policy": policy(style, script), "style": style, "script": script, "data": script_json(data)}
-    # In one pass: what is put in is never looked at again, so data cannot pretend to be a place.
-    html = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place.group(1)], _part("page.html"))
-    write_atomically(path, html.encode())
+def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
+    """Write the page; it opens with at most six variants, and a list of check boxes chooses others."""
+    try:
+        import altair as alt
+        import vl_convert
+    except ImportError:
+        raise LeftOut("needs Altair: pip install 'trc2[report]'") from None
+    library = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    library = library.replace("</script", "<\\/script")
+    drawn = list(drawn_variants(table))
+    rest = [variant for variant in table.variants.index if variant not in drawn]
+    settings = {
+        "charts": {name: chart.to_dict() for name, chart in charts(table, drawn, alt).items()},
+        "variants": [*drawn, *rest],
+        "opened": drawn,
+        "tasks": [{"name": task, "title": table.task_titles[task]} for task in table.all_tasks],
+    }
+    template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    page, script = template.module.page, str(template.module.script())  # type: ignore[attr-defined]
+    data = f"const settings = {_inert_json(settings)};\n"
+    scripts = [library, data + script]
+    allowed = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
+    content = page(
+        title=next(iter(set(table.runs.matrix_title) - {""}), "Report"),
+        findings=findings,
+        data=data_words(table, list(table.variants.index)),
+        unfinished=table.unfinished,
+        tables=[_html_table(table, make) for make in (final_table, paired_loss_table, paired_forgetting_table)],
+        scripts=[Markup(text) for text in scripts],
+        allowed=Markup(allowed),
+    )
+    write_atomically(path, str(content).encode())
     return path
 
 
-def script_json(data: Any) -> str:
-    """JSON that may stand inside <script>: nothing in it can end the element or begin a comment, and all is ASCII."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
+def _inert_json(value: Any) -> str:
+    """JSON inside a script: a name such as </script> must not end it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def policy(style: str, script: str) -> str:
-    """Content-Security-Policy: our own style and script, known by their hashes, and nothing else at all."""
-    return (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    )
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _html_table(table: RunTable, make: Any) -> dict[str, Any]:
+    try:
+        made: Table = make(table)
+    except LeftOut as reason:
+        return {"title": make.__doc__.split(".")[0], "html": "", "caption": f"Left out: it {reason}."}
+    frame = made.shown(lambda text: text, str, str).reset_index()
+    return {"title": made.title, "html": Markup(frame.to_html(index=False, border=0)), "caption": made.caption}
 
 
-def family_style(families: list[dict[str, str]]) -> str:
-    """The colour of every family, as in all pictures; on dark ground what would be too dark is as light instead."""
-    light = "".join(f".f{index} {{ --c: {family['colour']}; }}\n" for index, family in enumerate(families))
-    night = "".join(f".f{index} {{ --c: {on_dark(family['colour'])}; }}\n" for index, family in enumerate(families))
-    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{night}}}\n"
+# ------------------------------------------------------------------------------------------------------ the charts
 
 
-def on_dark(colour: str) -> str:
-    """The colour itself, or, where it cannot be seen on the dark ground, the same hue as light as it was dark."""
-    if contrast(colour, DARK) >= MIN_CONTRAST:
-        return colour
-    hue, lightness, saturation = colorsys.rgb_to_hls(*_channels(colour))
-    return "#" + "".join(f"{round(255 * c):02X}" for c in colorsys.hls_to_rgb(hue, 1 - lightness, saturation))
+def charts(table: RunTable, drawn: Sequence[str], alt: Any) -> dict[str, Any]:
+    """Vega-Lite charts by the id of their place on the page."""
+    variants = [*drawn, *(variant for variant in table.variants.index if variant not in drawn)]
+    tones = [*COLOURS, *MORE_COLOURS]
+    colours = [tones[place % len(tones)] for place in range(len(variants))]
+    shown = alt.param(name="shown", value=list(drawn))
+    task = alt.param(name="task", value=table.all_tasks[0])
+    legend = alt.Legend(orient="bottom", columns=2, labelLimit=420, values=alt.ExprRef("shown"))
+    colour = alt.Color("variant:N", scale=alt.Scale(domain=variants, range=colours), title=None, legend=legend)
+    is_shown = "indexof(shown, datum.variant) >= 0"
+    rows = _curve_rows(table, variants)
+
+    def lines(data: pd.DataFrame, condition: str, y: Any, bands: Any) -> Any:
+        base = alt.Chart(data).transform_filter(condition)
+        tips = ["variant:N", "step:Q", alt.Tooltip("mean:Q", format=".4s"), "seeds:Q"]
+        x = alt.X("step:Q", title="optimizer step")
+        band = base.mark_area(opacity=0.15).encode(x=x, y=bands, y2="high:Q", color=colour)
+        line = base.mark_line(point={"size": 18}).encode(x=x, y=y, color=colour, tooltip=tips)
+        return (band + line).add_params(shown, task).properties(width="container", height=300)
+
+    log = {"scale": alt.Scale(type="log", zero=False), "title": "validation perplexity"}
+    rise = {"title": "rise of log-perplexity since its own training (nats)"}
+    perplexity, risen = rows[rows.kind == "perplexity"], rows[rows.kind == "rise"]
+    found = {
+        "perplexity": lines(
+            perplexity, f"{is_shown} && datum.task == task", alt.Y("mean:Q", **log), alt.Y("low:Q", **log)
+        )
+    }
+    if len(risen):
+        found["forgetting"] = lines(risen, is_shown, alt.Y("mean:Q", **rise), alt.Y("low:Q", **rise))
+    points = _points(table)
+    if len(points) > 1:
+        x, y = alt.X("final_loss:Q", title="final loss (nats), lower is better"), alt.Y("forgetting:Q")
+        found["scatter"] = (
+            alt.Chart(points)
+            .transform_filter(is_shown)
+            .mark_point(filled=True, size=90)
+            .encode(
+                x=x.scale(zero=False),
+                y=y.title("forgetting at the end (nats), lower is better"),
+                color=colour,
+                tooltip=["variant:N", "final_loss:Q", "forgetting:Q", "seeds:Q"],
+            )
+            .add_params(shown, task)
+            .properties(width="container", height=300)
+        )
+    verdicts = _verdicts(table)
+    if len(verdicts):
+        title = f"{table.reference} − other variant, final loss (nats)"
+        tone = alt.Color("verdict:N", title=f"{table.reference} is", scale=alt.Scale(
+            domain=list(VERDICT_COLOURS), range=list(VERDICT_COLOURS.values())))  # fmt: skip
+        y = alt.Y("variant:N", sort=list(verdicts.variant), title=None, axis=alt.Axis(labelLimit=320))
+        base = alt.Chart(verdicts)
+        tips = ["variant:N", alt.Tooltip("mean:Q", format=".3f"), "verdict:N", alt.Tooltip("p:Q", format=".3f"), "n:Q"]
+        span = base.mark_rule(opacity=0.5, strokeWidth=3).encode(
+            x=alt.X("low:Q", title=title), x2="high:Q", y=y, color=tone
+        )
+        dots = base.mark_point(filled=True, size=60).encode(x="mean:Q", y=y, color=tone, tooltip=tips)
+        zero = alt.Chart(pd.DataFrame({"x": [0]})).mark_rule(strokeDash=[3, 3]).encode(x="x:Q")
+        found["differences"] = (zero + span + dots).add_params(shown, task).properties(
+            width="container", height=alt.Step(18)
+        )  # fmt: skip
+    return found
 
 
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of WCAG: 1 for equal colours, 21 for black and white."""
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+def _curve_rows(table: RunTable, variants: Sequence[str]) -> pd.DataFrame:
+    """Mean curves over seeds: perplexity of every task, and the rise of past tasks."""
+    rows = []
+    for variant in variants:
+        seeds = int(table.variants.n[variant])
+        for task in table.all_tasks:
+            curve = curve_of(table, variant, log_perplexities(task)).dropna()
+            for step, row in curve.iterrows():
+                if row.high < 700:
+                    ends = [_rounded(math.exp(row[end])) for end in ("mean", "low", "high")]
+                    rows.append(("perplexity", variant, task, step, *ends, seeds))
+        for step, row in curve_of(table, variant, mean_changes).dropna().iterrows():
+            rows.append(("rise", variant, "", step, *(_rounded(row[end]) for end in ("mean", "low", "high")), seeds))
+    return pd.DataFrame(rows, columns=["kind", "variant", "task", "step", "mean", "low", "high", "seeds"])
 
 
-def _luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
-def _channels(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return red, green, blue
+def _points(table: RunTable) -> pd.DataFrame:
+    means = {"final_loss": table.means(table.final_loss)["mean"], "forgetting": table.means(FORGETTING)["mean"]}
+    frame = pd.DataFrame(means).dropna().map(_rounded)
+    frame = frame[frame.index.isin(table.learned)].rename_axis("variant").reset_index()
+    return frame.assign(seeds=[int(table.variants.n[variant]) for variant in frame.variant])
 
 
-def _part(name: str) -> str:
-    return (resources.files("trc2.report") / "page_parts" / name).read_text(encoding="utf-8")
+def _verdicts(table: RunTable) -> pd.DataFrame:
+    frame = table.differences(table.final_loss)
+    frame = frame[frame.index.isin(table.learned)].sort_values("mean").rename_axis("variant").reset_index()
+    numbers = ["mean", "low", "high", "p"]
+    frame[numbers] = frame[numbers].astype(float).round(4)
+    return frame.replace([math.inf, -math.inf], math.nan)

@@ -57,17 +57,15 @@ TASK_TITLES = {  # (dataset, subset); subset None stands for any
 
 def read_runs(folders: Iterable[Path]) -> RunTable:
     """Read run folders, or all runs below folders; refuse runs that cannot be compared."""
-    paths = find_runs(folders)
-    runs = [read_run(path) for path in paths]
-    if not any(run.is_finished for run in runs):
-        raise UserError(f"None of the {len(runs)} runs has ended: finish one with `trc2 resume {runs[0].folder}`.")
-    return RunTable(runs)
+    return RunTable([read_run(path) for path in find_runs(folders)])
 
 
 class RunTable:
     """Finished runs as frames; `unfinished` runs are listed and never counted."""
 
     def __init__(self, runs: Sequence[Run], reference: str | None = None) -> None:
+        if not any(run.is_finished for run in runs):
+            raise UserError(f"None of the {len(runs)} runs has ended: finish one with `trc2 resume {runs[0].folder}`.")
         names = _names(runs)
         self.unfinished = [name for name, run in zip(names, runs, strict=True) if not run.is_finished]
         self.by_name = {name: run for name, run in zip(names, runs, strict=True) if run.is_finished}
@@ -113,7 +111,7 @@ class RunTable:
                 }
         frame = pd.DataFrame.from_dict(rows, orient="index")
         frame.index.name = "run"
-        _check_distinct(frame)
+        _name_copies(frame)
         return frame.loc[sorted(frame.index, key=lambda run: (self._place(run, frame), *_repetition(frame, run)))]
 
     def _place(self, run: str, frame: pd.DataFrame) -> tuple[Any, ...]:
@@ -216,9 +214,9 @@ class RunTable:
 
     @cached_property
     def reference(self) -> str:
-        """The variant that others are compared with: the one asked for, else the first competitor."""
+        """The variant that others are compared with: the one asked for, else the first that learned its tasks."""
         if self.wanted_reference is None:
-            return (self.competitors or list(self.variants.index))[0]
+            return (self.learned or self.competitors or list(self.variants.index))[0]
         if self.wanted_reference not in self.variants.index:
             raise UserError(
                 f"There is no variant '{self.wanted_reference}': "
@@ -345,7 +343,7 @@ def _parameters(run: Run) -> int:
     model = run.config.model
     key = model.model_dump_json(exclude={name for name in type(model).model_fields if name.startswith("replay")})
     if key not in _counted:
-        _counted[key] = sum(part.total for part in static_budget(run.config.model).values())
+        _counted[key] = sum(part.total for part in static_budget(model).values())
     return _counted[key]
 
 
@@ -360,13 +358,11 @@ def _repetition(frame: pd.DataFrame, run: str) -> tuple[int, str, int]:
     return row.seed, row.order, row.draw
 
 
-def _check_distinct(frame: pd.DataFrame) -> None:
-    """Refuse one run given twice: it would count as two seeds."""
-    repetition = ["variant", "seed", "order", "draw"]
-    for _, group in frame.groupby(repetition, sort=False):
-        if len(group) > 1:
-            one, other = group.folder.iloc[:2]
-            raise UserError(f"{other} and {one} are the same run twice (seed {group.seed.iloc[0]}): give one.")
+def _name_copies(frame: pd.DataFrame) -> None:
+    """Give copies of one run, with equal settings and seed, variants of their own: they must not count as seeds."""
+    for _, group in frame.groupby(["variant", "seed", "order", "draw"], sort=False):
+        for copy in group.index[1:]:
+            frame.loc[copy, "variant"] = f"{frame.variant[copy]} (copy {copy})"
 
 
 # ------------------------------------------------------------------------------------------------------ finding runs
@@ -441,11 +437,13 @@ def _parent(run: Run) -> str:
 
 def _parent_folder(run: Run) -> Path:
     """Where the parent lies now: as parent.json says, or beside the run if the runs were moved together."""
-    parent = _parent(run)
-    if not parent:
+    ancestry = RunFolder(run.folder).ancestry()
+    if ancestry is None or not ancestry.is_run:
         return run.folder.resolve()
-    folder = Path(parent).expanduser()
-    return folder.resolve() if folder.is_dir() else run.folder.resolve().parent / folder.name
+    try:
+        return ancestry.find(run.folder).resolve()
+    except UserError:
+        return run.folder.resolve().parent / Path(ancestry.parent).name
 
 
 def _given_names(run: Run) -> dict[str, Any]:

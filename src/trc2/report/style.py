@@ -48,10 +48,19 @@ def ink(name: str = "ink") -> str:
     return THEMES[_theme][name]
 
 
+def palette() -> tuple[str, ...]:
+    """The colours of at most six series; lighter in the dark theme."""
+    return COLOURS if _theme == "light" else tuple(_mix(colour, "#ffffff", 0.25) for colour in COLOURS)
+
+
 def text_colour(colour: str) -> str:
     """The colour mixed with ink, so that small text in it is legible."""
-    mixed = [round(0.65 * int(colour[at : at + 2], 16) + 0.35 * int(ink()[at : at + 2], 16)) for at in (1, 3, 5)]
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+    return _mix(colour, ink(), 0.35)
+
+
+def _mix(colour: str, other: str, share: float) -> str:
+    channels = [(int(colour[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round((1 - share) * ours + share * theirs):02x}" for ours, theirs in channels)
 
 
 @contextmanager
@@ -112,8 +121,16 @@ class Picture:
             empty.set_visible(False)
         self.panels: list[Any] = axes[:panels]
 
+    def lay_out(self) -> None:
+        """Compute where the panels are, which labels are placed by."""
+        engine = self.figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(self.figure)
+
     def write(self, folder: Path, dpi: int = DPI) -> list[Path]:
         """NAME.png, and NAME.svg with the title as its accessible name. The same data give the same bytes."""
+        self.lay_out()
+        self.figure.set_layout_engine("none")  # it would run again for each format
         content = io.BytesIO()
         self.figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Title": self.title})
         written = [folder / f"{self.name}.{suffix}" for suffix in ("png", "svg")]
@@ -167,6 +184,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     for height, text, colour in ends:
         if math.isfinite(height):
             places.append((axes.transLimits.transform(axes.transScale.transform((0, height)))[1], text, colour))
+    limit = 28 if axes.get_subplotspec().get_gridspec().ncols > 1 else 44
     gap = 0.16 / (axes.get_position().height * axes.figure.get_size_inches()[1])  # a line of text
     previous = -math.inf
     heights = []
@@ -176,8 +194,10 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     over = max(0.0, (heights[-1] if heights else 0.0) - 1.0 - gap / 2)
     for (_, text, colour), height in zip(sorted(places, key=lambda place: place[0]), heights, strict=True):
         axes.annotate(
-            label(text, 30), (1.0, height - over), xytext=(4, 0), textcoords="offset points", xycoords="axes fraction",
-            va="center", fontsize=8.5, color=text_colour(colour), annotation_clip=False,
+            label(text, limit), (1.0, height - over), xytext=(4, 0), textcoords="offset points",
+            xycoords="axes fraction",
+            va="center", fontsize=8.5, color=text_colour(colour),
+            annotation_clip=False,
         )  # fmt: skip
 
 

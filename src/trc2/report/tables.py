@@ -25,7 +25,6 @@ from trc2.report.measures import (
     checkpoints,
     final_score,
     own_score,
-    summary_value,
 )
 from trc2.report.run import scores_in
 from trc2.report.runs import RunTable
@@ -299,14 +298,17 @@ def forgetting_table(table: RunTable) -> Table:
             measures.append(Measure(
                 f"{name}/aufc", f"AUFC {metric}, {title}", area_at(name, place), unit=unit, is_forgetting=True
             ))  # fmt: skip
-    measures += [FORGETTING, Measure("perplexity/bwt", "backward transfer", summary_value("bwt"), "higher", "nats")]
+    measures += [
+        FORGETTING,
+        Measure("perplexity/bwt", "backward transfer", summary_value("bwt"), "higher", "nats", is_forgetting=True),
+    ]
     caption = (
         "Area under the forgetting curve (AUFC), mean over past tasks, divided by time: at the boundary before the "
         "last task and at the end. In nats of log-perplexity. Other metrics are in the CSV, divided by the task's gain "
         f"where it has one. {INTERVALS} Bold: the smallest mean of a variant that learned its tasks, where its "
         "interval does not overlap the next." + not_learned_note(table)
     )
-    shown: Callable[[Measure], bool] = lambda measure: "/" not in measure.name or measure.name.startswith("perplexity")  # noqa: E731
+    shown: Callable[[Measure], bool] = lambda measure: "/" not in measure.name or measure.name == "perplexity/aufc"  # noqa: E731
     return _variant_table(table, "aufc", "Forgetting", caption, table.competitors, measures, shown=shown)
 
 
@@ -364,9 +366,7 @@ def paired_forgetting_table(table: RunTable) -> Table:
 
 def cost_table(table: RunTable) -> Table:
     """What every variant costs: counted parameters and FLOPs, measured speed and memory."""
-    counted = pd.DataFrame(
-        {variant: budget_numbers(table.example(variant).config) for variant in table.variants.index}
-    ).T
+    counted = pd.DataFrame({variant: budget_numbers(table.example(variant).config) for variant in table.variants.index}).T
     counted.index = variant_titles(table, counted.index)
     titles = {
         "active": "active parameters",

@@ -1,1 +1,0 @@
-"""Figures, one file per group; `gallery.py` lists them."""

@@ -1,0 +1,190 @@
+"""The report of several runs: report.md with tables and figures, and an HTML page."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from trc2.files import write_atomically
+from trc2.report.figures import FIGURES, data_words
+from trc2.report.markdown import code, markdown
+from trc2.report.measures import AUFC
+from trc2.report.page import write_page
+from trc2.report.run import Run
+from trc2.report.runs import RunTable
+from trc2.report.style import DPI, Picture, style
+from trc2.report.summary import short
+from trc2.report.tables import NOTHING, TABLES, LeftOut, number_text
+
+FEW_RUNS = 12  # up to so many runs are listed one by one
+
+
+@dataclass
+class Report:
+    """What was written, what was left out and why, and how long it took."""
+
+    folder: Path
+    written: list[Path] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def index(self) -> Path:
+        return self.folder / "report.md"
+
+
+def write_report(table: RunTable, folder: Path, *, dpi: int = DPI) -> Report:
+    """tables/, figures/, report.md and report.html."""
+    started = time.perf_counter()
+    report = Report(folder)
+    for name in ("tables", "figures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    lines = _opening(table)
+    lines += ["## Figures", ""]
+    for title, draw in FIGURES:
+        try:
+            with style():
+                picture = draw(table)
+                png, svg = picture.write(folder / "figures", dpi)
+        except LeftOut as reason:
+            report.left_out[title] = str(reason)
+            continue
+        report.pictures.append(picture)
+        report.written += [png, svg]
+        alt = markdown(f"{title}: {picture.title}")
+        lines += [f"### {markdown(title)}", "", f"![{alt}](figures/{png.name})", ""]
+        lines += [f"{markdown(picture.caption)} [svg](figures/{svg.name})", ""]
+    lines += ["## Tables", ""]
+    for title, make in TABLES:
+        try:
+            made = make(table)
+        except LeftOut as reason:
+            report.left_out[title] = str(reason)
+            continue
+        written = made.write(folder / "tables")
+        report.written += written
+        links = " · ".join(f"[{path.suffix[1:]}](tables/{path.name})" for path in written)
+        lines += [f"### {markdown(made.title)}", "", made.to_markdown(), "", f"{markdown(made.caption)} {links}", ""]
+    listed = folder / "tables" / "runs.csv"
+    write_atomically(listed, table.runs.drop(columns="folder").to_csv(lineterminator="\n").encode())
+    lines += ["Every run with its variant, seed, order and cost: [runs.csv](tables/runs.csv)", ""]
+    try:
+        page = write_page(table, findings(table), folder / "report.html")
+    except LeftOut as reason:
+        report.left_out["Page"] = str(reason)
+    else:
+        report.written.append(page)
+        lines[2:2] = ["[The same as a page with filters](report.html)", ""]
+    if report.left_out:
+        lines += ["## Left out", ""]
+        lines += [f"- {markdown(title)}: {markdown(reason)}." for title, reason in report.left_out.items()] + [""]
+    write_atomically(report.index, "\n".join(lines).encode())
+    report.written += [listed, report.index]
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def title_of_report(table: RunTable) -> str:
+    """The title of the matrix, if all runs share one."""
+    titles = set(table.runs.matrix_title)
+    return titles.pop() or "Report" if len(titles) == 1 else "Report"
+
+
+def _opening(table: RunTable) -> list[str]:
+    """Which runs the report is about, and what they show."""
+    lines = [f"# {markdown(title_of_report(table))}", ""]
+    lines += [markdown(sentence) for sentence in findings(table)] + [""]
+    words = data_words(table, list(table.variants.index))
+    lines += [f"{len(table.runs)} runs of {table.runs.variant.nunique()} variants. {markdown(words)}", ""]
+    if len(table.orders) > 1:
+        lines += [
+            f"The tasks were trained in {len(table.orders)} orders. Tables and figures are about the first, "
+            f"{markdown(table.orders[0])}, unless they say otherwise.",
+            "",
+        ]
+    if table.unfinished:
+        lines += [f"Unfinished and not counted: {', '.join(map(code, table.unfinished))}.", ""]
+    if len(table.runs) <= FEW_RUNS:
+        frame = run_rows(table)
+        frame = frame.rename(columns=markdown, index=markdown)
+        lines += [f"## Runs\n\n{RUN_CAPTION}", "", frame.to_markdown(disable_numparse=True), ""]
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------------ in words
+
+
+def findings(table: RunTable) -> list[str]:
+    """Sentences about the main numbers, for the head of the report, the page and the terminal."""
+    sentences = []
+    for measure, words in ((table.final_loss, "ends with the lowest loss"), (AUFC, "forgets least")):
+        ranked = table.learned if measure.is_forgetting else table.competitors
+        means = table.means(measure)["mean"]
+        means = means.loc[means.index.intersection(ranked)]
+        broken = list(means.index[~means.map(math.isfinite)])
+        if broken:
+            sentences.append(f"The {measure.title} of {_listed(broken)} is not finite.")
+        means = means[means.map(math.isfinite)].sort_values()
+        texts = means.map(number_text) + f" {measure.unit}"
+        best = list(texts.index[texts == texts.iloc[0]]) if len(texts) else []
+        if 0 < len(best) < len(texts):
+            verb = words if len(best) == 1 else words.replace("ends", "end").replace("forgets", "forget")
+            last = texts.index[-1]
+            sentences.append(f"{_listed(best)} {verb} ({texts.iloc[0]}), {last} is last ({texts.iloc[-1]}).")
+        elif best:
+            sentences.append(f"{_listed(best)}: {measure.title.split(',')[0]} {texts.iloc[0]}.")
+    verdicts = table.differences(table.final_loss)
+    verdicts = verdicts[verdicts.index.isin(table.learned)]
+    if len(verdicts) and (verdicts.n > 1).any():
+        counts = verdicts.verdict.value_counts()
+        parts = [f"{counts[v]} {v}" for v in ("better", "worse", "equivalent", "undecided") if v in counts]
+        sentences.append(
+            f"Compared with {len(verdicts)} other variants on equal seeds, the final loss of {table.reference} is: "
+            f"{', '.join(parts)}."
+        )
+    failed = [variant for variant in table.competitors if variant not in table.learned]
+    if failed:
+        sentences.append(f"Not ranked by forgetting, because a run did not learn one of its tasks: {_listed(failed)}.")
+    if table.variants.n.max() == 1:
+        sentences.append("There is one seed of each variant, so differences of a few percent can be chance.")
+    return sentences
+
+
+def _listed(names: list[str]) -> str:
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+RUN_CAPTION = (
+    "Validation perplexity of each task right after its training → after the last step, in brackets if the run did not "
+    "train it; mean forgetting of past tasks at the end and its area (AUFC), in nats of log-perplexity."
+)
+
+
+def run_rows(table: RunTable) -> pd.DataFrame:
+    """One row per run, in the order in which the runs were given."""
+    rows = {}
+    for name, run in table.by_name.items():
+        summary = run.summary()
+        speed = run.final("end").get("efficiency/tokens_per_second")
+        lost = [summary.get(f"cl/perplexity/{key}") for key in ("forgetting", "aufc")]
+        rows[name] = [_learned_and_kept(run, task) for task in table.all_tasks]
+        rows[name] += [NOTHING if value is None else f"{value:.3f}" for value in lost]
+        rows[name].append(NOTHING if speed is None else f"{speed:,.0f}")
+    columns = [*table.all_tasks, "forgetting", "AUFC", "tokens/s"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("run")
+
+
+def _learned_and_kept(run: Run, task: str) -> str:
+    def score(step: int) -> str:
+        value = run.score("perplexity", task, step)
+        return NOTHING if value is None else short(value)
+
+    stretch = next((stretch for stretch in run.stretches if stretch.task == task), None)
+    if stretch is None:
+        return f"({score(run.end)})" if task in run.tasks else NOTHING
+    return score(run.end) if stretch.end == run.end else f"{score(stretch.end)}→{score(run.end)}"
