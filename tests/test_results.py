@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +21,6 @@ from docs.results_tables import (
     refreshed,
 )
 from trc2.config import MODELS, load_recipe
-from trc2.report.dossier import write_dossier
-from trc2.report.evidence import Evidence
 from trc2.report.run import read_run
 
 RATES = ROOT / "results" / "lab_rates"
@@ -61,19 +58,6 @@ def test_a_switch_is_between_the_last_step_of_the_old_task_and_the_first_of_the_
     assert around_switch(points, 50) == (1.0, 2.0)
     ramp = [(step, float(step)) for step in range(1, 101)]
     assert around_switch(ramp, 50) == (40.5, 53.0)  # means of 31 … 50 and of 51 … 55
-
-
-def test_the_committed_report_of_the_lab_is_that_of_its_runs(tmp_path: Path) -> None:
-    """Report, page, ledger and tables to the last byte; of the figures, which there are and what they say."""
-    folder = ROOT / "results" / "lab"
-    made = write_dossier(Evidence.of([folder]), tmp_path, dpi=10).written
-    for path in made:
-        committed = folder / path.relative_to(tmp_path)
-        assert committed.is_file(), path.name
-        if path.parent.name != "figures":
-            assert path.read_bytes() == committed.read_bytes(), f"{path.name}: say trc2 report results/lab"
-    for part in ("tables", "figures"):
-        assert {path.name for path in made if path.parent.name == part} == {p.name for p in (folder / part).iterdir()}
 
 
 def test_the_tables_of_which_recipe_are_those_of_the_committed_runs() -> None:

@@ -24,7 +24,7 @@ from trc2.verify.kills import compare_runs
 # 1 is for checks that fail and 3 for the gate; a case is never interrupted, so 130 would be a lie.
 CODES = {"verify": (0, 1, 2), "transformers": (0, 2), "continue": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2)}
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png", "comparison.md", "comparison.png")
+WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png")
 WRITTEN_BY_RUNS = ("metrics.jsonl", "config.yaml", "config.json", "model.safetensors")
 NOTE = "Trying the one before."
 # How a run folder must end: as the undisturbed run of this name.

@@ -96,10 +96,14 @@ def test_the_committed_tables_of_the_lab_are_rebuilt_from_its_runs(tmp_path: Pat
 # ---------------------------------------------------------------------------------------------------- the page
 
 
+def without_scripts(page: str) -> str:
+    return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
 def test_the_page_makes_no_request_and_is_small(written: Report) -> None:
     page = (written.folder / "report.html").read_text()
     assert "default-src 'none'" in page
-    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", page)
+    assert not re.search(r"(src|href)=", without_scripts(page))
     assert len(page) < 2_000_000
 
 
@@ -114,8 +118,11 @@ def test_names_cannot_leave_their_place_in_the_page(tmp_path: Path) -> None:
     table = read_runs([tmp_path])
     assert EVIL in table.variants.index
     page = write_page(table, findings(table), tmp_path / "page.html").read_text()
-    assert "<img" not in page
+    assert "<img" not in without_scripts(page)
     assert page.count("</script>") == 2
+    settings = page.partition("const settings = ")[2].partition("\n")[0]
+    assert "onerror" in settings
+    assert "<" not in settings
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +140,10 @@ def open_page(browser: str, page: Path, profile: Path, address: str = "") -> str
     return subprocess.run(command, capture_output=True, timeout=180, check=True).stdout.decode()
 
 
+def points(dom: str) -> int:
+    return dom.count('aria-label="optimizer step: ')
+
+
 @pytest.mark.slow
 def test_a_browser_draws_six_series_and_the_address_chooses_others(
     browser: str, written: Report, tmp_path: Path
@@ -141,10 +152,10 @@ def test_a_browser_draws_six_series_and_the_address_chooses_others(
     assert 'data-ready="4"' in dom
     assert 'data-shown="6"' in dom
     assert "data-error" not in dom
-    assert len(re.findall(r'<path aria-label="step: [^"]*variant: ', dom)) > 50
+    assert points(dom) > 50
     two = open_page(browser, written.folder / "report.html", tmp_path, "#show=0.7&task=wikitext")
     assert 'data-shown="2"' in two
-    assert two.count('aria-label="step: ') < dom.count('aria-label="step: ') / 2
+    assert 0 < points(two) < points(dom) / 2
 
 
 @pytest.mark.slow
@@ -157,7 +168,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser: str, tmp_path: Path) -> 
     table = read_runs([tmp_path / "runs"])
     dom = open_page(browser, write_page(table, findings(table), tmp_path / "page.html"), tmp_path / "profile")
     assert "data-ready" in dom
-    assert "<img" not in dom
+    assert "<img" not in without_scripts(dom)
 
 
 @pytest.mark.slow

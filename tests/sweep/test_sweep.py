@@ -21,8 +21,8 @@ from tests.command import trc2
 from trc2.config import RunConfig, settings_text
 from trc2.console import clock
 from trc2.errors import UserError
-from trc2.report.evidence import Evidence
 from trc2.report.run import read_run
+from trc2.report.runs import read_runs
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.runs.records import Record
@@ -66,7 +66,7 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
 
     alone = start_run(cells[0].config.replace(output={"folder": tmp_path / "alone", "threads": 1}), QUIET)
     assert read_run(alone).tables == read_run(out / "tiny+s0").tables
-    assert len(Evidence.of([out]).runs) == 1
+    assert len(read_runs([out]).runs) == 1
 
     assert (alone / "checkpoints").is_dir()
     shutil.rmtree(out / "tiny+s0")

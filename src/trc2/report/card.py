@@ -6,8 +6,8 @@ import hashlib
 import json
 
 from trc2.config.pretrained import HFConfig, base_facts
-from trc2.report.run import Run
 from trc2.report.markdown import code, markdown
+from trc2.report.run import Run
 from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table, gate_lines
 from trc2.runs.first_weights import as_lines
 from trc2.runs.folder import RunFolder

@@ -20,7 +20,7 @@ from trc2.report.figures import variant_curve as curve_of
 from trc2.report.measures import FORGETTING
 from trc2.report.runs import RunTable
 from trc2.report.style import COLOURS
-from trc2.report.tables import LeftOut, Table, final_table, paired_forgetting_table, paired_loss_table
+from trc2.report.tables import LeftOut, final_table, paired_forgetting_table, paired_loss_table
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")
@@ -53,7 +53,7 @@ def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
         findings=findings,
         data=data_words(table, list(table.variants.index)),
         unfinished=table.unfinished,
-        tables=[_html_table(table, make) for make in (final_table, paired_loss_table, paired_forgetting_table)],
+        tables=_html_tables(table),
         scripts=[Markup(text) for text in scripts],
         allowed=Markup(allowed),
     )
@@ -71,13 +71,18 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _html_table(table: RunTable, make: Any) -> dict[str, Any]:
-    try:
-        made: Table = make(table)
-    except LeftOut as reason:
-        return {"title": make.__doc__.split(".")[0], "html": "", "caption": f"Left out: it {reason}."}
-    frame = made.shown(lambda text: text, str, str).reset_index()
-    return {"title": made.title, "html": Markup(frame.to_html(index=False, border=0)), "caption": made.caption}
+def _html_tables(table: RunTable) -> list[dict[str, Any]]:
+    """Final scores, differences and verdicts, those that can be filled."""
+    found = []
+    for make in (final_table, paired_loss_table, paired_forgetting_table):
+        try:
+            made = make(table)
+        except LeftOut:
+            continue
+        frame = made.shown(lambda text: text, str, str).reset_index()
+        html = Markup(frame.to_html(index=False, border=0))
+        found.append({"title": made.title, "html": html, "caption": made.caption})
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ the charts

@@ -174,7 +174,7 @@ def _percent(value: object) -> str:
 
 def _when(run: Run) -> str:
     """Which step the newest numbers are of."""
-    return "at the end" if run.is_finished else f"at step {run.tables['perplexity'].steps[-1]}"
+    return "at the end" if run.is_finished else f"at step {max(run.perplexity.steps, default=0)}"
 
 
 def forgetting_caption(run: Run) -> str:

@@ -17,6 +17,7 @@ from trc2.metrics.forgetting import METRICS
 from trc2.report.markdown import markdown
 from trc2.report.measures import (
     AUFC,
+    BACKWARD,
     FORGETTING,
     MEMORY_HOURS,
     SPEED,
@@ -149,7 +150,8 @@ class Table:
 
     def to_csv(self) -> str:
         numbers = {title: data for column in self.columns for title, data in column.numbers(self.index).items()}
-        frame = pd.DataFrame(numbers, index=pd.Index([_inert(str(row)) for row in self.index], name=self.head))
+        frame = pd.DataFrame(numbers, index=self.index).rename(columns=_inert)
+        frame.index = pd.Index([_inert(str(row)) for row in self.index], name=self.head)
         for title in frame.columns:
             frame[title] = frame[title].map(lambda cell: _inert(cell) if isinstance(cell, str) else cell)
         return str(frame.to_csv(lineterminator="\n"))
@@ -219,7 +221,7 @@ def not_learned_note(table: RunTable) -> str:
 
 def _variant_table(
     table: RunTable, name: str, title: str, caption: str, variants: Sequence[str], measures: Sequence[Measure],
-    *, shown: Callable[[Measure], bool] = lambda measure: True, first: Sequence[Column] = (),
+    *, first: Sequence[Column] = (),
 ) -> Table:  # fmt: skip
     """One row per variant, one column per measure; names of variants get their dagger here."""
     titles = dict(zip(variants, variant_titles(table, variants), strict=True))
@@ -231,7 +233,7 @@ def _variant_table(
         means = means.loc[means.index.intersection(list(variants))].rename(index=titles)
         means[["mean", "low", "high"]] *= measure.factor
         competes = [titles[variant] for variant in ranked if variant in titles]
-        columns.append(Column(measure.label, means, measure.better, competes, is_shown=shown(measure)))
+        columns.append(Column(measure.label, means, measure.better, competes, is_shown=_is_main(measure)))
     return Table(name, title, caption, chosen.index, columns)
 
 
@@ -268,7 +270,7 @@ def boundary_table(table: RunTable) -> Table:
     )
     title = "Scores right after each task's own training"
     measures = score_measures(table, own_score)
-    return _variant_table(table, "boundary", title, caption, list(table.variants.index), measures, shown=_is_main)
+    return _variant_table(table, "boundary", title, caption, list(table.variants.index), measures)
 
 
 def final_table(table: RunTable) -> Table:
@@ -279,10 +281,7 @@ def final_table(table: RunTable) -> Table:
         "best mean, where its interval does not overlap the next. The CSV has all metrics." + not_learned_note(table)
     )
     measures = [table.final_loss, *score_measures(table, final_score)]
-    shown: Callable[[Measure], bool] = lambda measure: measure is table.final_loss or _is_main(measure)  # noqa: E731
-    return _variant_table(
-        table, "final", "Scores after the last step", caption, list(table.variants.index), measures, shown=shown
-    )
+    return _variant_table(table, "final", "Scores after the last step", caption, list(table.variants.index), measures)
 
 
 def forgetting_table(table: RunTable) -> Table:
@@ -298,18 +297,14 @@ def forgetting_table(table: RunTable) -> Table:
             measures.append(Measure(
                 f"{name}/aufc", f"AUFC {metric}, {title}", area_at(name, place), unit=unit, is_forgetting=True
             ))  # fmt: skip
-    measures += [
-        FORGETTING,
-        Measure("perplexity/bwt", "backward transfer", summary_value("bwt"), "higher", "nats", is_forgetting=True),
-    ]
+    measures += [FORGETTING, BACKWARD]
     caption = (
         "Area under the forgetting curve (AUFC), mean over past tasks, divided by time: at the boundary before the "
         "last task and at the end. In nats of log-perplexity. Other metrics are in the CSV, divided by the task's gain "
         f"where it has one. {INTERVALS} Bold: the smallest mean of a variant that learned its tasks, where its "
         "interval does not overlap the next." + not_learned_note(table)
     )
-    shown: Callable[[Measure], bool] = lambda measure: "/" not in measure.name or measure.name == "perplexity/aufc"  # noqa: E731
-    return _variant_table(table, "aufc", "Forgetting", caption, table.competitors, measures, shown=shown)
+    return _variant_table(table, "aufc", "Forgetting", caption, table.competitors, measures)
 
 
 def checkpoint_titles(table: RunTable) -> dict[int, str]:
