@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from trc2.report.run import read_run
-from trc2.report.variants import learning_settings
+from trc2.runs.identity import variant_settings
 from trc2.stats.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]
@@ -52,8 +52,8 @@ def ends(arm: str) -> dict[int, End]:
     for folder in (path for place in RUNS for path in ROOT.glob(f"{place}/{arm}+s*")):
         run = read_run(folder)
         assert run.is_finished
-        settings.setdefault(folder.name, learning_settings(run.config))
-        assert settings[folder.name] == learning_settings(run.config), f"two experiments are called {folder.name}"
+        settings.setdefault(folder.name, variant_settings(run.config))
+        assert settings[folder.name] == variant_settings(run.config), f"two experiments are called {folder.name}"
         metrics = run.final("eval")
         order = list(dict.fromkeys([*(stretch.task for stretch in run.stretches), *run.tasks]))
         area = metrics.get("cl/perplexity/aufc", math.nan)

@@ -31,7 +31,8 @@ from trc2.report.run import Run
 from trc2.report.runs import RunTable, interval_of, read_runs
 from trc2.report.style import COLOURS, DPI, Picture, label, plain_log_ticks, style
 from trc2.report.tables import Column, Table, interval_text
-from trc2.report.variants import learning_settings, title_of
+from trc2.report.variants import title_of
+from trc2.runs.identity import variant_settings
 from trc2.stats.paired import paired_difference
 
 STORES = {"model.replay_long_chunks", "model.replay_recent_chunks", "model.replay_seed"}
@@ -93,7 +94,7 @@ class Store:
         for variant in self.table.competitors:
             run = self.table.example(variant)
             if self.table.variants.replays[variant]:
-                settings = learning_settings(run.config)
+                settings = variant_settings(run.config)
                 key = repr([(path, settings[path]) for path in sorted(settings) if path not in STORES])
                 groups.setdefault(key, {})[100 * stored_tokens(run) / self.stream_tokens] = variant
         several = [dict(sorted(sizes.items())) for sizes in groups.values() if len(sizes) > 1]
@@ -134,7 +135,7 @@ class Store:
 
     def _alike(self, one: str, other: str) -> bool:
         """Whether two configurations differ only in thalamus and memory."""
-        first, second = (learning_settings(self.table.example(variant).config) for variant in (one, other))
+        first, second = (variant_settings(self.table.example(variant).config) for variant in (one, other))
         skipped = {"model.thalamus", "model.memory", "model.replay_seed"}
         return all(first.get(path) == second.get(path) for path in first.keys() | second.keys() if path not in skipped)
 

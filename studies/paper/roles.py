@@ -13,7 +13,8 @@ from trc2.metrics.forgetting import is_divided
 from trc2.report.measures import Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
-from trc2.report.variants import FAMILIES, learning_settings, title_of
+from trc2.report.variants import FAMILIES, title_of
+from trc2.runs.identity import variant_settings
 
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = ("memory", "replay")  # the paper removes both together
@@ -220,7 +221,7 @@ def ablation_title(missing: Sequence[str]) -> str:
 
 def _rest(run: Run, without: set[str]) -> dict[str, Any]:
     """The settings of a run but for some, and but for its replay draws."""
-    settings = learning_settings(run.config)
+    settings = variant_settings(run.config)
     return {path: settings[path] for path in sorted(settings) if path not in {*without, "model.replay_seed"}}
 
 

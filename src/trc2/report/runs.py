@@ -11,7 +11,6 @@ table.differences(AUFC)          one row per other variant: reference − varian
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,6 @@ import pandas as pd
 
 from trc2.bench.footprint import static_budget
 from trc2.errors import UserError, did_you_mean
-from trc2.files import reading
 from trc2.report import measures
 from trc2.report.measures import Measure
 from trc2.report.run import Run, read_run
@@ -33,7 +31,6 @@ from trc2.report.variants import (
     family_of,
     group_runs,
     is_reference,
-    learning_settings,
     missing_parts,
     replays,
     size_of,
@@ -41,6 +38,7 @@ from trc2.report.variants import (
 )
 from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
+from trc2.runs.identity import variant_settings
 from trc2.stats.equivalence import decide, margin_from_aa, without_largest
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.paired import compare_all
@@ -78,7 +76,7 @@ class RunTable:
     @cached_property
     def runs(self) -> pd.DataFrame:
         """One row per finished run. `draw` is 0, or the number of an A/A repeat with other replay draws."""
-        given = {name: _given_names(run) for name, run in self.by_name.items()}
+        given = {name: RunFolder(run.folder).variant() or {} for name, run in self.by_name.items()}
         groups = group_runs(self.by_name.values())
         names = {id(run): name for name, run in self.by_name.items()}
         axes = {id(run): given[name]["axes"] for name, run in self.by_name.items() if given[name].get("axes")}
@@ -125,7 +123,7 @@ class RunTable:
     @cached_property
     def settings(self) -> pd.DataFrame:
         """One row per run, one column per setting that can change what is learned."""
-        rows = {name: learning_settings(run.config) for name, run in self.by_name.items()}
+        rows = {name: variant_settings(run.config) for name, run in self.by_name.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run").loc[self.runs.index]
 
     @cached_property
@@ -444,18 +442,6 @@ def _parent_folder(run: Run) -> Path:
         return ancestry.find(run.folder).resolve()
     except UserError:
         return run.folder.resolve().parent / Path(ancestry.parent).name
-
-
-def _given_names(run: Run) -> dict[str, Any]:
-    """The title and the axes that a sweep's matrix gave to the run; empty if it was trained by itself."""
-    path = run.folder / "variant.json"
-    if not path.is_file():
-        return {}
-    with reading(path):
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-        if not all(isinstance(name, str) for name in [content["title"], *content["axes"].values()]):
-            raise TypeError("it does not name a variant")
-    return content
 
 
 def _held_out(run: Run, task: str) -> Any:

@@ -361,7 +361,8 @@ def paired_forgetting_table(table: RunTable) -> Table:
 
 def cost_table(table: RunTable) -> Table:
     """What every variant costs: counted parameters and FLOPs, measured speed and memory."""
-    counted = pd.DataFrame({variant: budget_numbers(table.example(variant).config) for variant in table.variants.index}).T
+    variants = list(table.variants.index)
+    counted = pd.DataFrame({variant: budget_numbers(table.example(variant).config) for variant in variants}).T
     counted.index = variant_titles(table, counted.index)
     titles = {
         "active": "active parameters",
@@ -375,7 +376,7 @@ def cost_table(table: RunTable) -> Table:
         f"and peak memory × time. {INTERVALS} Intervals of measured costs are computed on the log scale."
     )
     measured = [SPEED, MEMORY_HOURS]
-    return _variant_table(table, "cost", "Cost", caption, list(table.variants.index), measured, first=first)
+    return _variant_table(table, "cost", "Cost", caption, variants, measured, first=first)
 
 
 TABLES: tuple[tuple[str, Callable[[RunTable], Table]], ...] = (

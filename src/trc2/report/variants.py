@@ -11,6 +11,7 @@ from trc2.config import RunConfig, TRC2Config
 from trc2.config.model import PARTS
 from trc2.config.pretrained import HFConfig
 from trc2.report.run import Run
+from trc2.runs.identity import variant_settings
 
 # Okabe–Ito colours can be told apart without full colour vision. Its yellow is hard to see on white, so we use brown.
 FAMILIES: dict[str, tuple[str, str, str]] = {  # backbone: title, colour, marker
@@ -68,30 +69,6 @@ def is_reference(config: RunConfig) -> bool:
     """Joint training, or training on some of the tasks: a point of reference that does not compete."""
     assert config.stream is not None
     return config.stream.mode == "joint" or config.stream.only is not None
-
-
-def learning_settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted path, without seed, order and places of files.
-
-    A replay seed counts as its distance from the run's seed.
-    """
-    values = config.model_dump(mode="json")
-    seed = values["train"].pop("seed")
-    values.pop("output")
-    if values["model"].get("replay_seed") is not None:
-        values["model"]["replay_seed"] -= seed
-    if values["stream"] is not None:
-        for name in ("order", "data_root", "cache"):
-            values["stream"].pop(name, None)
-    return dict(_flat(values))
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 # ------------------------------------------------------------------------------------------------------ titles
@@ -170,14 +147,14 @@ class Group:
 
 def draw_of(config: RunConfig) -> int:
     """0, or for an A/A repeat the distance of its replay seed from its seed."""
-    offset = learning_settings(config).get(REPLAY_SEED)
+    offset = variant_settings(config).get(REPLAY_SEED)
     return int(offset or 0)
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     groups: dict[str, Group] = {}
     for run in runs:
-        settings = learning_settings(run.config)
+        settings = variant_settings(run.config)
         settings.pop(REPLAY_SEED, None)
         key = repr(sorted(settings.items(), key=lambda item: item[0]))
         groups.setdefault(key, Group(settings, [])).runs.append(run)
