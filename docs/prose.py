@@ -20,6 +20,9 @@ MAX_MEAN_WORDS_ELSEWHERE = 23.0
 MAX_SENTENCE_WORDS = 45
 
 CHECKED = (
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/baselines.md",
     "docs/changelog.md",
     "docs/continual-learning.md",
     "docs/continue.md",
@@ -27,6 +30,7 @@ CHECKED = (
     "docs/data.md",
     "docs/distributed.md",
     "docs/faq.md",
+    "docs/fidelity.md",
     "docs/first-hour.md",
     "docs/forgetting.md",
     "docs/glossary.md",
@@ -41,6 +45,7 @@ CHECKED = (
     "docs/lm-eval.md",
     "docs/memory.md",
     "docs/notation.md",
+    "docs/paper-on-4-gpus.md",
     "docs/plugins.md",
     "docs/python.md",
     "docs/reference/api.md",
@@ -48,7 +53,9 @@ CHECKED = (
     "docs/reference/settings.md",
     "docs/reliability.md",
     "docs/replay.md",
+    "docs/reports.md",
     "docs/run-folder.md",
+    "docs/speed.md",
     "docs/statistics.md",
     "docs/sweeps.md",
     "docs/training.md",
