@@ -32,7 +32,7 @@ def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
         import altair as alt
         import vl_convert
     except ImportError:
-        raise LeftOut("needs Altair: pip install 'trc2[report]'") from None
+        raise LeftOut("needs Altair: pip install '.[report]'") from None
     library = vl_convert.javascript_bundle()  # type: ignore[call-arg]
     library = library.replace("</script", "<\\/script")
     drawn = list(drawn_variants(table))
