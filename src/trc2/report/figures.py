@@ -442,7 +442,7 @@ def orders_figure(table: RunTable) -> Picture:
     for variant, (colour, marker) in drawn.items():
         axes.plot(range(len(orders)), frame.loc[variant, orders], marker=marker, color=colour, linewidth=0.8)
     words = [
-        " →\n".join(label(table.task_titles.get(task, task), 16) for task in order.split(" → ")) for order in orders
+        " →\n".join(label(table.task_titles.get(task, task), 11) for task in order.split(" → ")) for order in orders
     ]
     axes.set_xticks(range(len(orders)), words if len(orders) <= 8 else [str(place + 1) for place in range(len(orders))])
     axes.set_ylim(bottom=0)

@@ -114,7 +114,7 @@ class Picture:
         rows = math.ceil(panels / columns)
         self.figure = InlineFigure(figsize=(WIDTH, height * rows + 0.4), layout="constrained")
         self.figure.suptitle(
-            "\n".join(textwrap.wrap(label(title, 200), 92)), x=0.01, ha="left", fontsize=11, fontweight="bold"
+            "\n".join(textwrap.wrap(label(title, 200), 82)), x=0.01, ha="left", fontsize=11, fontweight="bold"
         )
         axes = list(self.figure.subplots(rows, columns, squeeze=False).flat)
         for empty in axes[panels:]:
