@@ -126,7 +126,7 @@ def findings(table: RunTable) -> list[str]:
         ranked = table.learned if measure.is_forgetting else table.competitors
         means = table.means(measure)["mean"]
         means = means.loc[means.index.intersection(ranked)]
-        broken = list(means.index[~means.map(math.isfinite)])
+        broken = [name for name, value in means.items() if not math.isfinite(value)]  # also of no means at all
         if broken:
             sentences.append(f"The {measure.title} of {_listed(broken)} is not finite.")
         means = means[means.map(math.isfinite)].sort_values()
