@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "results" / "demo"
 TASKS = ("prose", "code", "arithmetic")
-WITHOUT, WITH = "plain", "best"  # folders of results/demo
+WITHOUT, WITH = "plain", "large_share"  # folders of results/demo
 PICTURES = {"forgetting": "continual-learning-forgetting.png", "replay": "continual-learning-replay.png"}
 TITLES = {
     "forgetting": "Without protection, learning arithmetic destroys prose and code",

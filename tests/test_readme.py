@@ -20,8 +20,8 @@ PYTHON = [code for language, code in BLOCKS if language == "python"]
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_its_python_runs(code: str) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+def test_its_python_runs(code: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -40,23 +40,16 @@ def test_its_make_targets_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
-def test_its_file_map_names_real_files() -> None:
-    (listing,) = [code for language, code in BLOCKS if language == "text"]
-    paths = [line.split()[0] for line in listing.splitlines() if line.strip()]
-    assert len(paths) > 8
-    for path in paths:
-        assert (ROOT / path).exists(), path
-
-
-def test_it_stays_short() -> None:
-    assert len(README.splitlines()) <= 150
+def test_it_stays_short_and_narrow() -> None:
+    assert len(README.split()) <= 1100
+    assert max(map(len, README.splitlines())) <= 120
 
 
 def test_its_numbers_are_those_of_the_committed_runs() -> None:
     """Perplexities and areas of the demo's table, read back from the diaries in results/demo."""
     rows = re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, flags=re.MULTILINE)
     names = [name for name, _ in rows]
-    assert names == ["trc2", "plain", "plain_replay", "large_share"]
+    assert names == ["plain", "plain_replay", "trc2", "large_share"]
     ours = run_rows(read_runs([ROOT / "results" / "demo" / name for name in names]))
     for name, cells in rows:
         *learnt, _, area, _ = ours.loc[name]  # perplexities, forgetting, area, speed
