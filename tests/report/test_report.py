@@ -63,6 +63,14 @@ def test_a_broken_run_wins_nothing_and_equal_runs_tie(tmp_path: Path) -> None:
     assert all("lowest" not in sentence for sentence in sentences)
 
 
+def test_runs_that_learned_nothing_still_have_findings(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, perplexity=lambda step, index: 50.0)
+    table = read_runs([tmp_path])
+    assert table.learned == []
+    assert any("3.912" in sentence for sentence in findings(table)), "the final loss, log 50"
+
+
 def test_runs_are_listed_with_learned_and_kept_perplexities(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, 2) for name in ("b", "a")]
     rows = run_rows(read_runs(folders))

@@ -125,19 +125,18 @@ def findings(table: RunTable) -> list[str]:
     for measure, words in ((table.final_loss, "ends with the lowest loss"), (AUFC, "forgets least")):
         ranked = table.learned if measure.is_forgetting else table.competitors
         means = table.means(measure)["mean"]
-        means = means.loc[means.index.intersection(ranked)]
-        broken = [name for name, value in means.items() if not math.isfinite(value)]  # also of no means at all
+        known = {name: float(means[name]) for name in means.index.intersection(ranked)}
+        broken = [name for name, value in known.items() if not math.isfinite(value)]
         if broken:
             sentences.append(f"The {measure.title} of {_listed(broken)} is not finite.")
-        means = means[means.map(math.isfinite)].sort_values()
-        texts = means.map(number_text) + f" {measure.unit}"
-        best = list(texts.index[texts == texts.iloc[0]]) if len(texts) else []
+        names = sorted((name for name in known if name not in broken), key=known.__getitem__)
+        texts = [f"{number_text(known[name])} {measure.unit}" for name in names]
+        best = [name for name, text in zip(names, texts, strict=True) if text == texts[0]]
         if 0 < len(best) < len(texts):
             verb = words if len(best) == 1 else words.replace("ends", "end").replace("forgets", "forget")
-            last = texts.index[-1]
-            sentences.append(f"{_listed(best)} {verb} ({texts.iloc[0]}), {last} is last ({texts.iloc[-1]}).")
+            sentences.append(f"{_listed(best)} {verb} ({texts[0]}), {names[-1]} is last ({texts[-1]}).")
         elif best:
-            sentences.append(f"{_listed(best)}: {measure.title.split(',')[0]} {texts.iloc[0]}.")
+            sentences.append(f"{_listed(best)}: {measure.title.split(',')[0]} {texts[0]}.")
     verdicts = table.differences(table.final_loss)
     verdicts = verdicts[verdicts.index.isin(table.learned)]
     if len(verdicts) and (verdicts.n > 1).any():
