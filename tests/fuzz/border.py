@@ -61,6 +61,7 @@ class Border:
 
     def run(self, case: Case) -> Outcome:
         worked = time.process_time()
+        shutil.rmtree(self.scratch, ignore_errors=True)  # a thread of the last case may have written once more
         self.scratch.mkdir(parents=True)
         try:
             with inside(self.scratch):

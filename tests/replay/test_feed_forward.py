@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 from rich.console import Console
 
 from trc2 import RunConfig
@@ -15,7 +13,6 @@ from trc2.replay.controller import ReplaySettings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.folder import RunFolder
 from trc2.training.start import start_run
-from trc2.training.state import RunState
 
 CONFIG = ReplayControlConfig(
     jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, jump_memory=0.9, coefficient_range=(0.0, 0.6)
@@ -72,14 +69,3 @@ def test_the_trainer_feels_every_step_and_writes_it_down(tiny_run: Callable[...,
         strengths.append(max(base, min(base + state.boost, 0.15)))
     assert [metrics["replay/coefficient"] for metrics in train] == pytest.approx(strengths[1:])
     assert max(strengths) > base, "nothing jumped in this run, so it shows nothing"
-
-
-def test_a_checkpoint_of_before_says_in_its_stores_what_was_asked_for(tiny_run: Callable[..., RunConfig]) -> None:
-    state = RunState(tiny_run(), torch.device("cpu"))
-    asked = ReplaySettings(0.125, 3, 0.75)
-    state.apply(asked)
-    saved = state.to_checkpoint({})
-    tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
-    state.apply(ReplaySettings(0.0, 2, 0.5))
-    state.restore(replace(saved, tensors=tensors, state={n: v for n, v in saved.state.items() if n != "asked"}))
-    assert state.asked == asked

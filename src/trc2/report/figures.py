@@ -533,7 +533,9 @@ def _lost_words(run: Run, is_continued: bool) -> str:
     if lost[task] < 0.005:
         return "no past task became worse"
     since = "in the parent" if is_continued else "right after its own training"
-    return f"perplexity of {task} is {math.expm1(lost[task]):.0%} higher than {since}"
+    times = math.exp(min(lost[task], 700))
+    rise = f"{times - 1:.0%} higher than" if times < 10 else f"{times:.3g} times that"
+    return f"perplexity of {task} is {rise} {since}"
 
 
 def memory_figure(run: Run) -> Any:

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,29 @@ TEMPLATE = Path(__file__).with_name("page.html")
 MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")
 
 
+def _charting_library() -> str:
+    """Vega's JavaScript as one text.
+
+    The package that holds it runs V8, which ends the process where address space is limited (`ulimit -v`). So it runs
+    in a process of its own.
+    """
+    code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    if done.returncode:
+        reason = (
+            "pip install '.[report]'" if b"ModuleNotFoundError" in done.stderr else "more address space (ulimit -v)"
+        )
+        raise LeftOut(f"vl-convert did not run: it needs {reason}")
+    return done.stdout.decode()
+
+
 def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
     """Write the page; it opens with at most six variants, and a list of check boxes chooses others."""
     try:
         import altair as alt
-        import vl_convert
     except ImportError:
         raise LeftOut("needs Altair: pip install '.[report]'") from None
-    library = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    library = library.replace("</script", "<\\/script")
+    library = _charting_library().replace("</script", "<\\/script")
     drawn = list(drawn_variants(table))
     rest = [variant for variant in table.variants.index if variant not in drawn]
     settings = {

@@ -97,6 +97,7 @@ class InlineFigure(Figure):
         content = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")
+            warnings.filterwarnings("ignore", message="constrained_layout not applied")
             dpi = int(min(dpi, MAX_PIXELS / max(self.get_size_inches())))
             self.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
         return content.getvalue()
@@ -124,7 +125,10 @@ class Picture:
     def lay_out(self) -> None:
         """Compute where the panels are, which labels are placed by."""
         engine = self.figure.get_layout_engine()
-        if engine is not None:
+        if engine is None:
+            return
+        with warnings.catch_warnings():  # labels of broken numbers can leave no room: then the panels stay as they are
+            warnings.filterwarnings("ignore", message="constrained_layout not applied")
             engine.execute(self.figure)
 
     def write(self, folder: Path, dpi: int = DPI) -> list[Path]:
@@ -172,7 +176,7 @@ def plain_log_ticks(axis: Any) -> None:
     steps = next((steps for least, steps in wide if decades > least), (1.0, 1.5, *range(2, 10)))
     axis.set_major_locator(LogLocator(subs=steps, numticks=8))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:g}"))
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:

@@ -92,7 +92,7 @@ class Column:
     def texts(self, index: pd.Index) -> pd.Series:
         """What is printed, by row."""
         texts = self.data.apply(interval_text, axis=1) if isinstance(self.data, pd.DataFrame) else self.data.map(_cell)
-        return texts.reindex(index).fillna(NOTHING)
+        return texts.astype(object).reindex(index).fillna(NOTHING)
 
     @property
     def is_text(self) -> bool:
