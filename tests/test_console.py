@@ -48,6 +48,7 @@ def test_plain_text_stays_as_it_is() -> None:
 def test_logs_and_warnings_of_other_libraries_lose_their_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    factory = logging.getLogRecordFactory()  # another library may have set its own
     logger, handler = logging.getLogger("of.somebody"), logging.StreamHandler(sys.stderr)
     logger.addHandler(handler)
     with plain_logs():
@@ -56,5 +57,5 @@ def test_logs_and_warnings_of_other_libraries_lose_their_control_characters(
     logger.removeHandler(handler)
     assert "key \N{REPLACEMENT CHARACTER}[2J" in capsys.readouterr().err
     logger.addHandler(handler)
-    assert logging.getLogRecordFactory() is logging.LogRecord
+    assert logging.getLogRecordFactory() is factory
     logger.removeHandler(handler)
