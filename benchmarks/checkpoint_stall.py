@@ -19,7 +19,7 @@ import torch
 
 from trc2 import CortexNet, load_recipe
 from trc2.runs.checkpoint import Checkpoint, pack_optimizer, save_checkpoint
-from trc2.runs.writer import CheckpointWriter
+from trc2.training.checkpoint_writer import CheckpointWriter
 from trc2.training.optimizer import build_optimizer
 
 

@@ -29,15 +29,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trc2 import RunConfig, __version__
 from trc2.config import TaskConfig
-from trc2.dream import dream
-from trc2.export import export_run
+from trc2.continuing.continue_run import continue_run
+from trc2.generate.self_replay import dream
+from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stats.intervals import mean_interval
 from trc2.stream.builtin import documents
 from trc2.stream.tokenizer import train_bpe
-from trc2.training.resume import continue_run
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 ARMS = ("nothing", "dreams", "real5", "controlled")
 VOCAB, LENGTH = 2048, 128

@@ -24,13 +24,13 @@ import torch
 from rich.console import Console
 
 from trc2.config import RunConfig, load_recipe
-from trc2.ranks.group import Ranks
-from trc2.ranks.join import ProcessRanks, joined
-from trc2.ranks.torchrun import is_worker
+from trc2.distributed.group import Ranks
+from trc2.distributed.join import ProcessRanks, joined
 from trc2.runs.folder import RunFolder
 from trc2.stream.prepare import prepare_stream
+from trc2.system.torchrun import is_worker
 from trc2.training.loop import Trainer
-from trc2.training.start import set_up_process
+from trc2.training.setup import set_up_process
 
 TIMED = ("gather", "total", "any")
 

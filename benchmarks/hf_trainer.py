@@ -26,12 +26,12 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from trc2 import RunConfig
-from trc2.machine import peak_memory_bytes
 from trc2.runs.folder import RunFolder
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import train_bpe
+from trc2.system.machine import peak_memory_bytes
 from trc2.training.loop import Trainer
-from trc2.training.start import set_up_process
+from trc2.training.setup import set_up_process
 
 ROWS, LENGTH, VOCAB = 8, 256, 32_000
 Step = Callable[[], float]

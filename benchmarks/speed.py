@@ -3,7 +3,7 @@
     python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory]
 
 Writes benchmarks/speed.json, section by section; sections not asked for keep what is there. With --keep-memory all
-alternatives run as the trainer does, with freed memory kept by the process (trc2.training.allocator).
+alternatives run as the trainer does, with freed memory kept by the process (trc2.system.allocator).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from trc2.backbones.compiled import compile_parts
-from trc2.bench.comparison import pass_flops
-from trc2.bench.parts import subsystem_runs
-from trc2.bench.subjects import (
+from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
+from trc2.costs.benchmarks import (
     decoding,
     learning_pass,
     prepared_model,
@@ -34,11 +33,12 @@ from trc2.bench.subjects import (
     rival_pass,
     training_step,
 )
-from trc2.bench.timing import Timing, ratios, take_turns
-from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
+from trc2.costs.breakdown import subsystem_runs
+from trc2.costs.comparison import pass_flops
+from trc2.costs.timing import Timing, ratios, take_turns
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
-from trc2.training.allocator import keep_freed_memory
+from trc2.system.allocator import keep_freed_memory
 
 OUT = Path(__file__).with_name("speed.json")
 REPLAY = {"replay_chunk_length": 65, "replay_batch_size": 2}  # 2 × 64 tokens are run beside 2048: 6.25 %
@@ -176,7 +176,7 @@ def experts(repeats: int) -> dict[str, Any]:
 MEMORY = """
 import sys
 from pathlib import Path
-from trc2.bench.subjects import prepared_model, tokens_of
+from trc2.costs.benchmarks import prepared_model, tokens_of
 from trc2.config import TRC2Config
 net = prepared_model(TRC2Config(d_model=256, num_experts=8, vocab_size=50257, memory_slots=4096, max_positions=256,
                                 replay_chunk_length=65, replay_batch_size=2))
@@ -233,10 +233,10 @@ import json, sys
 import torch
 torch.set_num_threads(2)
 if sys.argv[1] == "keep":
-    from trc2.training.allocator import keep_freed_memory
+    from trc2.system.allocator import keep_freed_memory
     assert keep_freed_memory()
-from trc2.bench.subjects import prepared_model, training_step
-from trc2.bench.timing import time_once
+from trc2.costs.benchmarks import prepared_model, training_step
+from trc2.costs.timing import time_once
 from trc2.config import RunConfig, TrainConfig, TRC2Config
 settings, rows, length = json.loads(sys.argv[2])
 config = TRC2Config(**settings)

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trc2.config import MODELS, BackboneConfig, RunConfig, Section, StrategyConfig, strategy_names
-from trc2.config.origins import REQUIRED, default_of, meaning_of
+from trc2.config.explain import REQUIRED, default_of, meaning_of
 from trc2.config.strategy import SHORTHANDS, strategy_class
 
 NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}

@@ -13,7 +13,7 @@ from trc2.backbones.shell import Backbone
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment, rejoin
-from trc2.verify.battery import run_battery
+from trc2.verify.all_checks import run_battery
 
 
 class MinimalGRU(nn.Module):

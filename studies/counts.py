@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trc2.config import RunConfig, load_recipe
-from trc2.files import write_atomically
-from trc2.runs.plan import Plan
+from trc2.runs.schedule import Plan
 from trc2.stream.batches import TaskData
 from trc2.stream.prepare import prepare_stream
-from trc2.training.feed import Feed
+from trc2.system.files import write_atomically
+from trc2.training.data import Feed
 
 DISCOUNT = 0.75
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram"}

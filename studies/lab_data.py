@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.errors import UserError
-from trc2.files import write_atomically
+from trc2.system.files import write_atomically
 
 Row = dict[str, Any]
 C4, WIKITEXT, GSM8K = ("allenai/c4", "en"), ("Salesforce/wikitext", "wikitext-2-raw-v1"), ("openai/gsm8k", "main")

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from studies.paper.roles import mean
 from trc2.config import RunConfig, TRC2Config, load_recipe
-from trc2.files import reading, write_atomically
 from trc2.report.markdown import markdown
 from trc2.report.measures import final_loss, training_flops
 from trc2.report.run import Run, read_run
 from trc2.report.runs import find_runs, interval_of
 from trc2.report.tables import interval_text
 from trc2.report.variants import draw_of, group_runs, is_reference, replays, title_of
-from trc2.runs.budget import TOLERANCE, budget_of
-from trc2.runs.plan import Plan
+from trc2.runs.equal_cost import TOLERANCE, budget_of
+from trc2.runs.schedule import Plan
+from trc2.system.files import reading, write_atomically
 
 BUDGET_RECIPE = "lab_trc2"
 TRACKS = {"At most 1 MB stored": 1e6, "At most 16 MB stored": 16e6}

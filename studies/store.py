@@ -24,7 +24,6 @@ from matplotlib.lines import Line2D
 from studies.paper.roles import Roles, mean
 from trc2.config.model import PARTS
 from trc2.errors import UserError
-from trc2.files import write_atomically
 from trc2.report.markdown import markdown
 from trc2.report.measures import AUFC, Measure
 from trc2.report.run import Run
@@ -34,6 +33,7 @@ from trc2.report.tables import Column, Table, interval_text
 from trc2.report.variants import title_of
 from trc2.runs.identity import variant_settings
 from trc2.stats.paired import paired_difference
+from trc2.system.files import write_atomically
 
 STORES = {"model.replay_long_chunks", "model.replay_recent_chunks", "model.replay_seed"}
 TITLES = {"final_loss": "final loss ↓", "aufc": "forgetting (AUFC) ↓", "gap": "held-out old − stored loss"}

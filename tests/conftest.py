@@ -159,7 +159,7 @@ def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
 @pytest.fixture(scope="session")
 def trained_once(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of `tiny_run()` that nobody may change."""
-    from trc2.training.start import start_run
+    from trc2.training.setup import start_run
 
     config = tiny_run_config(tiny_data, tmp_path_factory.mktemp("trained") / "run")
     return start_run(config, Console(quiet=True))

@@ -39,7 +39,7 @@ ELSEWHERE = {
     ". .venv": "make test",
     "pytest": "this is it",
     "python -m tests.fuzz": "tests/test_fuzz.py",
-    "trc2 lm-eval": "tests/test_harness.py, where the harness is installed",
+    "trc2 lm-eval": "tests/evaluation/test_lm_eval.py, where the harness is installed",
 }
 STEPS = [f"stream.tasks.{task}.steps=2" for task in range(3)]
 LESS = [
@@ -48,7 +48,11 @@ LESS = [
 ]  # fmt: skip
 SMALL_WORDS = ["model.vocab_size=300", "stream.tokenizer.vocab_size=300"]
 TRC2_OF_THE_PAPER = [name for name in recipe_names() if re.fullmatch(r"paper_d\d+_l\d+", name)]
-APART = ["plugins.md", "paper-on-4-gpus.md", "distributed.md"]  # the first: tests/test_plugins.py; the others: below
+APART = [
+    "plugins.md",
+    "paper-on-4-gpus.md",
+    "distributed.md",
+]  # the first: tests/system/test_plugins.py; the others: below
 READ = [page for page in PAGES if page.name not in APART and commands(page)]
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from trc2.artifact import load_model
+from trc2.backbones.saved import load_model
 from trc2.config import TaskConfig
+from trc2.continuing.continue_run import continue_run
+from trc2.evaluation.score import score_target
 from trc2.report.run import read_run
 from trc2.report.summary import write_summary
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
-from trc2.training.resume import continue_run, resume_run
-from trc2.training.scoring import score_target
+from trc2.training.resume import resume_run
 
 ROOT = Path(__file__).parents[1]
 QUIET = Console(quiet=True)

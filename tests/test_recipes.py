@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from trc2 import TRC2Config, load_recipe
-from trc2.artifact import outline
 from trc2.backbones.registry import build_model
-from trc2.bench.footprint import active_parameters
+from trc2.backbones.saved import outline
 from trc2.config import MODELS, family_names, recipe_names
-from trc2.runs.plan import Plan
+from trc2.costs.parameters import active_parameters
+from trc2.runs.schedule import Plan
 from trc2.training.optimizer import build_optimizer
 
 SMALL = [name for name in recipe_names() if not name.startswith("paper_") or name == "paper_compact"]

@@ -20,7 +20,7 @@ from docs.reference_pages import commands_page, names_page, settings_page
 from tests.test_commands_in_docs import commands
 from trc2.cli import COMMANDS, app
 from trc2.config import MODELS, recipe_names, strategy_names
-from trc2.config.origins import explain
+from trc2.config.explain import explain
 from trc2.config.strategy import strategy_class
 from trc2.report.run import read_run
 
@@ -93,7 +93,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody(tmp_path: Path) -> 
     assert [(page.name, fetched.findall(page.read_text())) for page in pages if fetched.search(page.read_text())] == []
     names = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     assert all(re.search(rf'id="trc2\.(api\.)?{name}"', names) for name in trc2.__all__ if not name.startswith("__"))
-    assert "documents" in names[names.index('id="trc2.api.train"') :]  # the function, not the package of this name
+    assert "documents" in names[names.index('id="trc2.api.functions"') :]  # the function, not the package of this name
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from trc2.errors import UserError
     from trc2.hf import MemoryCallback, TRC2ForCausalLM
     from trc2.nn.provenance import Origin
-    from trc2.plugins import MetricPlugin
     from trc2.strategies import Strategy, register_strategy
+    from trc2.system.plugins import MetricPlugin
 
 __version__ = "0.2.0"
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "CortexNet": "backbones.trc2",
     "MemoryCallback": "hf",
-    "MetricPlugin": "plugins",
+    "MetricPlugin": "system.plugins",
     "Origin": "nn.provenance",
     "Run": "api",
     "RunConfig": "config",

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from studies.paper import numbers
 from studies.paper.ledger import AREA_MARGIN, LOSS_MARGIN, Claim, Ledger, Ruling, Scope
-from trc2.bench.tables import quantity
+from trc2.costs.tables import quantity
 from trc2.report.markdown import markdown
 from trc2.stats.intervals import number
 

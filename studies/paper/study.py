@@ -17,11 +17,11 @@ from studies.paper.render import as_json, as_markdown, count_sentence
 from studies.paper.roles import Roles
 from studies.paper.tables import TABLES
 from trc2.errors import UserError
-from trc2.files import reading, write_atomically
 from trc2.report.markdown import markdown
 from trc2.report.runs import read_runs
 from trc2.report.style import DPI, style
 from trc2.report.tables import LeftOut
+from trc2.system.files import reading, write_atomically
 
 
 @dataclass

@@ -12,9 +12,9 @@ import pandas as pd
 from studies.paper.builders import FLOPS_PER_TOKEN, factorial_sides, main_effect
 from studies.paper.figures.drawing import COUNTS, TEXT_TITLES, Subject, boundary_measures, text_metric
 from studies.paper.roles import Roles, mean
-from trc2.bench.footprint import PAPER_COLUMNS, paper_accounting
 from trc2.config import TRC2Config
 from trc2.config.model import PARTS
+from trc2.costs.parameters import PAPER_COLUMNS, paper_accounting
 from trc2.model.flops import pass_cost
 from trc2.report.measures import AUFC, FORGETTING, Measure, area_at, final_score
 from trc2.report.runs import interval_of

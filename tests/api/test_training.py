@@ -13,9 +13,9 @@ from tests.command import trc2 as command
 from tests.conftest import tiny_config
 from trc2 import Run, TaskConfig, UserError, load_run
 from trc2.api import train
-from trc2.api.given import as_overrides, run_config, task_configs
+from trc2.api.arguments import as_overrides, run_config, task_configs
 from trc2.runs.folder import RunFolder
-from trc2.verify.kills import compare_runs
+from trc2.verify.kill_tests import compare_runs
 
 SETTINGS = {
     "model": tiny_config(vocab_size=300, max_positions=32, replay_chunk_length=8, memory_slots=64).model_dump(),
@@ -123,7 +123,7 @@ def test_a_child_of_several_tasks_is_judged_against_its_parent(run: Run) -> None
 
 
 def test_a_folder_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trc2.api import training
+    from trc2.api import functions as training
 
     monkeypatch.setattr(training, "start_or_go_on", lambda config, console: config.output.folder)
     monkeypatch.setattr(training, "write_summary", lambda folder: [])

@@ -24,7 +24,7 @@ from trc2.nn.segments import pack
 from trc2.reference import lora_drs as reference
 from trc2.reference.cortex import next_token_loss
 from trc2.runs.checkpoint import pack_optimizer, unpack_optimizer
-from trc2.training.fence import fingerprints
+from trc2.training.guards import fingerprints
 
 RATE, BETAS = 1e-2, (0.9, 0.95)
 

@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from tests.fuzz.world import LAST, World
-from trc2.artifact import load_model
+from trc2.backbones.saved import load_model
 from trc2.config import load_recipe
+from trc2.evaluation.score import score_target
 from trc2.report.run import read_run
 from trc2.report.summary import summary_text
 from trc2.runs.checkpoint import load_checkpoint
@@ -26,7 +27,6 @@ from trc2.stream.prepare import prepare_stream
 from trc2.stream.readers import read_file
 from trc2.stream.tokenizer import read_tokenizer
 from trc2.training.resume import resume_run
-from trc2.training.scoring import score_target
 
 
 def documents(path: Path) -> list[str]:

@@ -16,10 +16,10 @@ import torch
 from tests.fuzz.cases import Case
 from tests.fuzz.values import ODD_RUN
 from tests.fuzz.world import CUTS, IDLE, LAST, World
-from trc2.artifact import load_model
+from trc2.backbones.saved import load_model
 from trc2.config import RunConfig
 from trc2.stream.tokenizer import read_tokenizer
-from trc2.verify.kills import compare_runs
+from trc2.verify.kill_tests import compare_runs
 
 # 1 is for checks that fail and 3 for the gate; a case is never interrupted, so 130 would be a lie.
 CODES = {"verify": (0, 1, 2), "transformers": (0, 2), "continue": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2)}

@@ -18,9 +18,9 @@ from rich.console import Console
 from tests.fuzz.values import ODD_RUN, ODDITIES
 from trc2 import __version__
 from trc2.config import RunConfig, TaskConfig
-from trc2.export import export_run
-from trc2.training.resume import continue_run
-from trc2.training.start import start_run
+from trc2.continuing.continue_run import continue_run
+from trc2.hf.export import export_run
+from trc2.training.setup import start_run
 
 TASKS = {"fruit": ("apple", "pear", "plum", "fig"), "tools": ("saw", "axe", "drill", "file"), "extra": ("red", "blue")}
 STREAM: dict[str, Any] = {

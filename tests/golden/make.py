@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.training.start import start_run
-from trc2.verify.kills import WORDS, small_run, write_small_data
+from trc2.training.setup import start_run
+from trc2.verify.kill_tests import WORDS, small_run, write_small_data
 
 HERE = Path("tests/golden")
 

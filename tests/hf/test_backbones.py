@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import trc2.hf  # noqa: F401  # registers the Auto classes
-from trc2.artifact import load_model, save_model
 from trc2.backbones.registry import build_model
+from trc2.backbones.saved import load_model, save_model
 from trc2.config import MODELS, model_config
 
 SIZES = {"vocab_size": 31, "d_model": 16, "num_heads": 4, "max_positions": 40}

@@ -19,8 +19,8 @@ from tests.conftest import excited, fill_memory, tiny_config, tokens
 from tests.hf.test_backbones import EXTRA, SIZES
 from tests.hf.test_callback import Rows
 from trc2 import CortexNet, MemoryCallback, TRC2ForCausalLM, UserError
-from trc2.artifact import save_model
 from trc2.backbones.registry import build_model
+from trc2.backbones.saved import save_model
 from trc2.config import MODELS, model_config
 from trc2.hf.configuration import TRC2PretrainedConfig
 from trc2.hf.modeling import TRC2Output

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import trc2.hf  # noqa: F401  # registers the Auto classes
 from trc2 import UserError
-from trc2.artifact import load_config, load_model
+from trc2.backbones.saved import load_config, load_model
 from trc2.cli import app
-from trc2.export import export_run
-from trc2.generate import stream_text
+from trc2.generate.sampling import stream_text
+from trc2.hf.export import export_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.stream.tokenizer import read_tokenizer
@@ -105,7 +105,7 @@ def test_a_killed_export_leaves_nothing_or_everything(run: Path, tmp_path: Path)
     program = """
 import itertools, sys
 from pathlib import Path
-from trc2.export import export_run
+from trc2.hf.export import export_run
 for number in itertools.count():
     export_run(Path(sys.argv[1]), Path(sys.argv[2]) / f"model{number}", "0")
     print(number, flush=True)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import excited, fill_memory, tiny_config, tokens
 from trc2 import CortexNet, TRC2ForCausalLM, UserError
-from trc2.artifact import load_model, save_model
+from trc2.backbones.saved import load_model, save_model
 from trc2.hf.configuration import TRC2PretrainedConfig
 
 PAD = 0

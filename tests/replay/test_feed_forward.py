@@ -12,7 +12,7 @@ from trc2.config import ReplayControlConfig
 from trc2.replay.controller import ReplaySettings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.folder import RunFolder
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 CONFIG = ReplayControlConfig(
     jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, jump_memory=0.9, coefficient_range=(0.0, 0.6)

@@ -16,8 +16,8 @@ import numpy as np
 
 from trc2.config import load_recipe, settings_text
 from trc2.report.variants import missing_parts, replays
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record, score_tables
+from trc2.runs.schedule import Plan
 
 TASKS = ("c4", "wikitext", "gsm8k")
 LEARNT = {"c4": 5.7, "wikitext": 5.2, "gsm8k": 3.9}  # log-perplexity right after a task's training

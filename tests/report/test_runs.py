@@ -13,7 +13,7 @@ from tests.report.invented import invent_run, rewrite
 from trc2.errors import UserError
 from trc2.report.measures import AUFC, SPEED, final_score, own_score
 from trc2.report.runs import RunTable, interval_of, read_runs
-from trc2.runs.ancestry import Ancestry
+from trc2.runs.lineage import Ancestry
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tests.report.common import forgets, write_run
 from trc2.config import RunConfig
 from trc2.report.run import read_run
 from trc2.report.summary import run_numbers, short, summary_text, write_summary
-from trc2.runs.ancestry import Ancestry
-from trc2.training.start import start_run
+from trc2.runs.lineage import Ancestry
+from trc2.training.setup import start_run
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]

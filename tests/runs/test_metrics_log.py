@@ -16,9 +16,9 @@ from trc2.config import RunConfig
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
 from trc2.runs.records import Diary, Record, current, read_all_records
-from trc2.runs.writer import CheckpointWriter
+from trc2.training.checkpoint_writer import CheckpointWriter
 from trc2.training.resume import resume_run
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 QUIET = Console(quiet=True)
 

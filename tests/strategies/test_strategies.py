@@ -20,7 +20,7 @@ from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.records import current, read_all_records
 from trc2.strategies import Strategy, agem, build_strategy, ewc, l2, none
 from trc2.training.resume import resume_run
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 
 def net(**changes: object) -> CortexNet:

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
 from trc2.backbones.registry import step_cost
+from trc2.distributed.group import ALONE
 from trc2.nn.distillation import divergence_sum
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
-from trc2.ranks.group import ALONE
-from trc2.runs.budget import budget_of, equal_budgets
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
+from trc2.runs.equal_cost import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
 from trc2.strategies import der, lwf, slow_cortex
-from trc2.training.measure import add_up_losses
-from trc2.training.start import start_run
+from trc2.training.evaluation import add_up_losses
+from trc2.training.setup import start_run
 
 
 def net(**changes: object) -> CortexNet:

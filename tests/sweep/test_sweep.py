@@ -19,20 +19,20 @@ from rich.console import Console
 
 from tests.command import trc2
 from trc2.config import RunConfig, settings_text
-from trc2.console import clock
 from trc2.errors import UserError
 from trc2.report.run import read_run
 from trc2.report.runs import read_runs
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.runs.records import Record
-from trc2.sweep.board import seconds_left
-from trc2.sweep.conduct import run_sweep
-from trc2.sweep.local import LocalLauncher
+from trc2.sweep.local_launcher import LocalLauncher
 from trc2.sweep.matrix import Matrix
-from trc2.sweep.standing import Standing, note_failure, standing
-from trc2.training.start import Interrupted, start_run
-from trc2.verify.kills import compare_runs
+from trc2.sweep.progress import seconds_left
+from trc2.sweep.run import run_sweep
+from trc2.sweep.status import Standing, note_failure, standing
+from trc2.system.console import clock
+from trc2.training.setup import Interrupted, start_run
+from trc2.verify.kill_tests import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]

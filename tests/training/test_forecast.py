@@ -9,13 +9,13 @@ from rich.console import Console
 
 from trc2.config import RunConfig
 from trc2.runs.folder import RunFolder
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.runs.schedule import Plan
 from trc2.stream.prepare import prepare_stream
-from trc2.training.feed import Feed
+from trc2.training.data import Feed
 from trc2.training.forecast import Agenda, Forecast, Work
 from trc2.training.loop import Trainer
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 MakeRun = Callable[..., RunConfig]
 

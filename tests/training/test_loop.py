@@ -14,15 +14,15 @@ from tests.conftest import write_task
 from trc2 import CortexNet
 from trc2.config import RunConfig
 from trc2.errors import UserError
+from trc2.evaluation.tasks import control_perplexity, score_task
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record, current, read_all_records
 from trc2.stream.prepare import prepare_stream
-from trc2.training.evaluate import control_perplexity, score_task
-from trc2.training.fence import EvaluationMovedState
+from trc2.training.guards import EvaluationMovedState
 from trc2.training.loop import Trainer
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 MakeRun = Callable[..., RunConfig]
 QUIET = Console(quiet=True)

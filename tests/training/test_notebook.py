@@ -9,10 +9,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from trc2 import RunConfig
-from trc2.console import PlainConsole
 from trc2.runs.records import Record
+from trc2.system.console import PlainConsole
 from trc2.training.notebook import NotebookBar
-from trc2.training.start import start_run
+from trc2.training.setup import start_run
 
 
 def train(step: int) -> Record:

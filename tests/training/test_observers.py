@@ -12,8 +12,8 @@ from rich.console import Console
 from trc2.config import StreamConfig, TrainConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.runs.schedule import Plan
 from trc2.training.observers import Screen, build_observers
 
 PLAN = Plan.of(StreamConfig(tasks=[{"name": "a", "builtin": "prose", "steps": 10}]), TrainConfig())

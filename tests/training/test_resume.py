@@ -21,7 +21,9 @@ from rich.console import Console
 
 from tests.conftest import tiny_run_config, write_task
 from trc2.config import RunConfig, TaskConfig
+from trc2.continuing.continue_run import continue_run, relative_forgetting
 from trc2.errors import UserError
+from trc2.evaluation.score import score_target
 from trc2.report.run import read_run
 from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
@@ -30,10 +32,9 @@ from trc2.runs.lock import lock_folder
 from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.training.loop import Trainer
-from trc2.training.resume import continue_run, relative_forgetting, resume_run
-from trc2.training.scoring import score_target
-from trc2.training.start import Interrupted, start_run
-from trc2.verify.kills import compare_runs
+from trc2.training.resume import resume_run
+from trc2.training.setup import Interrupted, start_run
+from trc2.verify.kill_tests import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
@@ -94,7 +95,7 @@ def test_a_terminated_run_saves_and_goes_on_to_the_bit(
 def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
     tiny_run: MakeRun, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trc2.training.measure import Measure
+    from trc2.training.evaluation import Measure
 
     plain = Measure.evaluate
 
@@ -142,7 +143,7 @@ def test_whatever_refuses_a_run_leaves_nothing_and_the_retry_works(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("trc2.training.start.prepare_stream", interrupted)
+        patch.setattr("trc2.training.setup.prepare_stream", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start_run(at(tiny_run, folder), QUIET)
     assert not (tmp_path / "new").exists()
@@ -157,7 +158,7 @@ def test_who_comes_a_moment_too_late_removes_nothing(
         (folder / "of the other").touch()
         raise UserError(f"{folder} is in use by process 1")
 
-    monkeypatch.setattr("trc2.training.start.lock_folder", taken_meanwhile)
+    monkeypatch.setattr("trc2.training.setup.lock_folder", taken_meanwhile)
     with pytest.raises(UserError, match="in use"):
         start_run(at(tiny_run, tmp_path / "run"), QUIET)
     assert (tmp_path / "run" / "of the other").exists()
@@ -193,8 +194,8 @@ def test_old_tasks_need_no_files_once_they_are_packed(
 def test_crowded_cores_are_told_before_training(
     tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trc2.training.start.busy_cores", lambda: 7.0)
-    monkeypatch.setattr("trc2.training.start.available_cores", lambda: 8)
+    monkeypatch.setattr("trc2.training.setup.busy_cores", lambda: 7.0)
+    monkeypatch.setattr("trc2.training.setup.available_cores", lambda: 8)
 
     class Told(Exception):
         pass
@@ -321,7 +322,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
 
 def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trc2.runs.checkpoint import Checkpoint
-    from trc2.runs.writer import CheckpointWriter
+    from trc2.training.checkpoint_writer import CheckpointWriter
 
     release = threading.Event()
     plain = checkpoint_module.write_durably

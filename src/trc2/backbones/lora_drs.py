@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.backbones.blocks import AttentionMixer, BaselineConfig, Block, BlockTrunk, DenseFeedForward
-from trc2.backbones.border import check_input
 from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
+from trc2.backbones.input_checks import check_input
 from trc2.backbones.shell import Backbone
 from trc2.config.section import Fraction, Size
 from trc2.errors import UserError

@@ -1,6 +1,6 @@
 """Every backbone by name. `trc2.backbones.NAME` serves the config whose `name` is NAME: nothing else to register.
 
-Those of other packages are found by their entry point, see `trc2.plugins`.
+Those of other packages are found by their entry point, see `trc2.system.plugins`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import MODELS, BackboneConfig
 from trc2.errors import UserError
 from trc2.nn.cost import Activations, Cost
-from trc2.plugins import find, load
+from trc2.system.plugins import find, load
 
 
 class BackboneModule(Protocol):

@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from trc2.backbones.border import check_chunk_fits, check_input
 from trc2.backbones.clock import Clock
+from trc2.backbones.input_checks import check_chunk_fits, check_input
 from trc2.config import BackboneConfig
+from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
-from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.stores import ReplayStores
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)

@@ -9,21 +9,22 @@ from importlib import import_module
 from rich.text import Text
 
 from trc2.cli.app import app, err, out
-from trc2.console import plain_logs
 from trc2.errors import UserError, plain, sentence_of
-from trc2.machine import end_with_parent
-from trc2.plugins import blamed
-from trc2.ranks.torchrun import is_worker
+from trc2.system.console import plain_logs
+from trc2.system.machine import end_with_parent
+from trc2.system.plugins import blamed
+from trc2.system.torchrun import is_worker
 
 __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
-# `trc2 NAME` is cmd_NAME.py, with _ for -, which registers itself as it is imported; `trc2 --help` keeps this order.
+# `trc2 NAME` is NAME.py, with _ for -, which registers itself as it is imported; `trc2 --help` keeps this order.
 COMMANDS = (
     "init", "recipes", "config", "train", "resume", "continue", "check", "sweep", "eval", "lm-eval", "report",
     "generate", "dream", "export", "verify", "budget", "plan", "bench", "doctor", "data",
 )  # fmt: skip
 for _name in COMMANDS:
-    import_module(f"{__name__}.cmd_{_name.replace('-', '_')}")
+    _module = "continue_" if _name == "continue" else _name.replace("-", "_")  # `continue` is a keyword
+    import_module(f"{__name__}.{_module}")
 # One command may import another, which then registers earlier than its place.
 app.registered_commands.sort(
     key=lambda command: COMMANDS.index(command.name or getattr(command.callback, "__name__", ""))

@@ -11,10 +11,10 @@ import typer
 from typer.core import TyperGroup
 
 from trc2 import __version__
-from trc2.console import PlainConsole
 from trc2.errors import plain
-from trc2.files import to_json
-from trc2.ranks.torchrun import is_first_process, speaks_for_machine
+from trc2.system.console import PlainConsole
+from trc2.system.files import to_json
+from trc2.system.torchrun import is_first_process, speaks_for_machine
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed or a process was lost, 2 bad input (one sentence on standard error), "

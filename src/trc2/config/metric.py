@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from trc2.config.section import Section, SettingError, shown
 from trc2.errors import UserError, did_you_mean
-from trc2.plugins import MetricPlugin, find, installed_names, load, missing_hint, register
+from trc2.system.plugins import MetricPlugin, find, installed_names, load, missing_hint, register
 
 OURS = frozenset({
     "loss", "perplexity", "bits_per_byte", "token_accuracy", "exact_match", "bleu", "chrf", "rouge_l", "tokens",

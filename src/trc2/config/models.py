@@ -11,7 +11,7 @@ from trc2.config.model import TRC2Config
 from trc2.config.pretrained import HFConfig
 from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
-from trc2.plugins import find, installed_names, load_settings
+from trc2.system.plugins import find, installed_names, load_settings
 
 # Our backbones, in the order of tables. Each is a file of `trc2.backbones` with its settings inside, but for the two
 # whose settings are large.

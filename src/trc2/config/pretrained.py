@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Count, Decay, Positive, Section, Share, Size
 from trc2.errors import UserError, brief
-from trc2.files import reading, refuse_special, write_atomically
+from trc2.system.files import reading, refuse_special, write_atomically
 
 CONFIG_FILE = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

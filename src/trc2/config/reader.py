@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from trc2.errors import UserError, brief
-from trc2.files import reading
+from trc2.system.files import reading
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20

@@ -16,7 +16,7 @@ from trc2.config.models import backbone_class
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
 from trc2.errors import UserError, brief, did_you_mean
-from trc2.plugins import find, installed_names, load_settings, missing_hint
+from trc2.system.plugins import find, installed_names, load_settings, missing_hint
 
 # Names that stand for settings of replay, see `expand_shorthands`.
 SHORTHANDS = ("replay", "replay_controlled")

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from trc2.artifact import MODEL_TYPE, SCHEMA
+from trc2.backbones.saved import MODEL_TYPE, SCHEMA
 from trc2.config import BackboneConfig, TRC2Config, model_config
 from trc2.errors import UserError
 

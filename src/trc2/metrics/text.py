@@ -1,8 +1,14 @@
-"""Overlap of decoded arg-max predictions with the text they predict, teacher-forced."""
+"""Scores of decoded text: overlap of arg-max predictions with the text they predict, and scores of other packages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from trc2.config.metric import MetricConfig, plugged_metric
+from trc2.errors import UserError
+from trc2.system.plugins import find
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -18,3 +24,26 @@ def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[s
     scorer = rouge_scorer.RougeScorer(["rougeL"])
     rouge = [scorer.score(ref, hyp)["rougeL"].fmeasure for hyp, ref in zip(predictions, references, strict=True)]
     return {"bleu": float(bleu.score), "chrf": float(chrf.score), "rouge_l": sum(rouge) / len(rouge)}
+
+
+def plugged_scores(
+    metrics: Iterable[MetricConfig], texts: tuple[Sequence[str], Sequence[str]], tokens: tuple[Tensor, Tensor]
+) -> dict[str, float]:
+    """By name; `texts` and `tokens` are predictions and what they predict."""
+    scores = {}
+    for metric in metrics:
+        plugin = find("metric", metric.name)
+        score = plugged_metric(metric.name).score
+        predictions, references = (list(part) for part in texts)
+        try:
+            if metric.reads == "text":
+                found = score(predictions, references)
+            else:
+                found = score(*(part.clone() for part in tokens))  # what it does with them is its own affair
+            scores[metric.name] = float(found)
+        except UserError:
+            raise
+        except (Exception, SystemExit, GeneratorExit) as error:
+            assert plugin is not None
+            raise plugin.broken(f"{type(error).__name__}: {error}") from error
+    return scores

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from trc2.config import TRC2Config
+from trc2.distributed.group import ALONE, Ranks
 from trc2.model.column import CorticalColumn
 from trc2.model.critic import Appraisal
 from trc2.model.feedback import FeedbackGate
@@ -22,7 +23,6 @@ from trc2.nn.rope import RotaryTable
 from trc2.nn.segments import Packed, Segment
 from trc2.nn.trunk import Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.zero_gradient import anchor
-from trc2.ranks.group import ALONE, Ranks
 
 
 class Cortex(Trunk):

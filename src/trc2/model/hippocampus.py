@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
+from trc2.distributed.group import ALONE, Ranks
 from trc2.model.critic import Appraisal, Critic
 from trc2.nn.host import HostState
 from trc2.nn.linear import Matrix, ScaledLinear
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
 from trc2.nn.trunk import Pending, Proposal, WriteReport
-from trc2.ops.islands import at_least_float32
+from trc2.ops.dtypes import at_least_float32
 from trc2.ops.selection import top_k
-from trc2.ranks.group import ALONE, Ranks
 
 # `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use
 # does not grow with tokens × slots. These two are the number of scores in a block, queries × slots: 2^22 on a CPU,

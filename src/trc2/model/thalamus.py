@@ -12,7 +12,7 @@ from trc2.nn.decoding import RunningSum
 from trc2.nn.linear import ScaledLinear
 from trc2.nn.norm import RMSNorm
 from trc2.nn.segments import Segment, rejoin
-from trc2.ops.islands import at_least_float32
+from trc2.ops.dtypes import at_least_float32
 from trc2.ops.means import mean_of_earlier, sums_of_earlier
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from trc2.nn.decoding import KeyValues
 from trc2.nn.init import ResidualBranch
 from trc2.nn.segments import Segment, rejoin
-from trc2.ops.leading import add_to_leading
+from trc2.ops.add_leading import add_to_leading
 from trc2.ops.rotate import Rotation, rotate
 from trc2.ops.staircase import staircase_attention, suits
 from trc2.ops.zero_gradient import anchor

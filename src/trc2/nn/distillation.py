@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trc2.nn.head import Head
+from trc2.ops.dtypes import at_least_float32
 from trc2.ops.head_loss import chunk_rows
-from trc2.ops.islands import at_least_float32
 
 
 def divergence_sum(

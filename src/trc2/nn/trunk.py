@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trc2.distributed.group import ALONE, Ranks
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import Head
 from trc2.nn.segments import Packed
-from trc2.ops.choose import with_gradient
-from trc2.ranks.group import ALONE, Ranks
+from trc2.ops.dispatch import with_gradient
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from trc2.files import write_atomically
 from trc2.report.figures import VERDICT_COLOURS, data_words, drawn_variants, log_perplexities, mean_changes
 from trc2.report.figures import variant_curve as curve_of
 from trc2.report.measures import FORGETTING
 from trc2.report.runs import RunTable
 from trc2.report.style import COLOURS
 from trc2.report.tables import LeftOut, final_table, paired_forgetting_table, paired_loss_table
+from trc2.system.files import write_atomically
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")

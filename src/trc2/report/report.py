@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from trc2.files import write_atomically
 from trc2.report.figures import FIGURES, data_words
 from trc2.report.markdown import code, markdown
 from trc2.report.measures import AUFC
@@ -19,6 +18,7 @@ from trc2.report.runs import RunTable
 from trc2.report.style import DPI, Picture, style
 from trc2.report.summary import short
 from trc2.report.tables import NOTHING, TABLES, LeftOut, number_text
+from trc2.system.files import write_atomically
 
 FEW_RUNS = 12  # up to so many runs are listed one by one
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.files import reading
 from trc2.metrics.forgetting import METRICS, PERPLEXITY, Metric, ScoreTable, Stretch, metrics_of, summarise
 from trc2.metrics.learning import unlearned
-from trc2.runs.ancestry import Ancestry
 from trc2.runs.folder import RunFolder
-from trc2.runs.plan import Plan
+from trc2.runs.lineage import Ancestry
 from trc2.runs.records import Record, score_tables
+from trc2.runs.schedule import Plan
+from trc2.system.files import reading
 
 
 @dataclass(frozen=True)

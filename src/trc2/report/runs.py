@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from trc2.bench.footprint import static_budget
+from trc2.costs.parameters import static_budget
 from trc2.errors import UserError, did_you_mean
 from trc2.report import measures
 from trc2.report.measures import Measure
@@ -36,7 +36,7 @@ from trc2.report.variants import (
     size_of,
     titles_of,
 )
-from trc2.runs.budget import budget_of, equal_budgets
+from trc2.runs.equal_cost import budget_of, equal_budgets
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import variant_settings
 from trc2.stats.equivalence import decide, margin_from_aa, without_largest

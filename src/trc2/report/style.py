@@ -21,8 +21,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from trc2.errors import plain
-from trc2.files import write_atomically
 from trc2.metrics.forgetting import Stretch
+from trc2.system.files import write_atomically
 
 # Okabe–Ito colours can be told apart without full colour vision. Its yellow is hard to see on white and is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

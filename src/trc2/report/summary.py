@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trc2.files import make_folder, reading, write_atomically
-from trc2.metrics.exam import ROOT
+from trc2.metrics.lm_eval import ROOT
 from trc2.report.markdown import markdown
 from trc2.report.run import Run, own_part, read_run, scores_in
-from trc2.runs.ancestry import Ancestry
 from trc2.runs.folder import RunFolder
+from trc2.runs.lineage import Ancestry
+from trc2.system.files import make_folder, reading, write_atomically
 
 SCHEMA = 1
 

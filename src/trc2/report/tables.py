@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from trc2.bench.tables import budget_numbers
+from trc2.costs.tables import budget_numbers
 from trc2.errors import plain
-from trc2.files import write_atomically
 from trc2.metrics.forgetting import METRICS
 from trc2.report.markdown import markdown
 from trc2.report.measures import (
@@ -29,6 +28,7 @@ from trc2.report.measures import (
 )
 from trc2.report.run import scores_in
 from trc2.report.runs import RunTable
+from trc2.system.files import write_atomically
 
 NOTHING = "–"  # not measured, or not defined
 NOT_LEARNED = "†"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
-from trc2.failpoint import failpoint
-from trc2.files import reading, refuse_special, replace_folder, write_atomically, write_durably
+from trc2.system.failpoints import failpoint
+from trc2.system.files import reading, refuse_special, replace_folder, write_atomically, write_durably
 
 SCHEMA = 1
 DIVIDED_SCHEMA = 2  # with the rows of divided tensors in files of their own
@@ -34,7 +34,7 @@ NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy cal
 class Checkpoint:
     """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
 
-    `run` is `trc2.runs.binding`'s description of the folder it was taken in; empty for a checkpoint of no run.
+    `run` is `trc2.runs.identity`'s description of the folder it was taken in; empty for a checkpoint of no run.
     `rows` are this rank's rows of the tensors that are divided over ranks; in one that was read every tensor is whole.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trc2.ranks.torchrun import world_of_process
+from trc2.system.torchrun import world_of_process
 
 PLACE = re.compile(r"(?<![\w.~])~?/(?:[^/\s=,\]]+/)+")  # the folders of an absolute path, which may name a user
 PACKAGES = (

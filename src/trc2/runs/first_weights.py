@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trc2.config.pretrained import locate, weight_files
-from trc2.files import reading
 from trc2.stream.cache import expanded, known_checksums
+from trc2.system.files import reading
 
 LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)")
 

@@ -12,10 +12,6 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
 from trc2.config.pretrained import HFConfig, keep_base_card, keep_papers
 from trc2.errors import UserError, brief
-from trc2.files import reading, refuse_link, write_atomically
-from trc2.runs.ancestry import Ancestry, read_ancestry
-from trc2.runs.binding import Binding, check_binding, learning_hash
-from trc2.runs.budget import budget_of
 from trc2.runs.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
@@ -25,12 +21,16 @@ from trc2.runs.checkpoint import (
     name_of,
 )
 from trc2.runs.environment import changes_since, describe_environment
+from trc2.runs.equal_cost import budget_of
 from trc2.runs.first_weights import as_lines, read_sums, sums_of
+from trc2.runs.identity import Binding, check_binding, learning_hash
+from trc2.runs.lineage import Ancestry, read_ancestry
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import Diary, Record, current, read_all_records
 from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
+from trc2.system.files import reading, refuse_link, write_atomically
 
 FAILURE = "failure.json"  # what a sweep keeps of a run that failed
 Warn = Callable[[str], None]
@@ -128,6 +128,21 @@ class RunFolder:
             if not isinstance(content["fingerprint"], str) or not isinstance(content["tasks"], dict):
                 raise TypeError("it does not describe data")
         return content
+
+    def check_data(self, prepared: PreparedStream) -> None:
+        """Refuse data whose tokens differ from those the run began with."""
+        recorded = self.data()
+        if recorded["fingerprint"] == prepared.fingerprint():
+            return
+        now = prepared.describe()["tasks"]
+        changed = [
+            f"{task}/{split}"
+            for task, content in recorded["tasks"].items()
+            for split, info in content["splits"].items()
+            if now.get(task, {}).get("splits", {}).get(split, {}).get("sha256") != info["sha256"]
+        ]
+        what = ", ".join(changed) or "the tokenizer"
+        raise UserError(f"The data of {self} has changed since the run began ({what}): restore it, or start a new run.")
 
     def ancestry(self) -> Ancestry | None:
         """From where it goes on; None if it began by itself."""

@@ -1,11 +1,19 @@
-"""Whether two runs are the same: which settings change what is learnt, and in which ones repetitions differ."""
+"""Whether two runs are the same, and whether a checkpoint belongs to the folder it lies in."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from trc2.config import RunConfig
+from trc2.config import RunConfig, read_settings
 from trc2.config.flat import flat, is_within
+from trc2.errors import UserError
+from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.records import Diary
+from trc2.system.files import reading
 
 # Free to change on resume: where the data lies is not what it says, the fingerprint guards that.
 EXECUTION = ("output", "stream.cache", "stream.data_root")
@@ -43,3 +51,55 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
 def is_same_run(a: RunConfig, b: RunConfig) -> bool:
     """Whether both would learn the same, wherever they are written and their data lies."""
     return not differences(a, b)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Learning settings, data and diary of one run, as its checkpoints remember them."""
+
+    learning: str
+    data: str
+    diary: Diary
+
+    def describe(self) -> dict[str, Any]:
+        return {"learning": self.learning, "data": self.data, "diary": self.diary.mark()}
+
+
+def learning_hash(config_file: Path) -> str:
+    """A hash of what config.yaml says about learning.
+
+    Of the file's own words, not of today's settings: a later version that knows more of them still agrees.
+    """
+    settings = read_settings(config_file)
+    for path in EXECUTION:
+        *sections, name = path.split(".")
+        inner: Any = settings
+        for section in sections:
+            inner = inner.get(section) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.pop(name, None)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_binding(
+    checkpoint: Checkpoint, config_file: Path, data_file: Path, fingerprint: str, diary_file: Path
+) -> None:
+    """Refuse a checkpoint whose settings, data or diary are not those of its folder; name the file that differs."""
+    bound, name = checkpoint.run, f"checkpoints/{checkpoint.name}"
+    if bound.get("learning") != learning_hash(config_file):
+        raise UserError(
+            f"{config_file} has other learning settings than the run that saved {name}: restore the file, or remove "
+            "the checkpoint if it belongs to another run."
+        )
+    if bound.get("data") != fingerprint:
+        raise UserError(
+            f"{data_file} describes other data than the run that saved {name}: restore the file, or remove the "
+            "checkpoint if it belongs to another run."
+        )
+    if not diary_file.is_file():
+        raise UserError(f"There is no {diary_file}, on which {name} builds: restore it from a copy.")
+    mark = bound.get("diary", {})
+    with reading(diary_file), diary_file.open("rb") as file:
+        content = file.read(int(mark["bytes"]))
+    if hashlib.sha256(content).hexdigest() != mark["sha256"]:
+        raise UserError(f"{diary_file} is not the one on which {name} builds: restore it from a copy.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trc2.errors import UserError
-from trc2.files import refuse_special, write_atomically
+from trc2.system.files import refuse_special, write_atomically
 
 LOCK, OWNER = "lock", "lock.owner"  # no one may read a locked file on Windows: who holds it stands beside it
 

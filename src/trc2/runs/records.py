@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trc2.errors import UserError
-from trc2.files import about, reading, refuse_link, to_json
 from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
+from trc2.system.files import about, reading, refuse_link, to_json
 
 SCHEMA = 1
 Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from trc2.artifact import CONFIG_FILE, check_memory, load_config, load_model, trained_length
 from trc2.backbones.registry import build_model
+from trc2.backbones.saved import CONFIG_FILE, check_memory, load_config, load_model, trained_length
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, TrainConfig, load_recipe
 from trc2.errors import UserError

@@ -1,7 +1,7 @@
 """What can be added to any backbone: each strategy is a few tensors and a correction of the gradient.
 
 `trc2.strategies.NAME` serves the strategy called NAME: nothing else to register. Those of other packages are found by
-their entry point, see `trc2.plugins`. Replay is no strategy: its stores are
+their entry point, see `trc2.system.plugins`. Replay is no strategy: its stores are
 part of every backbone's shell (`model.replay`), its strength is the trainer's (`control.mode`).
 """
 
@@ -18,8 +18,8 @@ from trc2.config import StrategyConfig, strategy_names
 from trc2.config.section import shown
 from trc2.config.strategy import SHORTHANDS
 from trc2.errors import UserError
-from trc2.plugins import find, load, missing_hint, register
 from trc2.strategies.base import Strategy
+from trc2.system.plugins import find, load, missing_hint, register
 
 
 class StrategyModule(Protocol):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig
+from trc2.distributed.sharded import is_divided
 from trc2.errors import UserError
 from trc2.nn.head import Head
 from trc2.nn.segments import pack
-from trc2.ranks.divided import is_divided
 
 
 def refuse_divided(model: Backbone) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import Size
-from trc2.ranks.divided import number
+from trc2.distributed.sharded import number
 from trc2.strategies.base import Sequences, Strategy
 
 

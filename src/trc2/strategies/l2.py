@@ -11,7 +11,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
 from trc2.config.section import NonNegative
-from trc2.ranks.divided import number
+from trc2.distributed.sharded import number
 from trc2.strategies.base import Sequences, Strategy
 
 

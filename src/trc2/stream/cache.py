@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from trc2.errors import UserError
-from trc2.files import refuse_special, write_atomically
+from trc2.system.files import refuse_special, write_atomically
 
 CACHE_SCHEMA = 2  # part of every key: with another number everything is made again
 HASH_CHUNK = 2**20

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.failpoint import failpoint
-from trc2.files import about, refuse_special, replace_folder, sync_folder, write_durably
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, is_whole, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document
 from trc2.stream.overlap import overlap_matrix
 from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, source_of
 from trc2.stream.tokenizer import Tokenizer, limited, load_tokenizer, train_bpe
+from trc2.system.failpoints import failpoint
+from trc2.system.files import about, refuse_special, replace_folder, sync_folder, write_durably
 
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
 WAITING = "waiting for another process"  # told in place of a split

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trc2.errors import UserError, brief
-from trc2.files import reading
 from trc2.stream.document import BadRows, Document
 from trc2.stream.formats import BadRow, Format
+from trc2.system.files import reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 from trc2.config.section import shown
 from trc2.errors import UserError, did_you_mean
-from trc2.files import about, replace_folder, sync_folder
 from trc2.stream.cache import expanded, sole_maker
 from trc2.stream.sources import SPLITS
+from trc2.system.files import about, replace_folder, sync_folder
 
 Texts: TypeAlias = Iterable[str] | Iterable[Mapping[str, Any]]
 """Documents: strings, or rows with a field `text`, such as a `datasets.Dataset` has."""

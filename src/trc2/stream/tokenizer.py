@@ -15,8 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trc2.config import TokenizerConfig
 from trc2.errors import UserError, brief
-from trc2.files import reading
 from trc2.stream.cache import expanded
+from trc2.system.files import reading
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"

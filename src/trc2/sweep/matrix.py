@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from trc2.config import RunConfig, load_recipe, parse_settings, read_settings
 from trc2.config.section import Section, Seed, SettingError, shown
 from trc2.errors import UserError, brief, did_you_mean
-from trc2.runs.plan import Plan
+from trc2.runs.schedule import Plan
 
 MAX_CELLS = 10_000
 Changes = dict[str, tuple[str, ...]]

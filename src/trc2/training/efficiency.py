@@ -8,9 +8,9 @@ import torch
 
 from trc2.backbones.registry import step_cost
 from trc2.config import RunConfig
-from trc2.machine import peak_memory_bytes
 from trc2.nn.cost import Cost
-from trc2.runs.budget import strategy_flops
+from trc2.runs.equal_cost import strategy_flops
+from trc2.system.machine import peak_memory_bytes
 
 GB = 1e9
 PEAK_MEMORY = "efficiency/peak_memory_gb"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trc2.config import RunConfig
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.runs.schedule import Plan
 from trc2.stream.batches import TaskData
-from trc2.training.feed import Feed
+from trc2.training.data import Feed
 
 RECENT = 50  # steps whose mean is believed: a run slows down as its memory fills, and as others use the machine
 SCORING_SPEED = 3.0  # scoring a token beside training on it, until it has been measured: backward costs two forwards

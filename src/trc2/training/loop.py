@@ -7,19 +7,19 @@ import time
 from itertools import count
 
 from trc2.config import RunConfig
+from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
-from trc2.failpoint import failpoint
-from trc2.ranks.group import ALONE, Ranks
 from trc2.runs.folder import RunFolder
-from trc2.runs.plan import Plan
 from trc2.runs.records import Kind, Record
+from trc2.runs.schedule import Plan
 from trc2.stream.prepare import PreparedStream
-from trc2.training.feed import Feed
-from trc2.training.measure import Measure, add_up_losses, dynamics
+from trc2.system.failpoints import failpoint
+from trc2.system.precision import autocast, choose_device
+from trc2.training.checkpoint_writer import Saver
+from trc2.training.data import Feed
+from trc2.training.evaluation import Measure, add_up_losses, dynamics
 from trc2.training.observers import Observer, Story
 from trc2.training.optimizer import set_learning_rate
-from trc2.training.precision import autocast, choose_device
-from trc2.training.saver import Saver
 from trc2.training.state import RunState
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trc2.console import clock
 from trc2.runs.records import Record
+from trc2.system.console import clock
 from trc2.training.forecast import Forecast
 from trc2.training.observers import perplexities
 

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from trc2.console import clock
 from trc2.errors import UserError
-from trc2.files import reading, write_atomically
 from trc2.runs.folder import RunFolder
-from trc2.runs.plan import Plan
 from trc2.runs.records import Record
+from trc2.runs.schedule import Plan
+from trc2.system.console import clock
+from trc2.system.files import reading, write_atomically
 from trc2.training.efficiency import PEAK_MEMORY
 from trc2.training.forecast import Forecast
 

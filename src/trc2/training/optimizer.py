@@ -9,7 +9,7 @@ from torch import nn
 
 from trc2.backbones.shell import Backbone
 from trc2.config import TrainConfig
-from trc2.ranks.divided import is_divided
+from trc2.distributed.sharded import is_divided
 
 
 def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:

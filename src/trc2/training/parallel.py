@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from trc2.backbones.shell import Backbone
+from trc2.distributed.group import Ranks
+from trc2.distributed.sharded import divide_like, is_divided, put_together
 from trc2.errors import UserError
 from trc2.nn.host import HostState
-from trc2.ranks.divided import divide_like, is_divided, put_together
-from trc2.ranks.group import Ranks
 from trc2.strategies.base import plain_gradients
 
 

@@ -1,31 +1,25 @@
-"""Going on with a run: exactly where it stopped, or with a task nobody knew of before."""
+"""Resuming a run exactly where it stopped."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import RunConfig
 from trc2.config.run import apply_overrides
+from trc2.distributed.group import Ranks
 from trc2.errors import UserError, brief
-from trc2.metrics.forgetting import PERPLEXITY, forgetting
-from trc2.ranks.group import Ranks
-from trc2.ranks.torchrun import num_restarts
-from trc2.runs.ancestry import Foretold
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
 from trc2.runs.lock import lock_folder
-from trc2.runs.plan import Plan
-from trc2.runs.records import Record, score_table
-from trc2.stream.prepare import PreparedStream
-from trc2.training.child import make_child
+from trc2.runs.records import Record
+from trc2.system.torchrun import num_restarts
 from trc2.training.loop import Trainer
-from trc2.training.start import (
+from trc2.training.setup import (
     prepare_with_progress,
     run,
     set_up_process,
@@ -35,7 +29,6 @@ from trc2.training.start import (
     warn_on,
     watch,
 )
-from trc2.training.wish import Wish, child_config
 
 
 def start_or_go_on(config: RunConfig, console: Console) -> Path:
@@ -67,7 +60,7 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
         prepared = prepare_with_progress(
             config, console, folder.tokenizer(), folder.data()["tasks"], with_notes=with_notes
         )
-        check_data(folder, prepared)
+        folder.check_data(prepared)
         history = folder.records() if folder.has_diary else []
         checkpoint = _newest_checkpoint(folder, console, ranks)
         if checkpoint is None and folder.parent_file.exists():
@@ -131,78 +124,3 @@ def _check_learning(folder: RunFolder, config: RunConfig, changed: RunConfig) ->
             f"Resuming {folder} would change {brief('; '.join(changes), 400)}, which changes what is learnt: only "
             "output.…, stream.cache and stream.data_root may change; start a new run instead."
         )
-
-
-def check_data(folder: RunFolder, prepared: PreparedStream) -> None:
-    """Refuse data whose tokens are not those the run began with."""
-    known = folder.data()
-    if known["fingerprint"] == prepared.fingerprint():
-        return
-    now = prepared.describe()["tasks"]
-    changed = [
-        f"{task}/{split}"
-        for task, content in known["tasks"].items()
-        for split, info in content["splits"].items()
-        if now.get(task, {}).get("splits", {}).get(split, {}).get("sha256") != info["sha256"]
-    ]
-    what = ", ".join(changed) or "the tokenizer"
-    raise UserError(f"The data of {folder} has changed since the run began ({what}): restore it, or start a new run.")
-
-
-# -------------------------------------------------------------------------------------------------------- a new task
-
-
-def continue_run(
-    parent: Path,
-    path: Path,
-    task: TaskConfig | Sequence[TaskConfig],
-    console: Console,
-    share: float | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    keep: Sequence[TaskConfig] = (),
-    limit: float | None = None,
-    foretold: Foretold | None = None,
-) -> Path:
-    """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.training.child`.
-
-    Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
-    text it should go on knowing, which is measured and not trained. `limit` is kept in the child, for
-    `trc2.training.gate.judge_child`, which follows.
-    """
-    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
-    wish = Wish(tasks, share, tuple(overrides), tuple(keep), limit, foretold)
-    config = child_config(parent, wish, path)
-    with taking_part(config, console) as (ranks, quiet):
-        is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
-        if is_new:
-            ranks.on_first(lambda: _check_is_free(path))
-            make_child(parent, path, wish, config, quiet, ranks)
-        return resume_run(path, [], console, with_notes=not is_new)
-
-
-def _check_is_free(path: Path) -> None:
-    folder = RunFolder(path)
-    if folder.is_taken and folder.ancestry() is not None:
-        raise UserError(
-            f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "
-            "judges it; for another run choose another --out."
-        )
-    folder.check_is_free("choose another --out")
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"{path} is not empty: choose another --out.")
-
-
-def relative_forgetting(path: Path) -> float:
-    """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
-
-    NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
-    """
-    folder = RunFolder(path)
-    table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)
-    last = table.steps[-1] if table.steps else 0
-    past = table.past(last)
-    if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):
-        raise UserError(f"{folder} has no scores of past tasks at its end: there is nothing to compare.")
-    rises = [math.expm1(forgetting(table, s, last)) for s in past]
-    return sum(rises) / len(rises)

@@ -13,19 +13,19 @@ import torch
 from trc2.backbones.compiled import compile_parts
 from trc2.backbones.registry import build_model
 from trc2.config import RunConfig
+from trc2.distributed.group import ALONE, Ranks
+from trc2.distributed.sharded import is_divided, own_rows
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
-from trc2.ranks.divided import is_divided, own_rows
-from trc2.ranks.group import ALONE, Ranks
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
 from trc2.replay.feed_forward import JumpState, boosted, feel
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
-from trc2.training.chance import chance_state, chance_tensors, chance_unmoved, restore_chance
+from trc2.system.precision import choose_dtype, loss_scaler
+from trc2.system.rng import chance_state, chance_tensors, chance_unmoved, restore_chance
+from trc2.training.guards import check_unison
 from trc2.training.optimizer import build_optimizer
 from trc2.training.parallel import build_parallel
-from trc2.training.precision import choose_dtype, loss_scaler
-from trc2.training.unison import check_unison
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.verify.subject import EXACT, Check, Fill, Subject, gap, largest, skipped, smallest
+from trc2.verify.check import EXACT, Check, Fill, Subject, gap, largest, skipped, smallest
 
 
 def _logits(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:

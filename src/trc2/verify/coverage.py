@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trc2.verify.subject import Check, Subject, gap, largest, train_forward
+from trc2.verify.check import Check, Subject, gap, largest, train_forward
 
 PATHWAYS = (".thalamus.", ".hippocampus.", ".feedback.")
 

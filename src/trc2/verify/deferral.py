@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.verify.subject import (
+from trc2.verify.check import (
     EXACT,
     Check,
     Subject,

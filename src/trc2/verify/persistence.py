@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.verify.subject import Check, Subject, changed, gap, memory_of, skipped, state_of, train_step
+from trc2.verify.check import Check, Subject, changed, gap, memory_of, skipped, state_of, train_step
 
 MAX_STEPS = 20
 

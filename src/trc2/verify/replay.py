@@ -6,7 +6,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.replay.stores import cut_chunks
-from trc2.verify.subject import Check, Subject, changed, skipped, state_of, train_forward, train_step
+from trc2.verify.check import Check, Subject, changed, skipped, state_of, train_forward, train_step
 
 
 def _counts(model: Backbone) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.paper.roles import Roles, mean
-from trc2.bench.tables import quantity
+from trc2.costs.tables import quantity
 from trc2.metrics.forgetting import aufc_curve
 from trc2.report.measures import Measure, own_score
 from trc2.report.run import Run

@@ -8,7 +8,7 @@ import math
 from studies.paper.figures.drawing import Subject
 from trc2.report.style import Picture, ink, label
 from trc2.report.tables import LeftOut
-from trc2.verify.battery import GROUPS
+from trc2.verify.all_checks import GROUPS
 
 FLOOR = 1e-18  # where an exact zero is drawn
 GREEN, RED = "#009E73", "#D55E00"

@@ -1,0 +1,330 @@
+"""A run as Python holds it: its folder, and everything that can be asked of it or done with it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trc2.api.arguments import Steps, Tasks, as_overrides, listed, task_configs
+from trc2.config import RunConfig
+from trc2.config.stream import StreamConfig
+from trc2.continuing.acceptance import GATE_FILE, check_gate, judge_child
+from trc2.continuing.continue_run import continue_run
+from trc2.continuing.request import default_folder
+from trc2.errors import UserError, did_you_mean
+from trc2.evaluation.score import score_target
+from trc2.generate.sampling import stream_text
+from trc2.hf.export import export_run
+from trc2.report.run import Run as RunRecord
+from trc2.report.run import own_part, read_run
+from trc2.report.summary import child_text, has_memory, short, summary_text, write_summary
+from trc2.runs.folder import RunFolder
+from trc2.runs.target import find_target
+from trc2.stream.texts import Texts, keep_texts
+from trc2.system.console import PlainConsole
+from trc2.system.files import reading
+from trc2.system.torchrun import is_first_process
+from trc2.training.resume import resume_run
+from trc2.training.setup import warn_on
+
+PICTURES = ("summary", "hippocampus")
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """A task's validation score before any training, just after its own, and at the newest evaluation.
+
+    None was not measured, or has not come yet. `test` is read once, at the end of a run.
+    """
+
+    before: float | None
+    learnt: float | None
+    kept: float | None
+    test: float | None
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What was lost since each task's own training, at the newest evaluation, in the metric's own measure.
+
+    For perplexity that is nats: 0.1 means a perplexity 10.5 % higher. `mean`, `area` (over the stream) and the
+    transfers are None while there is no past to forget.
+    """
+
+    metric: str
+    tasks: dict[str, float]
+    mean: float | None
+    area: float | None
+    backward_transfer: float | None
+    forward_transfer: float | None
+
+
+class Run:
+    """A run on disk. Whatever is asked is read from its folder anew, also while another process trains it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        try:
+            read = self._read()
+        except UserError as problem:
+            return f"Run({str(self.folder)!r}: {problem})"
+        state = "finished" if read.is_finished else f"at step {read.last_step} of {read.stretches[-1].end}"
+        return f"Run({str(self.folder)!r}, {' → '.join(stretch.task for stretch in read.stretches)}, {state})"
+
+    # ------------------------------------------------------------------------------------------------ what it is
+
+    @property
+    def config(self) -> RunConfig:
+        """Every setting, defaults too."""
+        return RunFolder(self.folder).config()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._read().is_finished
+
+    @property
+    def parent(self) -> str | None:
+        """The run or model it goes on from."""
+        ancestry = RunFolder(self.folder).ancestry()
+        return None if ancestry is None else ancestry.parent
+
+    def scores(self, metric: str = "perplexity") -> dict[str, TaskScores]:
+        """By task: before training, just after its own, and now."""
+        run = self._read()
+        table = self._table(run, metric)
+        last = table.steps[-1] if table.steps else 0
+        ends = {stretch.task: stretch.end for stretch in run.stretches}
+
+        def score(task: str, step: int | None) -> float | None:
+            return table.scores[step][task] if step is not None and table.has(step, task) else None
+
+        tests = run.final("test")
+        return {
+            task: TaskScores(
+                score(task, 0), score(task, ends.get(task)), score(task, last), tests.get(f"test/{task}/{metric}")
+            )
+            for task in run.tasks
+        }
+
+    def history(self, metric: str = "perplexity") -> dict[int, dict[str, float]]:
+        """Every evaluation: scores of the tasks by optimizer step; `pandas.DataFrame(…).T` makes a table of it."""
+        table = self._table(self._read(), metric)
+        return {step: dict(table.scores[step]) for step in table.steps}
+
+    def forgetting(self, metric: str = "perplexity") -> Forgetting:
+        """What was lost of each past task, and the numbers over all of them."""
+        run = self._read()
+        self._table(run, metric)
+        values, root = run.summary(metric), f"cl/{metric}"
+        tasks = {
+            task: values[f"{root}/forgetting/{task}"] for task in run.tasks if f"{root}/forgetting/{task}" in values
+        }
+        means = [values.get(f"{root}/{name}") for name in ("forgetting", "aufc", "bwt", "fwt")]
+        return Forgetting(metric, tasks, *means)
+
+    def gate(self) -> dict[str, Any] | None:
+        """The verdict on every task the parent knew: gate.json of a run that `continue_` made, else None."""
+        path = self.folder / GATE_FILE
+        if not path.is_file():
+            return None
+        with reading(path):
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    # ------------------------------------------------------------------------------------------------ going on
+
+    def resume(self, overrides: Iterable[str] = (), *, quiet: bool = False) -> Run:
+        """Go on with an interrupted run, exactly as if it had not been interrupted; returns this run.
+
+        One that goes on from another run or model is judged at its end, by the limit it was made with; see `gate()`.
+        """
+        console = PlainConsole(quiet=quiet)
+        resume_run(self.folder, listed(overrides), console)
+        if is_first_process():
+            judge_child(self.folder, warn_on(console))
+            write_summary(self.folder)
+        return self
+
+    def check(self, parent: str | Path | None = None, *, max_forgetting: float | None = None) -> dict[str, Any]:
+        """Judge now whether this run may take its parent's place; returns what `gate()` reads from then on.
+
+        The parent is the one it goes on from, wherever that lies by now; `max_forgetting` may only make the limit with
+        which this run began smaller.
+        """
+        where = None if parent is None else Path(parent)
+        verdict = judge_child(self.folder, self._warn, where, max_forgetting, again=True)
+        if verdict is None:
+            raise UserError(f"{self.folder} does not go on from another run or model: there is nothing to judge.")
+        write_summary(self.folder)
+        return verdict.describe()
+
+    def continue_(
+        self,
+        tasks: Tasks,
+        *,
+        steps: Steps = None,
+        folder: str | Path | None = None,
+        max_forgetting: float | None = None,
+        replay_share: float | None = None,
+        overrides: Iterable[str] = (),
+        quiet: bool = False,
+        **settings: object,
+    ) -> Run:
+        """Teach it more tasks, in a new folder; this run is not touched. Arguments are those of `trc2.train`.
+
+        Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
+        task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept.
+        """
+        return continue_from(
+            self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
+            replay_share=replay_share, overrides=overrides, quiet=quiet, **settings,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ using it
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 100,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        memory: Literal["read", "off"] = "read",
+    ) -> str:
+        """Text that follows a prompt, by the newest checkpoint; the same seed gives the same text.
+
+        The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text.
+        """
+        if memory not in ("read", "off"):
+            raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
+        net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
+        pieces = stream_text(
+            net, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+            read_memory=memory == "read",
+        )  # fmt: skip
+        return "".join(pieces)
+
+    def evaluate(self, texts: Texts) -> dict[str, float]:
+        """Loss, perplexity, bits per byte and so on of texts it may never have seen, by the newest checkpoint."""
+        path = keep_texts("given", texts, _cache_of(self.config)) / "train.jsonl"
+        return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]
+
+    def export(
+        self, folder: str | Path, *, with_replay: bool = False, merge: bool = True, anyway: bool = False
+    ) -> Path:
+        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/hf-models.md.
+
+        A run that its acceptance check refused, or has not judged yet, is exported `anyway` only; its card says so.
+        """
+        from trc2 import __version__
+
+        export_run(
+            self.folder, Path(folder), __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=self._warn
+        )
+        return Path(folder)
+
+    # ------------------------------------------------------------------------------------------------ looking at it
+
+    def summary(self) -> str:
+        """What `trc2 report` says, as Markdown."""
+        run, ancestry = self._read(), RunFolder(self.folder).ancestry()
+        return summary_text(run, []) if ancestry is None else child_text(run, ancestry, [])
+
+    def figure(self, kind: str = "summary") -> Any:
+        """A matplotlib figure: perplexity and forgetting over the stream, or what the memory did (`hippocampus`)."""
+        if kind not in PICTURES:
+            raise UserError(f"There is no figure '{kind}': {did_you_mean(str(kind), PICTURES)}")
+        from trc2.report.figures import memory_figure, run_figure  # matplotlib and pandas take a second to import
+        from trc2.report.style import style
+
+        run, ancestry = self._read(), RunFolder(self.folder).ancestry()
+        run = run if ancestry is None else own_part(run, ancestry)
+        if kind != "summary" and not has_memory(run):
+            raise UserError(f"{self.folder} has no episodic memory to draw: use run.figure().")
+        with style():
+            return run_figure(run, is_continued=ancestry is not None) if kind == "summary" else memory_figure(run)
+
+    def _repr_png_(self) -> bytes:
+        return bytes(self.figure().png())
+
+    def _repr_html_(self) -> str:
+        """A table of scores and the picture, for notebooks."""
+        try:
+            scores = self.scores()
+            picture = base64.b64encode(self._repr_png_()).decode()
+        except UserError as problem:
+            return f"<pre>{html.escape(f'{self.folder}: {problem}')}</pre>"
+        rows = "".join(
+            f"<tr><td>{html.escape(task)}</td>{''.join(map(_cell, (s.before, s.learnt, s.kept)))}</tr>"
+            for task, s in scores.items()
+        )
+        head = "<tr><th>perplexity</th><th>before</th><th>just learnt</th><th>now</th></tr>"
+        return (
+            f"<p><b>{html.escape(repr(self))}</b></p><table>{head}{rows}</table>"
+            f'<img src="data:image/png;base64,{picture}" style="max-width:100%">'
+        )
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def _read(self) -> RunRecord:
+        return read_run(self.folder)
+
+    def _table(self, run: RunRecord, metric: str) -> Any:
+        if metric not in run.tables:
+            raise UserError(f"{self.folder} has no scores of '{metric}': {did_you_mean(str(metric), run.tables)}")
+        return run.tables[metric]
+
+    def _warn(self, message: str) -> None:
+        warn_on(PlainConsole(stderr=True))(message)
+
+
+def continue_from(
+    source: str | Path,
+    tasks: Tasks,
+    *,
+    keep: Tasks | None = None,
+    steps: Steps = None,
+    folder: str | Path | None = None,
+    max_forgetting: float | None = None,
+    replay_share: float | None = None,
+    overrides: Iterable[str] = (),
+    quiet: bool = False,
+    **settings: object,
+) -> Run:
+    """Go on with new tasks from a run, or from a saved model: an export of ours, or any causal Hugging Face folder.
+
+    A saved model does not say what it learnt. `keep` is text it should go on knowing, given like tasks: measured
+    against the model as it was, never trained. The other arguments are those of `Run.continue_`.
+    """
+    parent = Path(source)
+    cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
+    kept = task_configs(keep, None, cache) if keep else []
+    check_gate(parent, kept, max_forgetting)
+    new = task_configs(tasks, steps, cache)
+    child = default_folder(parent, new) if folder is None else Path(folder)
+    console = PlainConsole(quiet=quiet)
+    changes = [*as_overrides(settings), *listed(overrides)]
+    continue_run(parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting)
+    if is_first_process():
+        judge_child(child, warn_on(console), parent)
+        write_summary(child)
+    return Run(child)
+
+
+def _cache_of(config: RunConfig | None) -> Path:
+    if config is None or config.stream is None:
+        return Path(StreamConfig.model_fields["cache"].default)
+    return config.stream.cache
+
+
+def _cell(value: float | None) -> str:
+    return f"<td>{'–' if value is None or math.isnan(value) else short(value)}</td>"

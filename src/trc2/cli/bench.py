@@ -1,0 +1,54 @@
+"""`trc2 bench`: what a model costs, timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import AsJson, Overrides, Target, app, err, out, print_json
+from trc2.system.console import shown
+from trc2.system.files import make_folder
+
+
+@app.command()
+def bench(
+    target: Target = "demo",
+    overrides: Overrides = None,
+    against: Annotated[str | None, typer.Option(help="Time a Hugging Face model too: mixtral, llama or mamba.")] = None,
+    scaling: Annotated[
+        str | None, typer.Option(help="How cost grows with tokens, batch, slots, experts or columns, instead.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds in which all alternatives take turns.", min=1, max=10_000)] = 5,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of torch; its own choice by default.", min=1, max=1024)
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where bench.json and bench.png go.")] = Path("runs/bench"),
+    as_json: AsJson = False,
+) -> None:
+    """Speed, memory and utilisation of a recipe: ratios of one interleaved run, as table, JSON and picture."""
+    import torch
+
+    from trc2.costs.comparison import bench_recipe, bench_scaling
+    from trc2.costs.figures import draw_bars, draw_scaling, results_table, scaling_table
+    from trc2.runs.target import find_target
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    run = find_target(target, overrides or []).config
+    make_folder(folder)
+    with err.status("building") as status:
+        if scaling is not None:
+            report = bench_scaling(run, scaling, repeats=repeats, watch=lambda text: status.update(shown(text)))
+        else:
+            report = bench_recipe(run, repeats=repeats, against=against, watch=lambda text: status.update(shown(text)))
+    (folder / "bench.json").write_text(json.dumps(report, indent=1))
+    draw = draw_bars if scaling is None else draw_scaling
+    draw(report, folder / "bench.png")
+    if as_json:
+        print_json(report)
+        return
+    out.print(results_table(target, report) if scaling is None else scaling_table(target, report))
+    out.print(f"{folder / 'bench.json'}  {folder / 'bench.png'}")

@@ -1,0 +1,98 @@
+"""`trc2 check`: the acceptance check of a continued run, at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trc2.cli.app import AsJson, app, err, out, print_json, show_summary, warn
+from trc2.errors import UserError
+
+if TYPE_CHECKING:
+    from trc2.continuing.acceptance import Verdict
+
+REFUSED = 3  # the exit code; trc2.continuing.acceptance is not imported for it, because `trc2 --help` must not wait
+
+
+@app.command()
+def check(
+    parent: Annotated[Path, typer.Argument(help="The run or saved model that the child goes on from.")],
+    child: Annotated[Path, typer.Argument(help="The finished run that `trc2 continue` made.")],
+    max_forgetting: Annotated[
+        float | None,
+        typer.Option(help="Judge by this limit. One that is larger than the child's own is not used.", min=0),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge whether a continued run may take its parent's place, and write the verdict into its folder.
+
+    Parent and child are compared task by task on held-out text. The parent must be, to the bit, what the child began
+    with. Exit code 3 if a task is not surely within the limit: the parent remains the model to use.
+    """
+    from trc2.continuing.acceptance import judge_child
+    from trc2.runs.folder import RunFolder
+
+    RunFolder(child).config()  # a folder that is not a run is refused
+    ancestry = RunFolder(child).ancestry()
+    if ancestry is None:
+        raise UserError(f"{child} does not go on from another run or model: name one that `trc2 continue` made.")
+    if max_forgetting is not None and ancestry.limit is not None and max_forgetting > ancestry.limit:
+        warn(f"{child} keeps the limit of {ancestry.limit:.1%} with which it began: a larger one is not used.")
+    verdict = judge_child(child, warn, parent, max_forgetting, again=True)
+    assert verdict is not None
+    show_verdict(child, verdict, as_json=as_json)
+
+
+def show_verdict(child: Path, verdict: Verdict, *, as_json: bool, with_summary: bool = False) -> None:
+    """Write the run's summary, in which the verdict stands, and show the verdict; the summary too if asked."""
+    from trc2.report.summary import write_summary
+
+    if as_json or not with_summary:
+        write_summary(child)
+    else:
+        show_summary(child)
+    if as_json:
+        print_json(verdict.describe())
+    else:
+        tell_verdict(child, verdict)
+    exit_unless_accepted(verdict)
+
+
+def exit_unless_accepted(verdict: Verdict) -> None:
+    """Exit with 3 and say why if the acceptance check refused a run; NaN is not within any limit."""
+    if verdict.passed:
+        return
+    err.print(
+        f"acceptance check: not within --max-forgetting {verdict.limit:.1%} ({verdict.failing}): keep using "
+        f"{verdict.parent}.",
+        style="bold red", soft_wrap=True,
+    )  # fmt: skip
+    raise typer.Exit(REFUSED)
+
+
+def tell_verdict(child: Path, verdict: Verdict) -> None:
+    """What became of what the parent knew."""
+    from trc2.continuing.continue_run import relative_forgetting
+    from trc2.runs.folder import RunFolder
+
+    ancestry = RunFolder(child).ancestry()
+    if ancestry is not None and ancestry.is_run:
+        risen = relative_forgetting(child)
+        out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
+    elif not verdict.tasks:
+        out.print(
+            f"{verdict.parent} is a saved model, which does not say what it learnt, so what was forgotten is unknown: "
+            "name text it should go on knowing by --keep NAME=FOLDER.",
+            style="yellow",
+        )
+    if verdict.foretold is not None:
+        said = verdict.foretold
+        out.print(
+            f"Trial runs with {said.share:.0%} replay: {said.predicted:+.1%} predicted; it became {verdict.worst:+.1%}."
+        )
+    for found in verdict.tasks:
+        bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
+        worse = "" if found.measure == "perplexity" else f"{found.measure} lost "
+        out.print(f"Against the parent, {found.text}: {worse}{found.rise.value:+.1%} ({bounds}), {found.word}.")

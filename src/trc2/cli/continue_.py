@@ -1,0 +1,147 @@
+"""`trc2 continue`: more tasks for a finished run or a saved model, and the acceptance check after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, Overrides, app, err, out, warn
+from trc2.cli.check import REFUSED, show_verdict
+from trc2.cli.processes import Processes, Restarts, launched
+from trc2.errors import UserError
+from trc2.system.console import shown
+from trc2.system.torchrun import is_first_process
+
+if TYPE_CHECKING:
+    from trc2.config import TaskConfig
+
+
+@app.command("continue")
+def continue_(
+    parent: Annotated[Path, typer.Argument(help="The finished run, or a folder with a saved model.")],
+    overrides: Overrides = None,
+    task: Annotated[
+        list[str],
+        typer.Option(
+            help="A new task as NAME=FOLDER, again for another; or NAME alone, with one of the options below."
+        ),
+    ] = [],  # noqa: B006 - typer reads the default, nobody changes it
+    folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
+    builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--folder", help="A folder of text, or one file: .txt, .md, .jsonl …")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="A Hugging Face dataset id.")] = None,
+    subset: Annotated[str | None, typer.Option(help="The dataset's configuration.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text, gsm8k, wikitext or a template.")] = "text",
+    keep: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=FOLDER: text that a saved model should go on knowing; judged, and part of it replayed."
+        ),
+    ] = [],  # noqa: B006
+    max_forgetting: Annotated[
+        float | None,
+        typer.Option(help="Exit with 3 unless every past task's perplexity surely rose by no more than this.", min=0),
+    ] = None,
+    replay_share: Annotated[
+        float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Only make short trial runs and print the cheapest replay share that keeps the limit."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the trial runs, as JSON.")] = False,
+    nproc: Processes = 1,
+    max_restarts: Restarts = 0,
+) -> None:
+    """Teach a finished run, or a saved model, more tasks, in a new folder that points to its parent.
+
+    Parent and child are compared task by task on held-out text, with 95 % intervals from a bootstrap over documents.
+    A saved model does not say what it learnt: name text it should go on knowing by --keep.
+    Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
+    """
+    from trc2.continuing.acceptance import check_gate, judge_child
+    from trc2.continuing.continue_run import continue_run
+    from trc2.continuing.request import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
+    from trc2.continuing.trial_runs import foretold, keep_rehearsal, rehearse_shares, remove_trials
+
+    known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
+    tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
+    kept = [_task_of(word, "--keep", steps, format_) for word in keep]
+    check_gate(parent, kept, max_forgetting)
+    if folder is not None and not folder.name:
+        raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
+    target = folder or default_folder(parent, tasks)
+    changes = tuple(overrides or ())
+    if rehearse:
+        if max_forgetting is None:
+            raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
+        with out.status("trial runs") as status:
+            rehearsal = rehearse_shares(
+                parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
+                watch=lambda text: status.update(shown(text)), warn=warn,
+            )  # fmt: skip
+        kept_in = keep_rehearsal(rehearsal, target)
+        if as_json:
+            print(json.dumps(rehearsal.describe(), indent=2))
+        else:
+            for line in rehearsal.lines():
+                out.print(line)
+            out.print(f"Kept in {kept_in}: the acceptance check of the real run will compare.", soft_wrap=True)
+        if rehearsal.cheapest is None:
+            raise typer.Exit(REFUSED)
+        return
+    said = foretold(parent, target, tasks, replay_share, changes, warn)
+    wish = Wish(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
+    config = child_config(parent, wish, target)
+    if nproc > 1 and launched(nproc, max_restarts, config):
+        return
+    remove_trials(target)
+    if replay_share and not has_old_text(parent, config):
+        warn(
+            f"{parent} brings no old text to replay, so --replay-share {replay_share:g} replays the new text: name old "
+            f"text by --keep NAME=FOLDER, with at least {MIN_DIVIDED} documents, or by stream.replay_seed_files."
+        )
+    console = err if as_json else out
+    continue_run(
+        parent, target, tasks, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, foretold=said
+    )
+    if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
+        show_verdict(target, verdict, as_json=as_json, with_summary=True)
+
+
+def _tasks(words: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
+    """The new tasks; at most one of them by its name alone, with its source in options of its own."""
+    from trc2.config import TaskConfig
+
+    bare = [word for word in words if "=" not in word]
+    if not words:
+        raise UserError("There is no task to go on with: name one by --task NAME=FOLDER.")
+    if len(bare) > 1:
+        raise UserError(f"--task {bare[1]} has no folder of its own: write it as --task {bare[1]}=FOLDER.")
+    if source and not bare:
+        raise UserError(f"--{next(iter(source))} belongs to no task: name it by --task NAME, without a folder.")
+    if "folder" in source:
+        source = {**source, "folder": str(Path(source["folder"]).resolve())}
+    return [
+        TaskConfig(name=word, steps=steps, format=format_, **source)
+        if "=" not in word
+        else _task_of(word, "--task", steps, format_)
+        for word in words
+    ]
+
+
+def _task_of(word: str, option: str, steps: int, format_: str) -> TaskConfig:
+    from trc2.config import TaskConfig
+
+    name, _, folder = word.partition("=")
+    if not folder:
+        raise UserError(f"{option} {word} names no folder: write it as {option} NAME=FOLDER.")
+    return TaskConfig(name=name, steps=steps, format=format_, folder=str(Path(folder).resolve()))

@@ -1,0 +1,61 @@
+"""`trc2 dream`: text from the model itself, for replay where the old text is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, Trained, app, err, out, print_json, warn
+from trc2.errors import UserError
+from trc2.system.console import shown
+
+
+@app.command("dream")
+def dream_(
+    target: Trained,
+    tokens: Annotated[int, typer.Option(help="Stop when the texts hold so many.", min=1, max=MAX_COUNT)] = 10_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same texts.", min=0, max=MAX_SEED)] = 0,
+    temperature: Annotated[float, typer.Option(help="1 is the model's own chance.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    length: Annotated[int, typer.Option(help="Tokens of one text at most.", min=1, max=MAX_COUNT)] = 256,
+    path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
+    as_json: AsJson = False,
+) -> None:
+    """Sample texts from a model, without duplicates, as a file for stream.replay_seed_files.
+
+    Every row says which model, seed, temperature and place it came from.
+    """
+    from trc2.generate.sampling import lay_out_for_decoding
+    from trc2.generate.self_replay import dream
+    from trc2.runs.target import find_target
+    from trc2.system.files import make_folder, write_atomically
+
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another --out.")
+    if path.suffix != ".jsonl":
+        raise UserError(f"--out {path} would not be found by its ending: call it something.jsonl.")
+    net, tokenizer = find_target(target).trained_model(warn)
+    make_folder(path.parent)
+    lay_out_for_decoding(net)
+    settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
+    rows, made = [], 0
+    with err.status("dreaming") as status:
+        for found in dream(
+            net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
+        ):
+            made += found.tokens
+            origin = {**settings, "round": found.round, "row": found.row, "tokens": found.tokens}
+            rows.append(json.dumps({"text": found.text, "dream": origin}, ensure_ascii=False))
+            status.update(shown(f"dreaming: {len(rows):,} texts, {made:,} tokens"))
+    if not rows:
+        raise UserError(f"{target} had nothing to say: its texts are empty.")
+    if made < tokens:
+        warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all it had to say.")
+    write_atomically(path, ("\n".join(rows) + "\n").encode())
+    if as_json:
+        print_json({"schema": 1, "file": str(path), "texts": len(rows), "tokens": made})
+        return
+    out.print(f"{len(rows):,} texts, {made:,} tokens: {path}")

@@ -1,0 +1,54 @@
+"""`trc2 eval`: scores of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trc2.cli.app import AsJson, Trained, app, out, print_json, warn
+
+
+@app.command("eval")
+def evaluate(
+    target: Trained,
+    task: Annotated[list[str] | None, typer.Option(help="A task of the run; all of them by default.")] = None,
+    file: Annotated[list[Path] | None, typer.Option(help="A .jsonl, .txt or .parquet file to score.")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
+    format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",
+    again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
+    memory: Annotated[
+        Literal["read", "off"],
+        typer.Option(help="Read the episodic memory, or empty it before scoring."),
+    ] = "read",
+    as_json: AsJson = False,
+) -> None:
+    """Score a checkpoint on any task of its stream, or on any file."""
+    from rich.table import Table
+
+    from trc2.evaluation.score import score_target
+    from trc2.runs.target import find_target
+
+    scores = score_target(
+        find_target(target),
+        tasks=task or [],
+        files=file or [],
+        split=split,
+        text_format=format_,
+        again=again,
+        memory=memory,
+        warn=warn,
+    )
+    if as_json:
+        print_json(scores)
+        return
+    names = list(dict.fromkeys(name for metrics in scores.values() for name in metrics))
+    table = Table(title=f"{target}, {split}", caption="perplexity per token")
+    table.add_column("task")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, metrics in scores.items():
+        cells = {key: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for key, value in metrics.items()}
+        table.add_row(name, *[cells.get(key, "–") for key in names])
+    out.print(table)

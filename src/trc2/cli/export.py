@@ -1,0 +1,39 @@
+"""`trc2 export`: a run as a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2 import __version__
+from trc2.cli.app import AsJson, app, out, print_json, warn
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    with_replay: Annotated[
+        bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--adapter", help="Adapters merged into the weights, or alone as a PEFT folder.")
+    ] = True,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also if the acceptance check refused the run, or has not judged it yet.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's newest checkpoint as a model folder: safetensors, JSON, tokenizer and model card.
+
+    A run of model=hf gives a folder of the model's own architecture, which transformers opens without trc2.
+    """
+    from trc2.hf.export import export_run
+
+    written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn)
+    if as_json:
+        print_json({"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]})
+        return
+    out.print("  ".join(str(path) for path in written), soft_wrap=True)

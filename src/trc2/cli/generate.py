@@ -1,0 +1,43 @@
+"""`trc2 generate`: text from a trained model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, MAX_SEED, Trained, app, warn
+from trc2.errors import UserError, plain
+
+
+@app.command()
+def generate(
+    target: Trained,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0, max=MAX_SEED)] = 0,
+    memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
+) -> None:
+    """Continue a prompt, token by token."""
+    from trc2.generate.sampling import lay_out_for_decoding, stream_text
+    from trc2.runs.target import find_target
+
+    if memory not in ("read", "off"):
+        raise UserError(f"--memory {memory} is not known: use read or off.")
+    net, tokenizer = find_target(target).trained_model(warn)
+    lay_out_for_decoding(net)
+    print(plain(prompt), end="", flush=True)
+    for piece in stream_text(
+        net,
+        tokenizer,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        read_memory=memory == "read",
+    ):
+        print(plain(piece), end="", flush=True)
+    print()

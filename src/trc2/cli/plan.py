@@ -1,0 +1,44 @@
+"""`trc2 plan`: what a run needs, on paper."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import Overrides, Target, app, out
+from trc2.errors import UserError
+
+
+@app.command()
+def plan(
+    target: Target = "paper_d768_l4",
+    overrides: Overrides = None,
+    devices: Annotated[int, typer.Option(help="Up to how many devices.", min=1, max=65_536)] = 1024,
+    memory: Annotated[float, typer.Option(help="GB of one device; 32 is a V100 of the paper.", min=1e-3, max=1e6)] = 32,
+    flops: Annotated[float, typer.Option(help="TFLOP/s of one device at its best.", min=1e-3, max=1e6)] = 125,
+    utilisation: Annotated[
+        float | None, typer.Option(help="Share of them it reaches; by default what the paper's rows suggest.")
+    ] = None,
+    bandwidth: Annotated[float, typer.Option(help="GB/s from a device to the others.", min=1e-3, max=1e6)] = 25,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Memory, messages and hours of a run on 1 to 1024 devices, and whether it needs DDP, FSDP or recomputing."""
+    from trc2.costs.devices import Device, all_needs, needs_json, usual_utilisation
+    from trc2.costs.tables import needs_notes, needs_tables
+    from trc2.runs.target import find_target
+
+    if utilisation is not None and not 0 < utilisation <= 1:
+        raise UserError(f"--utilisation {utilisation} is no share: give a number above 0 and at most 1, such as 0.3.")
+    run = find_target(target, overrides or []).config
+    reached = usual_utilisation(run.model) if utilisation is None else utilisation
+    device = Device(memory * 1e9, flops * 1e12, reached, bandwidth * 1e9)
+    rows = all_needs(run, device, devices)
+    if as_json:
+        print(json.dumps(needs_json(target, run, device, rows, is_guess=utilisation is None), indent=2))
+        return
+    for table in needs_tables(target, run, rows):
+        out.print(table)
+    for note in needs_notes(run, device, rows, is_guess=utilisation is None):
+        out.print(note)

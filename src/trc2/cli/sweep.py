@@ -1,0 +1,78 @@
+"""`trc2 sweep`: a matrix of runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, AsJson, Overrides, app, err, out, print_json
+from trc2.errors import UserError
+
+if TYPE_CHECKING:
+    from trc2.sweep.local_launcher import Launcher
+
+
+@app.command()
+def sweep(
+    matrix: Annotated[str, typer.Argument(help="A matrix's name or file.")],
+    overrides: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs go; runs/sweep/NAME if left out.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Runs at a time; they divide the cores.")] = 1,
+    launcher: Annotated[Literal["local", "ray"], typer.Option(help="Who carries the runs out.")] = "local",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Threads of each run; cores ÷ jobs if left out, on Ray 1."),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact", help="Keep of ended runs only what reports read, of earlier ones too: no checkpoints."
+        ),
+    ] = False,
+    dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a matrix of runs: backbones, sizes, lesions, strategies, seeds and orders of the tasks."""
+    from trc2.sweep.matrix import load_matrix, recipe_name
+    from trc2.sweep.run import run_sweep
+    from trc2.sweep.status import standing
+
+    loaded = load_matrix(matrix)
+    cells = loaded.cells(overrides or [])
+    target = folder or Path("runs/sweep") / recipe_name(matrix)
+    if dry and as_json:
+        print_json({cell.name: asdict(standing(cell, target)) for cell in cells})
+        return
+    if dry:
+        for cell in cells:
+            found = standing(cell, target)
+            out.print(f"{found.state:8} {found.step:>6}/{found.total}  {cell.name}  {found.problem}", soft_wrap=True)
+        return
+    shown = err if as_json else out
+    outcome = run_sweep(
+        cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact,
+        matrix=recipe_name(matrix), title=loaded.title,
+    )  # fmt: skip
+    ended = sum(found.state == "ended" for found in outcome.standings.values())
+    if as_json:
+        print_json({name: asdict(found) for name, found in outcome.standings.items()})
+    shown.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
+    if outcome.failed:
+        names = ", ".join(outcome.failed)
+        raise UserError(f"{len(outcome.failed)} runs failed ({names}): mend the cause, then add --retry.")
+
+
+def _launcher(name: str, jobs: int, threads: int | None) -> Launcher:
+    from trc2.sweep.local_launcher import LocalLauncher
+
+    if name == "local":
+        return LocalLauncher(jobs, threads=threads)
+    from trc2.sweep.ray_launcher import RayLauncher
+
+    return RayLauncher(jobs, threads or 1)

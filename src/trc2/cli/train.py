@@ -1,0 +1,24 @@
+"""`trc2 train`: a new run."""
+
+from __future__ import annotations
+
+from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, show_summary
+from trc2.cli.processes import Processes, Restarts, launched
+
+
+@app.command()
+def train(
+    recipe: Recipe = "demo",
+    overrides: Overrides = None,
+    nproc: Processes = 1,
+    max_restarts: Restarts = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model through a stream of tasks and measure what it forgets."""
+    from trc2.config import load_recipe
+    from trc2.training.resume import start_or_go_on
+
+    config = load_recipe(recipe, overrides or [])
+    if launched(nproc, max_restarts, config):
+        return
+    show_summary(start_or_go_on(config, err if as_json else out), as_json)

@@ -1,0 +1,73 @@
+"""`trc2 verify`: the claims about a model, measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, err, out, print_json, warn
+from trc2.system.console import shown
+from trc2.system.files import make_folder
+
+
+@app.command()
+def verify(
+    target: Target = "paper_compact",
+    overrides: Overrides = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where verify.json and verify.png go.")] = Path("runs/verify"),
+    seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.", min=0, max=MAX_SEED)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Prove exact resume instead, by killing a run.")] = False,
+    kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1, max=1_000_000)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Prove causality and state semantics of a model: a table, JSON and a picture. Or, with --resume, exact resume.
+
+    Exit code 0 if every check holds, 1 if one fails, 2 on bad input.
+    """
+    if resume:
+        _verify_resume(folder, kills, seed, as_json)
+    from trc2.runs.target import find_target
+    from trc2.verify import run_battery
+    from trc2.verify.figure import as_table, draw, notes, summary
+
+    net = find_target(target, overrides or []).model(warn, seed)
+    make_folder(folder)
+    with err.status("starting") as status:
+        report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
+    (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
+    draw(report, folder / "verify.png")
+    if as_json:
+        print_json(report.to_json())
+        raise typer.Exit(0 if report.passed else 1)
+    out.print(as_table(report, out.width))
+    for note in notes(report):
+        out.print(note, style="dim")
+    out.print(summary(report), style="green" if report.passed else "bold red")
+    out.print(f"{folder / 'verify.json'}  {folder / 'verify.png'}")
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _verify_resume(folder: Path, kills: int, seed: int, as_json: bool) -> None:
+    import tempfile
+
+    from trc2.verify.kill_tests import verify_resume
+
+    make_folder(folder)
+    with err.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
+        report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
+    (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
+    if as_json:
+        print_json(report.to_json())
+        raise typer.Exit(0 if report.passed else 1)
+    for difference in report.differences[:20]:
+        out.print(f"differs: {difference}", style="bold red", soft_wrap=True)
+    out.print(
+        f"{report.kills:,} kills of {len(report.ended)} commands ({', '.join(report.ended)}), "
+        f"{sum(report.ended.values()):,} ends, {len(report.differences)} differences to the undisturbed ones, "
+        f"{report.seconds / 60:.1f} minutes: {folder / 'resume.json'}",
+        style="green" if report.passed else "bold red", soft_wrap=True,
+    )  # fmt: skip
+    raise typer.Exit(0 if report.passed else 1)

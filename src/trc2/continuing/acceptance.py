@@ -1,0 +1,327 @@
+"""The acceptance check: whether a continued run may take its parent's place, judged per task on held-out text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trc2.backbones.saved import CONFIG_FILE, load_model
+from trc2.backbones.shell import Backbone
+from trc2.config import EvalConfig, RunConfig, TaskConfig
+from trc2.continuing.fork import parent_weights
+from trc2.continuing.heldout import HeldOut, held_out
+from trc2.errors import UserError, brief
+from trc2.evaluation.tasks import evaluation_mode, examine
+from trc2.metrics.lm_eval import Score, falls
+from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
+from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.runs.checkpoint import DamagedCheckpoint
+from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.lineage import Ancestry, Foretold
+from trc2.runs.schedule import Plan
+from trc2.runs.target import find_target
+from trc2.stream.batches import SplitWindows
+from trc2.stream.prepare import prepare_stream
+from trc2.stream.tokenizer import Tokenizer
+from trc2.system.failpoints import failpoint
+from trc2.system.files import finite, reading, write_atomically
+from trc2.system.precision import choose_device
+
+GATE_FILE = "gate.json"
+SCHEMA = 2
+REFUSED = 3  # the exit code of a command whose acceptance check refused the child
+
+
+@dataclass(frozen=True)
+class TaskVerdict:
+    """How much the perplexity of a past task rose against the parent, on which text, and whether that is within.
+
+    For a task of the lm-evaluation-harness `measure` is another one, the rise is what it lost in its own unit, and the
+    split is the task's own business.
+    """
+
+    task: str
+    split: str
+    documents: int
+    tokens: int
+    rise: Interval
+    limit: float | None
+    measure: str = "perplexity"
+    excluded: int = 0  # documents that the child trained on or replayed
+
+    @property
+    def passed(self) -> bool:
+        """Only if even the upper bound is within the limit; NaN is within none."""
+        return self.limit is None or self.rise.high <= self.limit
+
+    @property
+    def text(self) -> str:
+        without = f" ({self.excluded} left out as trained on)" if self.excluded else ""
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{without}"
+
+    @property
+    def word(self) -> str:
+        if self.limit is None or self.passed:
+            return "within"
+        if self.rise.value > self.limit:
+            return "above" if self.rise.low > self.limit else "above (not certain)"
+        return "not sure"
+
+    def describe(self) -> dict[str, Any]:
+        numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
+        shown = {name: finite(value) for name, value in numbers.items()}
+        counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
+        counted |= {"excluded": self.excluded}
+        return {**shown, **counted, "passed": self.passed, "verdict": self.word}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All past tasks; the child is accepted if every one is within the limit. Steps are those that were compared."""
+
+    parent: str
+    child: str
+    limit: float | None
+    tasks: tuple[TaskVerdict, ...]
+    foretold: Foretold | None = None
+    parent_step: int | None = None  # None: a saved model has no steps
+    child_step: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        """With a limit, the check fails if no task could be compared."""
+        return all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
+
+    @property
+    def failing(self) -> str:
+        """The tasks that are not within the limit, in words."""
+        named = ", ".join(f"{task.task} is {task.word}" for task in self.tasks if not task.passed)
+        return named or "no task could be compared"
+
+    @property
+    def doubt(self) -> float:
+        """How far the upper end of an interval lies above the largest rise; 0 if nothing was looked at."""
+        ends = [task.rise.high for task in self.tasks if task.measure == "perplexity"]
+        return float(np.max(ends)) - self.worst if ends else 0.0
+
+    @property
+    def worst(self) -> float:
+        """The largest rise of a perplexity; NaN if there is one, or if nothing was looked at."""
+        rises = [task.rise.value for task in self.tasks if task.measure == "perplexity"]
+        return float(np.max(rises)) if rises else float("nan")
+
+    def describe(self) -> dict[str, Any]:
+        tasks = {task.task: task.describe() for task in self.tasks}
+        known: dict[str, Any] = {"parent": self.parent, "parent_step": self.parent_step, "child": self.child}
+        known |= {"child_step": self.child_step, "limit": self.limit, "confidence": CONFIDENCE}
+        found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
+        if self.foretold is not None:
+            rises = {"predicted": self.foretold.predicted, "happened": self.worst}
+            found["rehearsal"] = {
+                "share": self.foretold.share,
+                **{name: finite(value) for name, value in rises.items()},
+            }
+        return found
+
+
+def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
+    """Refuse a limit that has nothing to look at, before anything is trained."""
+    _check_limit(limit)
+    if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{parent} is a saved model, which does not say what it learnt, so --max-forgetting {limit} has nothing to "
+            "look at: name text it should go on knowing by --keep NAME=FOLDER."
+        )
+
+
+def _check_limit(limit: float | None) -> None:
+    if limit is not None and not (np.isfinite(limit) and limit >= 0):
+        raise UserError(f"--max-forgetting {limit} is no limit: give a number such as 0.05.")
+
+
+# -------------------------------------------------------------------------------------------- a child and its verdict
+
+
+def judge_child(
+    child: Path, warn: Warn, parent: Path | None = None, limit: float | None = None, *, again: bool = False
+) -> Verdict | None:
+    """The verdict on a run that goes on from another and has ended; None if it has no parent.
+
+    Without a `limit` it is judged by that of the verdict in its folder, or by its own; a larger one than its own is
+    never used. A verdict that is in the folder already is found anew only `again`. Where there is no limit, a parent
+    that is gone is a warning and not an error, because nothing was to be decided, unless it is asked for `again`.
+    """
+    _check_limit(limit)
+    folder = RunFolder(child)
+    ancestry, known = folder.ancestry(), read_verdict(folder)
+    if ancestry is None:
+        return None
+    asked = limit if limit is not None or known is None else known.limit
+    wanted = min((one for one in (asked, ancestry.limit) if one is not None), default=None)
+    total = Plan.of_run(folder.config()).total_steps
+    if known is not None and known.limit == wanted and known.child_step == total and not again:
+        return known
+    try:
+        verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.foretold)
+    except UserError as problem:
+        if wanted is not None or again:
+            raise
+        warn(f"{child} was not compared with its parent: {problem}")
+        return Verdict(ancestry.parent, str(child), None, ())
+    if parent is None:  # under the name it was given when the child was made, wherever it was found
+        verdict = replace(verdict, parent=ancestry.parent)
+    failpoint("verdict")
+    write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
+    failpoint("verdict written")
+    return verdict
+
+
+def read_verdict(folder: RunFolder) -> Verdict | None:
+    """The verdict in a run's folder; None if there is none, or none that can be read: then it is found anew."""
+    path = folder.path / GATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            limit = content["limit"]
+            tasks = tuple(
+                TaskVerdict(
+                    name, found["split"], int(found["documents"]), int(found["tokens"]),
+                    Interval(float(found["rise"]), float(found["low"]), float(found["high"])), limit, found["measure"],
+                    int(found.get("excluded", 0)),
+                )
+                for name, found in content["tasks"].items()
+            )  # fmt: skip
+            trial = content.get("rehearsal")
+            foretold = None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"]))
+            steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
+            return Verdict(content["parent"], content["child"], limit, tasks, foretold, *steps)
+    except UserError:
+        return None
+
+
+def why_not_accepted(folder: RunFolder, step: int) -> str | None:
+    """Why a model of this step must not simply take its parent's place; None if nothing speaks against it."""
+    ancestry, verdict = folder.ancestry(), read_verdict(folder)
+    limit = None if ancestry is None else ancestry.limit
+    if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
+        if verdict.passed:
+            return None
+        return f"was refused by its acceptance check ({verdict.failing}; limit {verdict.limit:.1%})"
+    return None if limit is None else f"has a limit of {limit:.1%} on forgetting and was not judged at step {step}"
+
+
+def judge(
+    parent: Path,
+    child: Path,
+    limit: float | None,
+    warn: Warn,
+    foretold: Foretold | None = None,
+    *,
+    split: Literal["test", "validation"] = "test",
+) -> Verdict:
+    """Score parent and child document by document.
+
+    The parent is the checkpoint or model that the child began with, to the bit; anything else is refused.
+    """
+    new = RunFolder(child)
+    config, ancestry = new.config(), new.ancestry()
+    assert config.stream is not None
+    if ancestry is not None:
+        check_parent(parent, ancestry, child, config.stream.cache)
+    last = new.newest_checkpoint(warn)
+    if last is None or last.step != Plan.of_run(config).total_steps:
+        raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
+    prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
+    new.check_data(prepared)
+    tasks = held_out(config, ancestry, prepared, split)
+    device = choose_device("auto")
+    before, after = Findings(), Findings()
+    if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
+        before = _look(_parent_model(parent, ancestry, warn), tasks, prepared.tokenizer, config, device)
+        after = _look(new.model_of(last), tasks, prepared.tokenizer, config, device)
+    verdicts = []
+    for name, text in tasks.items():
+        (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
+        rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
+        counts = len(tokens), int(tokens.sum())
+        verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
+    for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
+        verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
+    parent_step = ancestry.step if ancestry is not None and ancestry.is_run else None
+    return Verdict(str(parent), str(child), limit, tuple(verdicts), foretold, parent_step, last.step)
+
+
+def check_parent(parent: Path, ancestry: Ancestry, child: Path, cache: Path) -> None:
+    """Refuse a parent that is not, to the bit, what the child began with."""
+    step = ancestry.step if ancestry.is_run else None
+    what = f"{parent}" if step is None else f"{parent} at step {step}"
+    if RunFolder(parent).is_run != ancestry.is_run:
+        kind = "run" if ancestry.is_run else "saved model"
+        raise UserError(f"{parent} is not the {kind} from which {child} goes on: name {ancestry.parent}.")
+    try:
+        found = parent_weights(parent, step, cache)
+    except (UserError, OSError) as problem:
+        raise UserError(
+            f"{what}, with which {child} began, cannot be read ({brief(problem)}): restore it from a copy."
+        ) from None
+    if ancestry.weights is not None and found != ancestry.weights:
+        raise UserError(
+            f"The weights of {what} are not those with which {child} began: restore them from a copy, or name the "
+            "right parent."
+        )
+
+
+def _parent_model(parent: Path, ancestry: Ancestry | None, warn: Warn) -> Backbone:
+    """The network of just the checkpoint from which the child went on; the newest one where there is no child."""
+    if ancestry is None:
+        return find_target(str(parent)).model(warn)
+    if not ancestry.is_run:
+        return load_model(parent)
+    run = RunFolder(parent)
+    try:
+        return run.model_of(run.checkpoint_of(ancestry.step))
+    except DamagedCheckpoint as problem:
+        raise UserError(f"{parent} at step {ancestry.step} is damaged ({problem}): restore it from a copy.") from None
+
+
+Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """One model's losses per document of every task, and its scores of `eval.lm_tasks`."""
+
+    losses: dict[str, Losses] = field(default_factory=dict)
+    exam: list[Score] = field(default_factory=list)
+
+
+def _look(
+    model: Backbone, tasks: dict[str, HeldOut], tokenizer: Tokenizer, config: RunConfig, device: torch.device
+) -> Findings:
+    model.to(device)
+    losses = {name: document_losses(model, text, config, device) for name, text in tasks.items()}
+    return Findings(losses, examine(model, tokenizer, config.eval))
+
+
+def document_losses(model: Backbone, text: HeldOut, config: RunConfig, device: torch.device) -> Losses:
+    """Σ −log p and the number of predicted tokens of every document that is judged."""
+    count = len(text.is_judged)
+    losses, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
+    windows, rows = SplitWindows(text.task, config.train.sequence_length), EvalConfig().batch_size
+    with evaluation_mode(model):
+        for batch in windows.eval_batches(text.split, rows):
+            nll = model.predict(batch.x.to(device), batch.y.to(device)).nll.double().cpu().numpy()
+            assert batch.origin.document is not None
+            places = batch.origin.document.numpy()
+            np.add.at(losses, places, nll)
+            np.add.at(tokens, places, (batch.y != IGNORE_INDEX).numpy())
+    return losses[text.is_judged], tokens[text.is_judged]

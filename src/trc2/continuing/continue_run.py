@@ -1,0 +1,80 @@
+"""`trc2 continue`: a finished run, or a saved model, learns more tasks in a new folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from trc2.config import TaskConfig
+from trc2.continuing.fork import make_child
+from trc2.continuing.request import Wish, child_config
+from trc2.errors import UserError
+from trc2.metrics.forgetting import PERPLEXITY, forgetting
+from trc2.runs.folder import RunFolder
+from trc2.runs.lineage import Foretold
+from trc2.runs.records import score_table
+from trc2.runs.schedule import Plan
+from trc2.system.torchrun import num_restarts
+from trc2.training.resume import resume_run
+from trc2.training.setup import (
+    taking_part,
+)
+
+
+def continue_run(
+    parent: Path,
+    path: Path,
+    task: TaskConfig | Sequence[TaskConfig],
+    console: Console,
+    share: float | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
+    limit: float | None = None,
+    foretold: Foretold | None = None,
+) -> Path:
+    """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.continuing.fork`.
+
+    Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
+    text it should go on knowing, which is measured and not trained. `limit` is kept in the child, for
+    `trc2.continuing.acceptance.judge_child`, which follows.
+    """
+    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
+    wish = Wish(tasks, share, tuple(overrides), tuple(keep), limit, foretold)
+    config = child_config(parent, wish, path)
+    with taking_part(config, console) as (ranks, quiet):
+        is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
+        if is_new:
+            ranks.on_first(lambda: _check_is_free(path))
+            make_child(parent, path, wish, config, quiet, ranks)
+        return resume_run(path, [], console, with_notes=not is_new)
+
+
+def _check_is_free(path: Path) -> None:
+    folder = RunFolder(path)
+    if folder.is_taken and folder.ancestry() is not None:
+        raise UserError(
+            f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "
+            "judges it; for another run choose another --out."
+        )
+    folder.check_is_free("choose another --out")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty: choose another --out.")
+
+
+def relative_forgetting(path: Path) -> float:
+    """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
+
+    NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
+    """
+    folder = RunFolder(path)
+    table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)
+    last = table.steps[-1] if table.steps else 0
+    past = table.past(last)
+    if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):
+        raise UserError(f"{folder} has no scores of past tasks at its end: there is nothing to compare.")
+    rises = [math.expm1(forgetting(table, s, last)) for s in past]
+    return sum(rises) / len(rises)

@@ -1,0 +1,266 @@
+"""A run that goes on from another run, or from a saved model: all that resuming it takes, written at once.
+
+The new folder gets its name when it is whole. Before that a kill leaves nothing but a hidden folder, and the same
+command begins anew; after it the child is a run like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from trc2.backbones.registry import build_model
+from trc2.backbones.saved import is_plain, load_model
+from trc2.config import RunConfig
+from trc2.continuing.heldout import check_held_out
+from trc2.continuing.request import Wish
+from trc2.distributed.group import Ranks
+from trc2.errors import UserError
+from trc2.evaluation.tasks import score_task
+from trc2.nn.keyed import keyed_generator
+from trc2.runs.checkpoint import Checkpoint, load_state, name_of, weights_of
+from trc2.runs.first_weights import sums_of
+from trc2.runs.folder import RunFolder
+from trc2.runs.lineage import Ancestry, relative_to
+from trc2.runs.lock import LOCK, OWNER, lock_folder
+from trc2.runs.records import Record
+from trc2.runs.schedule import Plan
+from trc2.strategies import build_strategy
+from trc2.stream.cache import digest
+from trc2.system.failpoints import failpoint
+from trc2.system.files import sync_folder
+from trc2.system.rng import chance_unmoved
+from trc2.training.loop import Trainer
+from trc2.training.setup import describe_run, keep_diary, prepare_with_progress, set_up_process, warn_on
+
+STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
+
+# ------------------------------------------------------------------------------------------------------ from a run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A finished run that can be gone on from."""
+
+    folder: RunFolder
+    config: RunConfig
+    records: list[Record]
+    checkpoint: Checkpoint
+
+
+def _finished(folder: RunFolder, console: Console) -> Ended:
+    config = folder.config()
+    assert config.stream is not None
+    if config.stream.mode == "joint":
+        raise UserError(
+            f"{folder} learnt all its tasks at once (stream.mode=joint), so none of them has an end from which "
+            "forgetting could be measured: continue a sequential run, or the export of this one."
+        )
+    records = folder.records()
+    if not any(record.kind == "end" for record in records):
+        raise UserError(f"{folder} is not finished: `trc2 resume {folder}` first.")
+    checkpoint = folder.newest_checkpoint(warn_on(console))
+    if checkpoint is None or checkpoint.step != Plan.of_run(config).total_steps:
+        raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
+    return Ended(folder, config, records, checkpoint)
+
+
+def _inherit(
+    ended: Ended, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+) -> None:
+    """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
+    set_up_process(config)
+    prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
+    check_held_out(config, ancestry, prepared, warn_on(console))
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
+    ranks.on_first(lambda: ancestry.write(folder.parent_file))
+    ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
+    checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
+    trainer.state.restore(checkpoint)
+    trainer.state.apply(trainer.state.asked)  # by the child's own control
+    if is_new:  # it was not there when the last task ended
+        task = trainer.plan.at(ended.checkpoint.step - 1).task
+        trainer.state.strategy.end_task(trainer.feed.sequences(task, trainer.feed.steps_of(task), trainer.state.device))
+    ranks.on_first(lambda: _keep_branch_point(ended, trainer))
+    trainer.story.go_on([], trainer.state.progress.total_seconds)
+    if ranks.is_first:
+        trainer.story.observers.append(keep_diary(trainer))
+    for record in ended.records:
+        if record.kind not in ("test", "end", "resume"):
+            trainer.story.tell(record)
+    failpoint("inherit")
+    _score_newcomers(trainer, list(ancestry.tasks))
+    trainer.saver.save(trainer.state, trainer.story)
+    trainer.saver.writer.wait()
+    trainer.story.close()
+
+
+def _with_replay(ended: Ended, trainer: Trainer) -> Checkpoint:
+    """The parent's state as the child's settings have it: replay may be new, gone, or of another strength."""
+    before, now = ended.config, trainer.config
+    strengths = [f"replay_{name}" for name in STRENGTHS]
+    if before.control.mode == now.control.mode and all(
+        getattr(before.model, name) == getattr(now.model, name) for name in ("replay", *strengths)
+    ):
+        return ended.checkpoint
+    fresh = {f"model.{name}": t for name, t in trainer.state.model.state_dict().items() if name.startswith("replay.")}
+    changed = {f"model.replay.{name}" for name in STRENGTHS}
+    tensors = {n: t for n, t in ended.checkpoint.tensors.items() if not n.startswith("model.replay.") or n in fresh}
+    tensors |= {n: t.clone() for n, t in fresh.items() if n in changed or n not in tensors}
+    state = {**ended.checkpoint.state, "asked": asdict(trainer.state.asked)}
+    return replace(ended.checkpoint, tensors=tensors, state=state)
+
+
+def _with_strategy(ended: Ended, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+    """The same, with a strategy that is not the parent's; whether its state is new.
+
+    One of the same name goes on with what it knows, unless its settings give that another shape.
+    """
+    before, now = ended.config.strategy, config.strategy
+    if before == now:
+        return checkpoint, False
+    fresh, known = strategy_tensors(config, checkpoint), checkpoint.part("strategy")
+    if before.name == now.name and all(name in known and known[name].shape == fresh[name].shape for name in fresh):
+        return checkpoint, False
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("strategy.")}
+    return replace(checkpoint, tensors=tensors | {f"strategy.{name}": tensor for name, tensor in fresh.items()}), True
+
+
+def strategy_tensors(config: RunConfig, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """What a strategy begins with on the weights of a checkpoint: some copy them."""
+    with chance_unmoved():
+        net = build_model(config.model)
+        load_state(net, checkpoint)
+        return build_strategy(config.strategy, net).tensors
+
+
+def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
+    """What the new task goes on from, if the parent's end was annealed on a branch."""
+    before = trainer.plan.goes_back_to(ended.checkpoint.step)
+    if before is None:
+        return
+    name = name_of(before)
+    if not (ended.folder.checkpoints / name).is_dir():
+        raise UserError(f"{ended.folder} has no checkpoint from before its anneal, {name}: run it again.")
+    shutil.copytree(ended.folder.checkpoints / name, trainer.folder.checkpoints / name)
+
+
+def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
+    """The new tasks' scores before any training, on untrained weights, and just before their own training."""
+    config, feed, device = trainer.config, trainer.feed, trainer.state.device
+    with chance_unmoved():  # modules draw weights of their own before ours replace them
+        untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
+    untrained.ranks = trainer.ranks
+    for name in names:
+        scores = score_task(untrained, feed.tasks[name], "validation", config.eval, feed.tokenizer, device)
+        trainer.story.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
+    trainer.measure.evaluate(names)
+
+
+# ------------------------------------------------------------------------------------------------ from a saved model
+
+
+def _adopt(
+    parent: Path, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+) -> None:
+    """Write a run that stands before its first step, with the weights of a saved model."""
+    set_up_process(config)
+    prepared = prepare_with_progress(config, console)
+    check_held_out(config, ancestry, prepared, warn_on(console))
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
+    ranks.on_first(lambda: ancestry.write(folder.parent_file))
+    ranks.on_first(lambda: describe_run(folder, config, prepared, console))
+    if not is_plain(parent):
+        trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
+    trainer.state.strategy.begin_with_saved()
+    if ranks.is_first:
+        trainer.story.observers.append(keep_diary(trainer))
+    failpoint("inherit")
+    trainer.saver.save(trainer.state, trainer.story)
+    trainer.saver.writer.wait()
+    trainer.story.close()
+
+
+def _with_weights(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Path) -> Checkpoint:
+    """The beginning of a run, but for its weights; replay stores that did not come along begin empty."""
+    beginning = trainer.state.to_checkpoint({})
+    own = {f"model.{name}": tensor for name, tensor in weights.items()}
+    expected = {f"model.{name}": tensor.shape for name, tensor in trainer.state.model.state_dict().items()}
+    stores = {name for name in (*own, *expected) if name.startswith("model.replay.")}
+    wrong = [n for n in expected.keys() | own.keys() if n not in stores and expected.get(n) != _shape(own.get(n))]
+    if wrong:
+        raise UserError(
+            f"{min(wrong).removeprefix('model.')} of {parent} does not fit the settings: leave model.… as it was saved."
+        )
+    kept = {name: tensor for name, tensor in own.items() if expected.get(name) == tensor.shape}
+    others = {name: tensor for name, tensor in beginning.tensors.items() if name not in kept}
+    checkpoint = replace(beginning, tensors={**others, **kept}, rows={})
+    if not trainer.state.strategy.tensors:
+        return checkpoint
+    strategy = strategy_tensors(trainer.config, checkpoint)
+    return replace(checkpoint, tensors=checkpoint.tensors | {f"strategy.{name}": t for name, t in strategy.items()})
+
+
+def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
+    return None if tensor is None else tensor.shape
+
+
+# ------------------------------------------------------------------------------------------------------ whole or not
+
+
+def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console: Console, ranks: Ranks) -> None:
+    """Make the folder of a child, up to the point from which it is resumed."""
+    run = RunFolder(parent)
+    ended = _finished(run, console) if run.is_run else None
+    ancestry = _ancestry(parent, ended, path, wish, config)
+    path = path.absolute()
+    partial = path.with_name(f".{path.name}.partial")
+    with ExitStack() as held:
+        ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
+        ranks.on_first(lambda: _empty(partial))
+        try:
+            if ended is None:
+                _adopt(parent, config, ancestry, RunFolder(partial), console, ranks)
+            else:
+                _inherit(ended, config, ancestry, RunFolder(partial), console, ranks)
+        except UserError:
+            if ranks.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        failpoint("inherited")
+        ranks.on_first(lambda: os.replace(partial, path))
+        ranks.on_first(lambda: sync_folder(path.parent))
+
+
+def _ancestry(parent: Path, ended: Ended | None, path: Path, wish: Wish, config: RunConfig) -> Ancestry:
+    assert config.stream is not None
+    step = 0 if ended is None else ended.checkpoint.step
+    before = None if ended is None else ended.folder.ancestry()
+    kept = (*(() if before is None else before.kept), *(task.name for task in wish.keep))
+    return Ancestry(
+        str(parent), step, tuple(task.name for task in wish.tasks), is_run=ended is not None,
+        weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=wish.limit,
+        foretold=wish.foretold, kept=kept, relative=relative_to(path, parent),
+    )  # fmt: skip
+
+
+def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
+    """The checksum of the weights a child begins with: of a run's checkpoint of a step, or of a saved model."""
+    if step is None:
+        return digest(sums_of(str(parent), cache))
+    return weights_of(RunFolder(parent).checkpoints / name_of(step))
+
+
+def _empty(partial: Path) -> None:
+    """Remove what an earlier attempt left in a folder; its lock stays, we hold it."""
+    for path in partial.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (LOCK, OWNER):
+            path.unlink()

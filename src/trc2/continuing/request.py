@@ -1,0 +1,255 @@
+"""What a run that goes on from another, or from a saved model, is to be: its settings, and what they may not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from trc2.backbones.saved import CONFIG_FILE, is_plain, load_config, trained_length
+from trc2.config import MODELS, RunConfig, TaskConfig
+from trc2.config.flat import is_within
+from trc2.config.run import apply_overrides
+from trc2.errors import UserError, brief
+from trc2.runs.folder import RunFolder
+from trc2.runs.identity import differences
+from trc2.runs.lineage import Foretold
+from trc2.runs.schedule import Plan
+from trc2.stream.sources import has_documents
+
+JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
+MAX_EVALUATIONS = 4  # within a task of many steps
+MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
+LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
+# By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
+KEPT = frozenset({
+    "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
+    "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
+    "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_seed_files",
+    "stream.replay_seed_tasks",
+})  # fmt: skip
+# Of the model only what is no part of its function may change.
+CHANGEABLE = frozenset({
+    "model.replay", "model.replay_coefficient", "model.replay_batch_size", "model.replay_share",
+    "model.replay_long_fraction", "model.replay_seed", "model.dropout",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a child is to learn, and how it is to differ from its parent.
+
+    `keep` is text a saved model knew: measured, not trained. `share` is replayed from now on, whatever the parent
+    replayed and whatever its controller would say. `limit` is how much a past task may rise, for whoever brings the
+    child to its end; `foretold` is what trial runs said of it.
+    """
+
+    tasks: tuple[TaskConfig, ...]
+    share: float | None = None
+    overrides: tuple[str, ...] = ()
+    keep: tuple[TaskConfig, ...] = ()
+    limit: float | None = None
+    foretold: Foretold | None = None
+
+
+def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
+    """PARENT+TASK, beside the parent."""
+    home = parent.resolve()
+    if not home.name:
+        raise UserError(f"{parent} is not a run folder: name one.")
+    return (parent if parent.name else home).with_name("+".join([home.name, *(task.name for task in tasks)]))
+
+
+def child_config(parent: Path, wish: Wish, folder: Path) -> RunConfig:
+    """What the child will be, before anything of it is made."""
+    if not wish.tasks:
+        raise UserError("There is no task to go on with: name at least one.")
+    run = RunFolder(parent)
+    if run.is_run:
+        return _longer_config(run, run.config(), wish, folder)
+    if not parent.is_dir():
+        home = parent.resolve().parent
+        others = [path.name for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+        near = get_close_matches(parent.name, others, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "name a run folder, or a folder with a saved model."
+        raise UserError(f"There is no folder {parent}: {hint}")
+    if not (parent / CONFIG_FILE).is_file() and (parent / "adapter_config.json").is_file():
+        raise UserError(f"{parent} holds adapters without their model: merge them first, and give that folder.")
+    if not (parent / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{parent} holds neither a run ({run.config_file.name}) nor a saved model ({CONFIG_FILE}): name either."
+        )
+    return _config_of_model(parent, wish, folder)
+
+
+# ------------------------------------------------------------------------------------------------------ from a run
+
+
+def _longer_config(parent: RunFolder, config: RunConfig, wish: Wish, folder: Path) -> RunConfig:
+    """The parent's settings with more tasks; a schedule with a horizon starts anew per task."""
+    if config.stream is None:
+        raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
+    if wish.keep:
+        raise UserError(f"{parent} is a run, which knows its own tasks: leave {wish.keep[0].name} out of what is kept.")
+    stream = config.stream.model_dump(mode="json")
+    known, new = [task["name"] for task in stream["tasks"]], [task.name for task in wish.tasks]
+    for name in new:
+        if name in known:
+            raise UserError(f"{parent} has learnt a task '{name}' already: give the new one another name.")
+    stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in wish.tasks)]
+    if stream["order"] is not None:  # new tasks come last
+        stream["order"] = [*stream["order"], *new]
+    if stream["only"] is not None:  # the tasks that are trained: the new ones are
+        stream["only"] = [*stream["only"], *new]
+    values: dict[str, Any] = config.model_dump(mode="json")
+    values["stream"] = stream
+    if not config.train.branches:
+        values["train"]["schedule"] = "per_task"
+    values["output"]["folder"] = str(folder)
+    longer = RunConfig(**_with_share(parent, config, values, wish.share))
+    changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), wish.overrides))
+    _check_changes(parent, longer, changed, len(known))
+    _check_steps(parent, config, changed)
+    return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _with_share(parent: RunFolder | Path, config: RunConfig, values: dict[str, Any], share: float | None) -> Any:
+    """The same settings, by which a fixed share is replayed."""
+    if share is None:
+        return values
+    if not config.model.replay:
+        raise UserError(f"{parent} has no replay, so no share of it can be set: train with model.replay=true.")
+    fields = type(config.model).model_fields  # λ_rep and B_R beside a share would say a second thing
+    values["model"] |= {name: fields[name].default for name in ("replay_coefficient", "replay_batch_size")}
+    values["model"]["replay_share"] = share
+    values["control"]["mode"] = "fixed"
+    return values
+
+
+def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, known: int) -> None:
+    """Refuse what earlier scores rest on."""
+    assert longer.stream is not None
+    assert changed.stream is not None
+    changes = {path: values for path, values in differences(longer, changed).items() if path != "stream.tasks"}
+    wrong = [path for path in changes if is_within(path, KEPT) or _is_function(path)]
+    if not wrong and changed.stream.tasks[:known] != longer.stream.tasks[:known]:
+        raise UserError(
+            f"The earlier tasks of {parent} are over and cannot be changed: change only those that are new."
+        )
+    if wrong:
+        old, new = changes[wrong[0]]
+        raise UserError(
+            f"{wrong[0]}={brief(new, 80)} cannot be set in a run that goes on from {parent}, whose steps and scores "
+            f"rest on {brief(old, 80)}: leave it out, or go on from its export."
+        )
+    if [task.name for task in changed.stream.tasks] != [task.name for task in longer.stream.tasks]:
+        raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
+    if longer.strategy.serves_other_weights and changed.strategy != longer.strategy:
+        raise UserError(
+            f"{parent} is used with the weights of its strategy {longer.strategy.name}, which cannot be changed on the "
+            "way: leave strategy out, or go on from its export."
+        )
+
+
+def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
+    """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
+    past, plan = Plan.of_run(config).stretches, Plan.of_run(changed).stretches
+    if config.stream is not None and config.stream.mode == "sequential" and plan[: len(past)] != past:
+        raise UserError(
+            f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
+            "because a step would cost more or less: leave replay and strategy as they are, or go on from its export."
+        )
+
+
+def _is_function(path: str) -> bool:
+    """Whether a setting says what the network computes."""
+    return path.startswith("model.") and path not in CHANGEABLE and not path.startswith("model.lambda_")
+
+
+# ------------------------------------------------------------------------------------------------ from a saved model
+
+
+def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
+    """Settings for a model that says what it is, but not how it was trained or on what.
+
+    Replay is on where its backbone has it by default: an export leaves the stores behind, and says so by replay=false.
+    """
+    home = str(parent.resolve())
+    if is_plain(parent):
+        model: dict[str, Any] = {"name": "hf", "pretrained": home}
+    else:
+        known = load_config(parent)
+        replay = known.replay or bool(type(known).model_fields["replay"].default)
+        model = {**known.model_dump(mode="json"), "replay": replay, "replay_seed": None}
+    length = trained_length(parent)
+    usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
+    model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
+    trained = [task.name for task in wish.tasks]
+    kept = [task.replace(holdout=1.0) for task in wish.keep]  # all of it is judged
+    values: dict[str, Any] = {
+        "model": model,
+        "stream": {
+            "tasks": [task.model_dump(mode="json") for task in (*kept, *wish.tasks)],
+            "only": trained if wish.keep else None,
+            "tokenizer": {} if is_plain(parent) else {"path": home},
+        },
+        "train": {"sequence_length": length, "learning_rate": LEARNING_RATE},
+        "output": {"folder": str(folder)},
+    }
+    if wish.share is not None:
+        values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, wish.share)
+    first = RunConfig(**apply_overrides(values, wish.overrides))
+    values["eval"] = _modest_evaluation(first)
+    replayed = _replayable(first, [task.name for task in wish.keep], wish.share)
+    if replayed:
+        tasks = values["stream"]["tasks"]
+        values["stream"]["tasks"] = [
+            {**task, "holdout": JUDGED_SHARE} if task["name"] in replayed else task for task in tasks
+        ]
+        values["stream"]["replay_seed_tasks"] = replayed
+    changed = RunConfig(**apply_overrides(values, wish.overrides))
+    return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _modest_evaluation(config: RunConfig) -> dict[str, int]:
+    """How often and on how much is evaluated, unless overrides say otherwise: in all half the tokens that are trained.
+
+    A forward pass is a third of a training step, so this takes about a seventh of the time and leaves as much again for
+    the acceptance check, which reads all its text.
+    """
+    assert config.stream is not None
+    steps, usual = [task.steps for task in config.stream.trained], config.eval
+    every = max(type(usual).model_fields["every_steps"].default, max(steps) // MAX_EVALUATIONS)
+    scored = 2 + len(steps) + sum(count // every for count in steps)  # before, after each task and between, and test
+    length = config.train.sequence_length
+    tokens = sum(steps) * config.train.tokens_per_step // (2 * scored * len(config.stream.tasks))
+    sequences = min(type(usual).model_fields["text_sequences"].default, tokens // length // 4)
+    return {
+        "every_steps": every,
+        "max_batches": max(1, tokens // (length * usual.batch_size)),
+        "text_sequences": max(sequences, 1 if usual.metrics else 0),
+    }
+
+
+def has_old_text(parent: Path, config: RunConfig) -> bool:
+    """Whether a child has text of before to replay: its parent's stores, seed text, or the stores of a saved model."""
+    assert config.stream is not None
+    if not config.model.replay:
+        return False
+    is_seeded = bool(config.stream.replay_seed_files or config.stream.replay_seed_tasks)
+    return RunFolder(parent).is_run or is_seeded or (not is_plain(parent) and load_config(parent).replay)
+
+
+def _replayable(config: RunConfig, kept: Sequence[str], share: float | None) -> list[str]:
+    """The texts of --keep that are divided by document, into a part that is replayed and a part that is judged.
+
+    Only where something is replayed, and only a text that leaves enough documents to judge: a small one is judged
+    whole.
+    """
+    assert config.stream is not None
+    if not config.model.replay or config.model.replay_keep in ("loss", "surprise") or share == 0.0:
+        return []
+    texts = [task for task in config.stream.tasks if task.name in kept]
+    return [task.name for task in texts if has_documents(task, config.stream, MIN_DIVIDED)]

@@ -1,0 +1,202 @@
+"""Trial runs: how much a new task would make a run forget, by short branches, each with another share of replay."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trc2.config import TaskConfig
+from trc2.continuing.acceptance import Verdict, judge
+from trc2.continuing.continue_run import continue_run
+from trc2.continuing.request import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
+from trc2.errors import UserError, brief
+from trc2.runs.folder import Warn
+from trc2.runs.lineage import Foretold
+from trc2.runs.lock import is_locked, lock_folder
+from trc2.system.files import finite, reading, write_atomically
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
+
+    `ceiling` adds the branch's own interval, because the acceptance check will ask for that too.
+    """
+
+    share: float
+    verdict: Verdict
+    predicted: float
+
+    @property
+    def ceiling(self) -> float:
+        return self.predicted + self.verdict.doubt
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The branches, cheapest first, as far as they were needed."""
+
+    parent: str
+    overrides: tuple[str, ...]
+    tasks: tuple[str, ...]
+    limit: float
+    steps: int
+    branch_steps: int
+    branches: tuple[Branch, ...]
+    learning_rate: float = math.nan
+    has_old_text: bool = True  # whether there is any to replay; if not, shares would replay the new text
+
+    @property
+    def cheapest(self) -> float | None:
+        """The smallest share that is predicted to stay under the limit; None if none of them is."""
+        return next((branch.share for branch in self.branches if branch.ceiling <= self.limit), None)
+
+    def describe(self) -> dict[str, Any]:
+        branches = [
+            {
+                "share": b.share,
+                "measured": finite(b.verdict.worst),
+                "predicted": finite(b.predicted),
+                "ceiling": finite(b.ceiling),
+                **{name: value for name, value in b.verdict.describe().items() if name not in ("parent", "child")},
+            }
+            for b in self.branches
+        ]
+        of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
+        known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
+        known |= {"learning_rate": finite(self.learning_rate), "has_old_text": self.has_old_text}
+        return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
+
+    def lines(self) -> list[str]:
+        """What a reader is told."""
+        lines = [
+            f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps; after {self.steps} "
+            f"predicted {b.predicted:+.1%}, with its interval {b.ceiling:+.1%}"
+            for b in self.branches
+        ]
+        if not self.has_old_text:
+            lines.append(
+                "There is no old text to replay, so no share was tried: name some by --keep NAME=FOLDER, with at least "
+                f"{MIN_DIVIDED} documents, or by stream.replay_seed_files."
+            )
+        if self.cheapest is None:
+            largest = self.branches[-1].share
+            return [
+                *lines,
+                f"No share up to {largest:.0%} stays under {self.limit:.1%}: take fewer steps, or a smaller learning "
+                f"rate than {self.learning_rate:g}, for example train.learning_rate={self.learning_rate / 3:.2g}.",
+            ]
+        return [*lines, f"Cheapest under {self.limit:.1%}: --replay-share {self.cheapest}"]
+
+
+def rehearse_shares(
+    parent: Path,
+    task: TaskConfig | Sequence[TaskConfig],
+    limit: float,
+    shares: Sequence[float] = SHARES,
+    *,
+    overrides: Sequence[str] = (),
+    keep: Sequence[TaskConfig] = (),
+    beside: Path | None = None,
+    watch: Callable[[str], None] = lambda _: None,
+    warn: Warn = lambda _: None,
+) -> Rehearsal:
+    """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
+
+    Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
+    the old tasks begins slower than it goes on: the acceptance check of the real run is what decides. The branches are
+    thrown away; they are made `beside` the child's place, where those of a killed command are found and removed. They
+    are judged by validation text, so that the text of the acceptance check chooses nothing. Where there is no old text
+    to replay only a share of 0 is tried.
+    """
+    tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
+    short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
+    whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
+    config = child_config(parent, Wish(tasks, None, tuple(overrides), tuple(keep)), Path("trial"))
+    is_old = has_old_text(parent, config)
+    branches: list[Branch] = []
+    scratch = _scratch(beside or default_folder(parent, tasks))
+    with lock_folder(scratch):
+        for share in shares if is_old else shares[:1]:
+            watch(f"a branch of {steps} steps with {share:.0%} replay")
+            child = scratch / f"share-{share}"
+            shutil.rmtree(child, ignore_errors=True)
+            replayed = share if config.model.replay else None
+            continue_run(parent, child, short, Console(quiet=True), replayed, overrides=overrides, keep=keep)
+            verdict = judge(parent, child, limit, warn, split="validation")
+            risen = verdict.worst
+            predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
+            branches.append(Branch(share, verdict, predicted))
+            if branches[-1].ceiling <= limit:
+                break
+    shutil.rmtree(scratch, ignore_errors=True)
+    return Rehearsal(
+        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches),
+        config.train.learning_rate, is_old,
+    )  # fmt: skip
+
+
+def remove_trials(child: Path) -> None:
+    """Remove what killed trial runs of a child left behind, unless they are under way."""
+    scratch = _scratch(child)
+    if scratch.is_dir() and not is_locked(scratch):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch(child: Path) -> Path:
+    return child.with_name(f".{child.name[:200]}.trial")
+
+
+def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
+    """Write it down beside the child's place, so that the child can be compared with it."""
+    path = _beside(child)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rehearsal.describe(), indent=2).encode())
+    return path
+
+
+def foretold(
+    parent: Path,
+    child: Path,
+    tasks: Sequence[TaskConfig],
+    share: float | None,
+    overrides: Sequence[str] = (),
+    warn: Warn = lambda _: None,
+) -> Foretold | None:
+    """What kept trial runs of just this child predicted: same parent, settings, tasks, steps and share, or None.
+
+    Where there are trial runs of another child, or none that can be read, the reader hears why there is no comparison.
+    """
+    path = _beside(child)
+    if share is None or not path.is_file():
+        return None
+    now: dict[str, Any] = {"parent": str(parent), "overrides": list(overrides), "tasks": [one.name for one in tasks]}
+    now["steps"] = sum(one.steps for one in tasks)
+    try:
+        with reading(path):
+            known = json.loads(path.read_text(encoding="utf-8"))
+            changed = [f"{name} {known[name]}, now {value}" for name, value in now.items() if known[name] != value]
+            predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
+    except UserError as problem:
+        warn(f"The trial runs are not compared with: {problem}")
+        return None
+    if not changed and share not in predicted:
+        changed = [f"shares {', '.join(f'{one:g}' for one in predicted)}, now {share:g}"]
+    if changed:
+        warn(f"{path} is of other settings and is not compared with: it has {brief('; '.join(changed), 300)}.")
+        return None
+    return Foretold(share, predicted[share])
+
+
+def _beside(child: Path) -> Path:
+    return child.with_name(f"{child.name}.rehearsal.json")

@@ -1,0 +1,203 @@
+"""What is timed: one recipe's training step, forward pass and decoding, and Hugging Face models of the same shape."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trc2.backbones.mamba import MambaConfig
+from trc2.backbones.registry import build_model
+from trc2.backbones.shell import Backbone
+from trc2.config import BackboneConfig, RunConfig
+from trc2.errors import UserError, did_you_mean
+from trc2.generate.sampling import lay_out_for_decoding
+from trc2.model.cortex import Cortex
+from trc2.nn.keyed import keyed_generator
+from trc2.training.optimizer import build_optimizer
+
+Run = Callable[[], object]
+
+
+def prepared_model(config: BackboneConfig, seed: int = 0) -> Backbone:
+    """A fresh network whose memory and replay stores are full: the cost of a run's later part."""
+    net = build_model(config, keyed_generator("bench", seed))
+    chance = keyed_generator("bench fill", seed)
+    memory = net.trunk.hippocampus if isinstance(net.trunk, Cortex) else None
+    if memory is not None:
+        memory.write(torch.randn(memory.num_slots, config.d_model, generator=chance))
+    if net.replay is not None:
+        chunks = torch.randint(
+            config.vocab_size, (net.replay.recent.shape[0], config.replay_chunk_length), generator=chance
+        )
+        net.replay.commit(chunks.to(torch.int32))
+    return net.train()
+
+
+def tokens_of(config: BackboneConfig, rows: int, length: int) -> tuple[Tensor, Tensor]:
+    x = torch.randint(config.vocab_size, (rows, length + 1), generator=keyed_generator("bench tokens", rows, length))
+    return x[:, :-1].contiguous(), x[:, 1:].contiguous()
+
+
+def learning_pass(net: Backbone, rows: int, length: int) -> Run:
+    """Forward, loss and backward of one micro-batch, with replay if the network has any; nothing is kept."""
+    x, y = tokens_of(net.config, rows, length)
+
+    def run() -> None:
+        net.zero_grad(set_to_none=True)
+        _, aux = net(x, y, return_logits=False)
+        aux["loss"].backward()
+        net.discard_pending_write()
+
+    return run
+
+
+def training_step(net: Backbone, run_config: RunConfig) -> Run:
+    """A whole optimizer step as the trainer makes it: gradients, clipping, flush, optimizer, slow heads."""
+    train = run_config.train
+    x, y = tokens_of(net.config, train.batch_size, train.sequence_length)
+    optimizer = build_optimizer(net, train)
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _, aux = net(x, y, return_logits=False)
+        aux["loss"].backward()
+        nn.utils.clip_grad_norm_(net.parameters(), train.clip_norm)
+        net.flush_pending_write()
+        optimizer.step()
+        net.update_slow_targets()
+
+    return run
+
+
+def scoring_pass(net: Backbone, rows: int, length: int) -> Run:
+    """What an evaluation does with a batch."""
+    x, y = tokens_of(net.config, rows, length)
+
+    def run() -> None:
+        net.eval()
+        net.predict(x, y)
+        net.train()
+
+    return run
+
+
+def decoding(net: Backbone, rows: int, prompt: int, new: int) -> Run:
+    """Greedy decoding of `new` tokens after a prompt, with state, as `trc2 generate` does it."""
+    x, _ = tokens_of(net.config, rows, prompt)
+    own = copy.deepcopy(net).eval()
+    lay_out_for_decoding(own)
+
+    @torch.inference_mode()
+    def run() -> None:
+        state, ahead = own.start_decoding(), x
+        for _ in range(new):
+            ahead = own.decode(ahead, state, last=1).argmax(dim=-1)
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+
+
+RIVALS = ("mixtral", "llama", "mamba")
+
+
+def rival(kind: str, config: BackboneConfig) -> nn.Module:
+    """The transformers model of the same width, depth, vocabulary and, for mixtral, experts: built, not downloaded.
+
+    Mixtral has no shared expert; it gets as many *active* experts as ours has with its shared one.
+    """
+    if kind not in RIVALS:
+        raise UserError(f"There is no rival '{kind}': {did_you_mean(kind, RIVALS)}")
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise UserError(
+            "--against needs transformers: install it with `pip install '.[hf]'` in the checkout."
+        ) from None
+    torch.manual_seed(0)
+    common = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "tie_word_embeddings": True}
+    if kind == "mamba":
+        sizes = _mamba_sizes(config)
+        return transformers.MambaForCausalLM(transformers.MambaConfig(**common, **sizes)).train()
+    sizes = config.model_dump()
+    shape = {
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": sizes["num_heads"],
+        "num_key_value_heads": sizes.get("num_kv_heads", sizes["num_heads"]),
+        "max_position_embeddings": config.max_positions,
+        "intermediate_size": getattr(config, "ff_dim", getattr(config, "expert_dim", None)),
+        "attn_implementation": "sdpa",
+    }
+    if kind == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **shape)).train()
+    experts, active = _expert_counts(config)
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            **common, **shape, num_local_experts=max(active, experts), num_experts_per_tok=active
+        )
+    ).train()
+
+
+def _mamba_sizes(config: BackboneConfig) -> dict[str, int | str]:
+    """Those of our Mamba; of any other backbone the depth, and the defaults of Mamba's authors."""
+    if isinstance(config, MambaConfig):
+        return {
+            "num_hidden_layers": config.depth,
+            "state_size": config.state_dim,
+            "time_step_rank": config.rank,
+            "expand": config.expand,
+            "conv_kernel": config.conv_width,
+        }
+    return {
+        "num_hidden_layers": config.depth,
+        "state_size": 16,
+        "time_step_rank": "auto",
+        "expand": 2,
+        "conv_kernel": 4,
+    }
+
+
+def _expert_counts(config: BackboneConfig) -> tuple[int, int]:
+    """Experts of a layer, and how many work on a token, shared ones included; Mixtral's own where ours has none."""
+    sizes = config.model_dump()
+    if "num_experts" not in sizes:
+        return 8, 2
+    return sizes["num_experts"], sizes["num_active_experts"] + sizes.get("num_shared_experts", 0)
+
+
+def rival_pass(model: nn.Module, config: BackboneConfig, rows: int, length: int) -> Run:
+    """Forward, loss and backward of the rival on the same tokens."""
+    x, y = tokens_of(config, rows, length)
+    labels = torch.cat((x[:, :1], y[:, :-1]), dim=1)
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        model(input_ids=x, labels=labels, use_cache=False).loss.backward()
+
+    return run
+
+
+def rival_decoding(model: Any, config: BackboneConfig, rows: int, prompt: int, new: int) -> Run:
+    """The rival's own `generate`, greedy, with its cache."""
+    x, _ = tokens_of(config, rows, prompt)
+
+    @torch.no_grad()
+    def run() -> None:
+        model.eval()
+        model.generate(
+            x,
+            attention_mask=torch.ones_like(x),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        model.train()
+
+    return run

@@ -1,0 +1,153 @@
+"""Forming a group of processes that torchrun started, over NCCL and gloo."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from trc2.distributed.group import ALONE, Ranks, bytes_of
+from trc2.errors import UserError, brief, sentence_of
+from trc2.system.torchrun import num_restarts, world_of_process
+
+T = TypeVar("T")
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Ranks]:
+    """The group this process belongs to; formed on the way in, left on the way out.
+
+    What is on the host travels by gloo, what is on a GPU by NCCL. Where a group exists already it is used and left as
+    it was.
+    """
+    if world_of_process() == 1:
+        yield ALONE
+        return
+    if dist.is_initialized():
+        yield ProcessRanks()
+        return
+    store, rank, world = next(iter(rendezvous("env://")))
+    # torchrun's store outlives the workers: those of another start must not find the addresses of earlier ones.
+    store = PrefixStore(f"trc2-{num_restarts()}", store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend, own_device = "cpu:gloo,cuda:nccl", device
+    else:
+        backend, own_device = "gloo", None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, device_id=own_device)
+    try:
+        yield ProcessRanks()
+    except BaseException as error:
+        if device.type == "cpu":  # NCCL would wait for messages that will never come; the end of the process ends it
+            dist.destroy_process_group()
+        if _is_loss(error):
+            raise RankLost(
+                f"Another process of this run was lost, so this one stops ({brief(error)}): torchrun starts all of "
+                "them again if --max-restarts allows; else use `trc2 resume`."
+            ) from error
+        raise
+    dist.destroy_process_group()
+
+
+class RankLost(UserError):
+    """A process that others wait for is gone: no mistake of the user's, and not of the one that notices."""
+
+    exit_code = 1
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether a message failed: NCCL has errors of its own, gloo only says so."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+class ProcessRanks(Ranks):
+    """Several processes, one of which is this one."""
+
+    def __init__(self) -> None:
+        self.world, self.rank = dist.get_world_size(), dist.get_rank()
+
+    def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Two messages for all tensors together: how many rows there are, then their bytes, padded to the longest.
+
+        The first goes by the host, so a GPU is not waited for to learn sizes that Python knows.
+        """
+        counts = self._exchange(torch.tensor([tensor.shape[0] for tensor in tensors]))
+        widths = [tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in tensors]
+        sizes = counts * torch.tensor(widths)
+        longest = int(sizes.sum(dim=1).max())
+        if longest == 0:
+            return tensors
+        own = torch.cat([bytes_of(tensor) for tensor in tensors])
+        padded = own.new_zeros(longest)
+        padded[: own.numel()] = own
+        parts = [
+            row[: sum(lengths)].split(lengths)
+            for row, lengths in zip(self._exchange(padded), sizes.tolist(), strict=True)
+        ]
+        # A copy begins at an address that fits any type of number; a place in the message may not.
+        return tuple(
+            torch.cat([part[index] for part in parts]).view(tensor.dtype).view(-1, *tensor.shape[1:])
+            for index, tensor in enumerate(tensors)
+        )
+
+    def gather_rows(self, rows: Sequence[Sequence[float]], width: int) -> list[list[float]]:
+        return self.gather(torch.tensor(rows, dtype=torch.float64).view(len(rows), width))[0].tolist()
+
+    def total(self, value: int) -> int:
+        return int(self._exchange(torch.tensor([value])).sum())
+
+    def any(self, flag: bool) -> bool:
+        return bool(self._exchange(torch.tensor([int(flag)])).any())
+
+    def wait(self) -> None:
+        self.total(0)
+
+    def on_first(self, act: Callable[[], T]) -> T | None:
+        if not self.is_first:
+            if sentence := self._hear(None):
+                raise UserError(sentence)
+            return None
+        try:
+            result = act()
+        except Exception as error:
+            self._hear(sentence_of(error) or repr(error))
+            raise
+        self._hear("")
+        return result
+
+    def first_says(self, number: int) -> int:
+        return int(self._exchange(torch.tensor([number]))[0])
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            by_kind[tensor.device, tensor.dtype].append(tensor)
+        for alike in by_kind.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+            dist.all_reduce(flat)
+            for tensor, summed in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                tensor.copy_(summed.view_as(tensor))
+
+    def _exchange(self, own: Tensor) -> Tensor:
+        """A row of every rank; all have the same length."""
+        everyones = own.new_empty(self.world, own.numel())
+        dist.all_gather(list(everyones.unbind()), own)
+        return everyones
+
+    def _hear(self, text: str | None) -> str:
+        """What the first rank says."""
+        content = torch.tensor(list((text or "").encode()), dtype=torch.uint8)
+        length = self.first_says(content.numel())
+        if length == 0:
+            return ""
+        said = content if self.is_first else torch.empty(length, dtype=torch.uint8)
+        dist.broadcast(said, src=0)
+        return bytes(said.tolist()).decode()

@@ -1,0 +1,1 @@
+"""Text out of a model: sampling, and text for replay that the model writes itself."""

@@ -1,0 +1,119 @@
+"""Text from a model, token by token, with nothing but the model and its tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from trc2.backbones.shell import Backbone
+from trc2.errors import UserError
+from trc2.nn.keyed import keyed_generator
+from trc2.nn.linear import Matrix
+from trc2.stream.tokenizer import Tokenizer
+
+
+def stream_text(
+    net: Backbone,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    read_memory: bool = True,
+) -> Iterator[str]:
+    """Pieces of text as they are ready: a character whose bytes are spread over tokens waits for its last one."""
+    ids = [*tokenizer.begin_of_text, *tokenizer.encode_batch([prompt])[0]] or [tokenizer.end_of_text]
+    made: list[int] = []
+    shown = 0  # characters yielded so far
+    for token in generate_ids(
+        net,
+        ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        read_memory=read_memory,
+        end=tokenizer.end_of_text,
+    ):
+        made.append(token)
+        text = tokenizer.decode(made)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[shown:]
+            shown = len(text)
+    rest = tokenizer.decode(made)[shown:]
+    if rest:
+        yield rest
+
+
+def lay_out_for_decoding(net: nn.Module) -> None:
+    """Store the matrices of a network column by column: for one or a few rows a CPU reads them up to twice as fast.
+
+    Shapes and numbers stay. For inference only: fused optimizers expect gradients and state in one layout with the
+    weights, and only `save_model` writes the usual layout again.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Linear | Matrix | nn.Embedding) and module.weight.device.type == "cpu":
+            module.weight.data = module.weight.data.T.contiguous().T
+
+
+@torch.inference_mode()
+def generate_ids(
+    net: Backbone,
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    read_memory: bool = True,
+    end: int | None = None,
+) -> Iterator[int]:
+    """Sample until the end token, the limit, or the model's last position; temperature 0 takes the likeliest."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(
+            f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
+        )
+    check_top_p(top_p)
+    room = net.config.max_positions - len(prompt)
+    if room < 0:
+        raise UserError(
+            f"The prompt has {len(prompt)} tokens, but the model has {net.config.max_positions} positions: shorten it."
+        )
+    net.eval()
+    device = net.get_input_embeddings().weight.device
+    chance = keyed_generator("generate", seed)
+    decoding = net.start_decoding()
+    ahead = torch.tensor([prompt], device=device)
+    for _ in range(min(max_new_tokens, room)):
+        logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[0, -1]
+        if not logits.max().isfinite():  # the largest of some numbers and a NaN is NaN
+            raise UserError(
+                "The model's scores of the next token are not finite: it is broken, use another checkpoint."
+            )
+        token = sample(logits.float().cpu(), temperature, top_p, chance)
+        if token == end:
+            return
+        yield token
+        ahead = torch.tensor([[token]], device=device)
+
+
+def check_top_p(top_p: float) -> None:
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
+
+
+def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, chance: torch.Generator) -> int:
+    """One token: the likeliest at temperature 0, else drawn from the smallest set of tokens that holds `top_p`."""
+    if temperature < 1e-20:  # next to nothing is left of the others, and float32 cannot divide by much less
+        return int(logits.argmax())
+    probabilities, order = (logits / temperature).softmax(dim=-1).sort(descending=True, stable=True)
+    # At least one: a top_p that float32 rounds to 0 would leave none.
+    kept: Int[Tensor, ""] = (probabilities.cumsum(0) - probabilities < top_p).sum().clamp(min=1)
+    drawn = torch.multinomial(probabilities[: int(kept)], 1, generator=chance)
+    return int(order[drawn])

@@ -1,0 +1,89 @@
+"""Text from a model's own memory of its training, for replay where the old text is gone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trc2.backbones.shell import Backbone
+from trc2.errors import UserError
+from trc2.generate.sampling import check_top_p, sample
+from trc2.nn.keyed import keyed_generator
+from trc2.stream.tokenizer import Tokenizer
+
+ROWS = 8
+MAX_IDLE_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Dream:
+    """One sampled document, and which: row `row` of round `round` under the seed."""
+
+    text: str
+    tokens: int
+    round: int
+    row: int
+
+
+def dream(
+    net: Backbone,
+    tokenizer: Tokenizer,
+    *,
+    tokens: int,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    length: int = 256,
+) -> Iterator[Dream]:
+    """Documents sampled from their first token on until they hold `tokens` in all; of equal ones only the first.
+
+    A model that says the same again and again stops early, with what it has said.
+    """
+    if not 0 < temperature < float("inf"):
+        raise UserError(f"temperature={temperature} is no number above 0: at 0 every dream is the same.")
+    check_top_p(top_p)
+    length = min(length, net.config.max_positions - 1)
+    made = idle = number = 0
+    seen: set[bytes] = set()
+    while made < tokens and idle < MAX_IDLE_ROUNDS:
+        is_new = False
+        for row, ids in enumerate(_round(net, tokenizer, number, seed, temperature, top_p, length)):
+            text = tokenizer.decode(ids).strip()
+            mark = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
+            if not text or mark in seen or made >= tokens:
+                continue
+            seen.add(mark)
+            is_new, made = True, made + len(ids)
+            yield Dream(text, len(ids), number, row)
+        idle = 0 if is_new else idle + 1
+        number += 1
+
+
+@torch.inference_mode()
+def _round(
+    net: Backbone, tokenizer: Tokenizer, number: int, seed: int, temperature: float, top_p: float, length: int
+) -> list[list[int]]:
+    """ROWS documents at once, each until its end or `length` tokens."""
+    net.eval()
+    device = net.get_input_embeddings().weight.device
+    chance = keyed_generator("dream", seed, number)
+    first = (tokenizer.begin_of_text or [tokenizer.end_of_text])[0]
+    rows: list[list[int]] = [[] for _ in range(ROWS)]
+    is_over = [False] * ROWS
+    ahead, decoding = torch.full((ROWS, 1), first, device=device), net.start_decoding()
+    for _ in range(length):
+        logits = net.decode(ahead, decoding, last=1)[:, -1].float().cpu()
+        if not bool(logits.amax(dim=-1).isfinite().all()):  # the largest of some numbers and a NaN is NaN
+            raise UserError("The model's scores are not finite: it is broken, use another checkpoint.")
+        drawn = [sample(scores, temperature, top_p, chance) for scores in logits]
+        for row, token in enumerate(drawn):
+            is_over[row] = is_over[row] or token == tokenizer.end_of_text
+            if not is_over[row]:
+                rows[row].append(token)
+        if all(is_over):
+            break
+        ahead = torch.tensor(drawn, device=device).unsqueeze(1)
+    return rows

@@ -1,0 +1,178 @@
+"""From a run to a folder that transformers, `trc2 generate`, `trc2 eval` and `trc2 verify` open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config
+from trc2.backbones.saved import save_model
+from trc2.backbones.shell import Backbone
+from trc2.config.pretrained import CONFIG_FILE, NUMBER_FORMATS, PAPERS, HFConfig, silence, without_marks
+from trc2.continuing.acceptance import why_not_accepted
+from trc2.errors import UserError
+from trc2.report.card import model_card
+from trc2.report.run import read_run
+from trc2.runs.folder import RunFolder, Warn
+from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
+from trc2.system.failpoints import failpoint
+from trc2.system.files import replace_folder, sync_folder, write_atomically
+
+ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+
+
+def export_run(
+    run_folder: Path,
+    folder: Path,
+    version: str,
+    *,
+    with_replay: bool = False,
+    merge: bool = True,
+    anyway: bool = False,
+    warn: Warn = lambda message: None,
+) -> list[Path]:
+    """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
+
+    A run that began with a Hugging Face folder gives back a folder of the same kind, which needs nothing of ours:
+    with its adapters merged, or as the adapters alone.
+
+    A run that its acceptance check refused, or has not judged yet, is exported only `anyway`, and its card says so.
+
+    Replay stores hold training text, so they stay behind unless requested. The folder appears whole or not at
+    all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
+    """
+    _check_is_free(folder)
+    source = RunFolder(run_folder)
+    net, step = source.model(warn, with_replay=with_replay)
+    reason = why_not_accepted(source, step)
+    if reason is not None and not anyway:
+        raise UserError(
+            f"{run_folder} {reason}: go on using its parent, judge it by `trc2 check PARENT {run_folder}`, or export "
+            "it with --anyway."
+        )
+    run, tokenizer = read_run(run_folder), source.tokenizer()
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    broken = [name for name, tensor in net.named_parameters() if not bool(tensor.isfinite().all())]
+    if broken:
+        warn(f"{len(broken)} tensors of {run_folder} hold NaN or infinity, such as {broken[0]}: the model is broken.")
+    is_plain = isinstance(net.config, HFConfig)
+    if is_plain and with_replay:
+        raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
+    files = {} if is_plain else _tokenizer_files(tokenizer, net.config.max_positions)
+    files["README.md"] = model_card(
+        run, parameters, net.num_events, step, version, reason, is_adapter=is_plain and not merge
+    )
+
+    target = folder.resolve()
+    partial = target.with_name(f".{target.name[:200]}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        if is_plain:
+            save_plain(net, partial, source.papers, merge=merge)
+        elif not merge:
+            raise UserError(f"{run_folder} has no adapters of peft: leave --adapter out.")
+        else:
+            save_model(net, partial, sequence_length=run.config.train.sequence_length)
+        failpoint("export")
+        for name, content in files.items():
+            write_atomically(partial / name, content.encode())
+        sync_folder(partial)
+        failpoint("export rename")
+        if target.exists():
+            target.rmdir()  # it is empty, or this fails
+        replace_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(folder.iterdir())
+
+
+def _check_is_free(folder: Path) -> None:
+    """A new folder or an empty one; anything else belongs to somebody."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose a new folder.")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: choose a new folder.")
+
+
+def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
+    end = tokenizer.backend.id_to_token(tokenizer.end_of_text)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "eos_token": end,
+        "pad_token": end,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+    }
+    generation = {"eos_token_id": tokenizer.end_of_text, "pad_token_id": tokenizer.end_of_text}
+    return {
+        TOKENIZER_FILE: tokenizer.to_json(),
+        "tokenizer_config.json": json.dumps(settings, indent=2),
+        "generation_config.json": json.dumps(generation, indent=2),
+    }
+
+
+def save_plain(net: Backbone, folder: Path, papers: Path, *, merge: bool = True) -> None:
+    """Write a Hugging Face model in its own format and dtype, with its tokenizer and settings copied from `papers`."""
+    config, trunk = net.config, net.trunk
+    assert isinstance(config, HFConfig)
+    assert isinstance(trunk, HFTrunk)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (papers / name for name in PAPERS):
+        is_wanted = merge or path.name not in (CONFIG_FILE, "generation_config.json")
+        if is_wanted and path.is_file() and not path.is_symlink():
+            write_atomically(folder / path.name, path.read_bytes())
+    dtype = _saved_dtype(config)
+    if merge:
+        merge_adapters(trunk.lm)
+        with silence():
+            trunk.lm.to(dtype).save_pretrained(folder, max_shard_size="5GB")
+        # As it came, but for the number format: the model was built with the dropout of its training.
+        known = {**without_marks(config.architecture), "dtype": str(dtype).removeprefix("torch.")}
+        known.pop("torch_dtype", None)
+        write_atomically(folder / CONFIG_FILE, json.dumps(known, indent=2).encode())
+        return
+    if config.lora is None:
+        raise UserError("The run trained the model itself, it has no adapters: leave --adapter out.")
+    _save_adapters(config, trunk.lm, folder)
+
+
+def _saved_dtype(config: HFConfig) -> torch.dtype:
+    name = config.architecture.get("dtype") or config.architecture.get("torch_dtype") or config.dtype
+    return getattr(torch, name) if name in NUMBER_FORMATS else torch.float32
+
+
+@torch.no_grad()
+def merge_adapters(lm: nn.Module) -> None:
+    """W ← W + B·A·α/r in every adapted module, which then is what it was before."""
+    for name, module in list(lm.named_modules()):
+        if hasattr(module, "merge") and hasattr(module, "get_base_layer"):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(lm.get_submodule(parent), child, module.get_base_layer())
+
+
+def _save_adapters(config: HFConfig, lm: Any, folder: Path) -> None:
+    import safetensors.torch
+    from peft import LoraConfig, get_peft_model_state_dict
+
+    settings = lora_config(config, lm, LoraConfig)
+    lm.peft_config = {ADAPTER: settings}
+    tensors = {
+        name: tensor.contiguous()
+        for name, tensor in get_peft_model_state_dict(
+            lm,
+            adapter_name=ADAPTER,
+            save_embedding_layers=False,  # else it asks the hub for the model
+        ).items()
+    }
+    prefixed = {name if name.startswith("base_model.model.") else f"base_model.model.{name}": tensor
+                for name, tensor in tensors.items()}  # fmt: skip
+    write_atomically(folder / ADAPTER_WEIGHTS, safetensors.torch.save(prefixed, metadata={"format": "pt"}))
+    settings.inference_mode = True
+    settings.save_pretrained(folder)

@@ -1,0 +1,86 @@
+"""From where a run goes on, and what it must keep: its parent.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trc2.errors import UserError
+from trc2.system.files import reading, to_json, write_atomically
+
+SCHEMA = 3
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What trial runs said of a child: with this share of replay, no past task would rise by more."""
+
+    share: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Ancestry:
+    """The parent, the step at which this run takes over, and the tasks that are new in it.
+
+    A parent that is no run but a saved model has no steps and no known tasks: the child begins at 0. `weights` is the
+    checksum of the weights it began with. `limit` is how much a past task may rise; it belongs to the child, so that
+    whoever brings the run to its end judges by it.
+    """
+
+    parent: str
+    step: int
+    tasks: tuple[str, ...]
+    is_run: bool
+    weights: str | None = None
+    limit: float | None = None
+    foretold: Foretold | None = None
+    kept: tuple[str, ...] = ()  # texts of --keep: of this run, and of those it goes on from
+    relative: str | None = None  # the parent as seen from the child's folder, for commands from elsewhere
+
+    def write(self, path: Path) -> None:
+        kind = "run" if self.is_run else "model"
+        content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
+        content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit}
+        content |= {"kept": list(self.kept), "relative": self.relative}
+        if self.foretold is not None:
+            content["trial"] = {"share": self.foretold.share, "predicted": self.foretold.predicted}
+        write_atomically(path, to_json(content, indent=2).encode())
+
+    def find(self, child: Path) -> Path:
+        """Where the parent is: at the same place relative to the child, or as it was named."""
+        described_by = "config.yaml" if self.is_run else "config.json"
+        for place in ([] if self.relative is None else [child / self.relative]) + [Path(self.parent)]:
+            if (place / described_by).is_file():
+                return place
+        raise UserError(
+            f"{self.parent}, from which {child} goes on, is not there, so {child} cannot be judged: say where it is by "
+            f"`trc2 check PARENT {child}`."
+        )
+
+
+def relative_to(child: Path, parent: Path) -> str | None:
+    """The parent as seen from the child's folder; None on another drive."""
+    try:
+        return os.path.relpath(parent.resolve(), child.resolve())
+    except ValueError:
+        return None
+
+
+def read_ancestry(path: Path) -> Ancestry:
+    with reading(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
+        if type(step) is not int or not isinstance(parent, str) or not all(isinstance(task, str) for task in tasks):
+            raise TypeError("it does not say from where the run goes on")
+        if limit is not None and not (isinstance(limit, float | int) and math.isfinite(limit)):
+            raise TypeError("its limit is not a number")
+        trial = content.get("trial")
+        return Ancestry(
+            parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
+            None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"])),
+            tuple(map(str, content.get("kept", ()))), content.get("relative"),
+        )  # fmt: skip

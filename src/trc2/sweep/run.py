@@ -1,0 +1,204 @@
+"""Carrying a matrix out: begin, go on, note failures, and stop when asked."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from trc2.config import StreamConfig
+from trc2.errors import UserError
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import is_locked, lock_folder
+from trc2.sweep.local_launcher import Launcher
+from trc2.sweep.matrix import Cell
+from trc2.sweep.progress import Board
+from trc2.sweep.status import (
+    Standing,
+    compact,
+    forget_failure,
+    holds_run_of,
+    note_failure,
+    progressed,
+    standing,
+)
+from trc2.system.files import write_atomically
+from trc2.training.setup import Interrupted, prepare_with_progress
+
+LOGS = ".logs"  # beside the runs: what each of them printed
+POLL = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended: every run, and those that failed with what they said last."""
+
+    standings: dict[str, Standing]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        return {name: found.problem for name, found in self.standings.items() if found.state == "failed"}
+
+
+def run_sweep(
+    cells: list[Cell],
+    out: Path,
+    launcher: Launcher,
+    console: Console,
+    *,
+    retry: bool = False,
+    keep: bool = True,
+    matrix: str = "",
+    title: str = "",
+) -> Outcome:
+    """Train every run that has not ended; one that was interrupted goes on where it stopped.
+
+    A run that fails is kept and shown, and stops nothing; `retry` tries those again that failed before. `keep=False`
+    leaves of an ended run only what reports read. `matrix` and `title` are written into every run for reports.
+    """
+    threads = {cell.name: _threads(cell, launcher) for cell in cells}
+    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(out):
+        sweep = _Sweep({cell.name: cell for cell in cells}, out, launcher, console, keep)
+        sweep.threads, sweep.described = threads, {"schema": 1, "matrix": matrix, "title": title}
+        return sweep.run(retry)
+
+
+def _threads(cell: Cell, launcher: Launcher) -> int:
+    """Those that the run's own settings name, else the launcher's."""
+    asked = cell.config.output.threads
+    if asked is not None and launcher.most_threads is not None and asked > launcher.most_threads:
+        raise UserError(
+            f"The run {cell.name} has output.threads={asked}, but {launcher.slots} at a time leave each "
+            f"{launcher.most_threads} of this machine's cores: add output.threads={launcher.most_threads}, or take "
+            "fewer --jobs."
+        )
+    return asked or launcher.threads
+
+
+class _Sweep:
+    def __init__(self, cells: dict[str, Cell], out: Path, launcher: Launcher, console: Console, keep: bool) -> None:
+        self.cells, self.out, self.launcher, self.console, self.keep = cells, out, launcher, console, keep
+        self.threads: dict[str, int] = {}
+        self.described: dict[str, object] = {}
+        self.standings: dict[str, Standing] = {}
+        self.running: list[str] = []
+        self.stop_requested = False
+
+    def run(self, retry: bool) -> Outcome:
+        for cell in self.cells.values():
+            if not holds_run_of(cell, self.out):
+                raise UserError(
+                    f"{self.out / cell.name} holds a run with other settings than the matrix asks for: move it away, "
+                    "or choose another --out."
+                )
+            if retry:
+                forget_failure(self.out / cell.name)
+            self.standings[cell.name] = standing(cell, self.out)
+            if RunFolder(self.out / cell.name).is_run:
+                self._describe(cell)  # it may be from before descriptions were written
+        self._shrink_ended()  # some may have ended while no sweep was looking
+        waiting = [name for name, found in self.standings.items() if found.left]
+        self._prepare_data([self.cells[name] for name in waiting])
+        board = Board(self.cells, self.console, self.launcher.slots)
+        try:
+            with self._heeding_signals():
+                while (waiting or self.running) and not self.stop_requested:
+                    self._begin_some(waiting)
+                    board.show(self.standings, self.running)
+                    time.sleep(POLL)
+                    self._look(board)
+            if self.stop_requested:
+                self.launcher.stop()
+                raise Interrupted("Stopped; every run has saved: go on with the same `trc2 sweep`.")
+        finally:
+            self.launcher.stop()
+            board.close()
+        self._shrink_ended()  # others may have ended in someone else's hands
+        return Outcome(self.standings)
+
+    def _prepare_data(self, cells: list[Cell]) -> None:
+        """Once per stream, before anyone trains; the order of tasks changes nothing about it.
+
+        What is wrong with the data of one stream is for its own runs to say, and stops no other.
+        """
+        done: list[StreamConfig] = []
+        for cell in cells:
+            assert cell.config.stream is not None
+            stream = cell.config.stream.replace(order=None, only=None, mode="sequential")
+            if stream not in done:
+                done.append(stream)
+                with suppress(UserError):
+                    prepare_with_progress(cell.config, self.console)
+
+    def _begin_some(self, waiting: list[str]) -> None:
+        """As many as there is room for; a run that someone else holds, such as a killed sweep's, waits for them."""
+        for name in [name for name in waiting if not is_locked(self.out / name)]:
+            if len(self.running) == self.launcher.slots:
+                return
+            waiting.remove(name)
+            self.standings[name] = standing(self.cells[name], self.out)
+            if self.standings[name].left:
+                self._begin(name)
+
+    def _shrink_ended(self) -> None:
+        """Make runs small that have ended, if that is wanted and nobody holds them."""
+        for name, found in self.standings.items():
+            if found.state == "ended" and not self.keep and not is_locked(self.out / name):
+                compact(RunFolder(self.out / name))
+
+    def _begin(self, name: str) -> None:
+        folder = RunFolder(self.out / name)
+        begun = folder.is_run and folder.has_diary
+        arguments = ["resume", str(folder)] if begun else self.cells[name].command(folder.path)
+        arguments.append(f"output.threads={self.threads[name]}")
+        self._describe(self.cells[name])
+        self.launcher.start(name, arguments, self.threads[name], self._log(name))
+        self.running.append(name)
+
+    def _describe(self, cell: Cell) -> None:
+        """What the matrix calls this run, in its folder: reports use these names."""
+        content = {**self.described, "axes": cell.axes, "order": cell.order, "seed": cell.seed}
+        path = RunFolder(self.out / cell.name).variant_file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content, indent=2).encode())
+
+    def _log(self, name: str) -> Path:
+        return self.out / LOGS / f"{name}.log"
+
+    def _look(self, board: Board) -> None:
+        """See who ended and how far the others are."""
+        ended = self.launcher.ended()
+        for name, code in ended.items():
+            self.running.remove(name)
+            folder = RunFolder(self.out / name)
+            found = standing(self.cells[name], self.out)
+            if found.state != "ended":
+                problem = note_failure(folder.path, code, self._log(name))
+                found = replace(found, state="failed", problem=problem)
+                board.say(f"{name} failed: {problem}")
+            else:
+                board.say(f"{name} ended after {found.seconds / 60:.1f} min")
+            self.standings[name] = found
+        if ended:
+            self._shrink_ended()
+        for name in self.running:
+            self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).diary_file)
+
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        def stop(signum: int, _frame: object) -> None:
+            self.stop_requested = True
+
+        earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)

@@ -1,0 +1,96 @@
+"""Where the runs of a sweep stand: read from their folders, so that there is nothing else to keep in step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trc2.runs.folder import FAILURE, RunFolder
+from trc2.runs.identity import is_same_run
+from trc2.runs.lock import LOCK, OWNER
+from trc2.runs.records import last_record
+from trc2.sweep.matrix import Cell
+from trc2.system.files import reading, write_atomically
+
+LAST_WORDS = 2000  # characters of a failed run's output that are kept
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run: how far it is, and how long its steps took."""
+
+    state: Literal["waiting", "begun", "ended", "failed"]
+    step: int
+    total: int
+    seconds: float = 0.0
+    problem: str = ""
+
+    @property
+    def left(self) -> int:
+        return 0 if self.state in ("ended", "failed") else self.total - self.step
+
+
+def standing(cell: Cell, out: Path) -> Standing:
+    """What the folder of a run says about it."""
+    folder, total = RunFolder(out / cell.name), cell.variant.total_steps
+    failure = folder.path / FAILURE
+    records = folder.records() if folder.has_diary else []  # an end that a resume went back on is no end
+    step, seconds = (max(0, records[-1].step), records[-1].seconds) if records else (0, 0.0)
+    if any(record.kind == "end" for record in records):
+        return Standing("ended", total, total, seconds)
+    if failure.exists():
+        with reading(failure):
+            problem = str(json.loads(failure.read_text(encoding="utf-8"))["problem"])
+        return Standing("failed", step, total, seconds, problem)
+    return Standing("begun" if records else "waiting", step, total, seconds)
+
+
+def progressed(before: Standing, diary: Path) -> Standing:
+    """How far a run is that is being trained."""
+    newest = last_record(diary) if diary.exists() else None
+    return before if newest is None else replace(before, state="begun", step=newest.step, seconds=newest.seconds)
+
+
+def holds_run_of(cell: Cell, out: Path) -> bool:
+    """Whether the folder holds this cell's run, and not another that was once called so."""
+    folder = RunFolder(out / cell.name)
+    if not folder.is_run:
+        return True
+    return is_same_run(folder.config(), cell.config)
+
+
+def note_failure(folder: Path, code: int, log: Path) -> str:
+    """Keep what a failed run said last, in its folder; returns its last line."""
+    words = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if log.exists() else ""
+    lines = [line for line in words.splitlines() if line.strip()]
+    problem = lines[-1] if lines else f"exit code {code}"
+    if code < 0:  # it was killed, and what it said last is not why
+        problem = f"killed by signal {-code} ({signal.strsignal(-code)})"
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"schema": 1, "exit_code": code, "problem": problem, "output": words}
+    write_atomically(folder / FAILURE, json.dumps(content, indent=2).encode())
+    return problem
+
+
+def forget_failure(folder: Path) -> None:
+    (folder / FAILURE).unlink(missing_ok=True)
+
+
+def compact(folder: RunFolder) -> None:
+    """Keep of an ended run what reports read: settings, data, and the diary, packed; pictures can be drawn again.
+
+    Whatever happens in between, the diary is there whole, packed or not.
+    """
+    if folder.diary_file.exists():
+        content = folder.diary_file.read_bytes()
+        write_atomically(folder.packed_diary_file, gzip.compress(content, mtime=0))
+        folder.diary_file.unlink()
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))
+    for path in (folder.tokenizer_file, *named, *folder.path.glob("*.png")):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""What a run reads, and when: training batches by step, and every task's splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trc2.config import RunConfig
+from trc2.errors import UserError
+from trc2.replay.stores import ReplayStores, cut_chunks
+from trc2.runs.schedule import Plan
+from trc2.runs.target import check_vocabulary
+from trc2.stream.batches import Batch, Mixture, TaskData
+from trc2.stream.prepare import PreparedStream
+
+
+class Feed:
+    """All tasks of a stream as windows of tokens, laid out over the steps of a plan."""
+
+    def __init__(self, config: RunConfig, plan: Plan, prepared: PreparedStream) -> None:
+        assert config.stream is not None
+        self.plan, self.tokenizer, self.seeds = plan, prepared.tokenizer, prepared.seeds
+        check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
+        train = config.train
+        learnt = {stretch.task for stretch in plan.stretches}
+        self.tasks = {
+            task.name: TaskData(
+                prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
+                micro_batches=train.micro_batches, seed=train.seed, control_batches=config.stream.control_batches,
+                is_trained=task.name in learnt,
+            )
+            for index, task in enumerate(config.stream.tasks)
+        }  # fmt: skip
+        for name, data in self.tasks.items():
+            if data.task.splits["validation"].tokens < 2:
+                raise UserError(
+                    f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
+                    "validation.txt into its folder, or set its holdout above 0."
+                )
+        trained = [self.tasks[stretch.task] for stretch in plan.stretches]
+        self.mixture = Mixture(trained, plan.steps) if config.stream.mode == "joint" else None
+
+    def batches(self, step: int, share: range | None = None) -> list[Batch]:
+        """A share of a step's micro-batches, all by default: of the task that is trained, or of all of them mixed."""
+        if self.mixture is not None:
+            return self.mixture.train_batches(step, share)
+        stretch = self.plan.at(step)
+        return self.tasks[stretch.task].train_batches(step - stretch.start, share)
+
+    def check_unchanged(self) -> None:
+        """Refuse to keep what was learnt from tokens that somebody changed while the run read them."""
+        for data in self.tasks.values():
+            data.task.check_unchanged()
+
+    def fill(self, stores: ReplayStores | None) -> None:
+        """Put text that is not trained on here into the replay stores, as if it had been, source after source."""
+        for seed in self.seeds if stores is not None else ():
+            assert stores is not None
+            tokens = torch.from_numpy(np.array(seed.tokens("train")).astype(np.int32))
+            chunks = cut_chunks(tokens.unsqueeze(0), stores.chunk_length)
+            if not len(chunks):
+                raise UserError(
+                    f"The text of '{seed.name}' to be replayed has {len(tokens)} tokens, less than one chunk of "
+                    f"{stores.chunk_length}: give it more text, or leave it out of what is replayed."
+                )
+            stores.commit(chunks)
+
+    def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, y) of a task's own steps, one batch after the other; each is made only when the iterator reaches it."""
+        for step in steps:
+            for batch in self.tasks[task].train_batches(step):
+                yield batch.x.to(device), batch.y.to(device)
+
+    def steps_of(self, task: str) -> range:
+        """The numbers of a task's own steps, newest first."""
+        stretch = next(stretch for stretch in self.plan.stretches if stretch.task == task)
+        return range(stretch.end - stretch.start - 1, -1, -1)

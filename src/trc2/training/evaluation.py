@@ -1,0 +1,179 @@
+"""What is measured at step boundaries, and the one decision that follows from it: how much is replayed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from trc2.backbones.shell import Backbone
+from trc2.config import RunConfig
+from trc2.distributed.group import Ranks
+from trc2.errors import UserError
+from trc2.evaluation.tasks import control_perplexity, examine, score_task
+from trc2.metrics.forgetting import ScoreTable, metrics_of, summarise
+from trc2.metrics.lm_eval import Score, with_forgetting
+from trc2.nn.trunk import WriteReport
+from trc2.replay.controller import ControllerState, base_settings, steer
+from trc2.runs.records import Kind, Record, score_table, scores_by_task
+from trc2.runs.schedule import Plan
+from trc2.system.failpoints import failpoint
+from trc2.training.data import Feed
+from trc2.training.efficiency import (
+    PEAK_MEMORY,
+    efficiency,
+    peak_matmul_flops,
+    peak_memory_gb,
+    training_flops_per_token,
+)
+from trc2.training.guards import fence
+from trc2.training.observers import Story
+from trc2.training.state import RunState
+
+
+def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:
+    """A step's losses over the micro-batches of all ranks, and the one decision whether they and the norm are finite.
+
+    `told` are this rank's micro-batches; all are added in their order, whoever ran them.
+    """
+    names = list(told[0])
+    if different := [name for losses in told for name in names + list(losses) if (name in losses) != (name in names)]:
+        raise UserError(
+            f"Only some micro-batches of a step have a '{different[0]}': let the strategy return this loss for all of "
+            "them, 0 where there is none."
+        )
+    rows = ranks.gather_rows([[*losses.values(), norm] for losses in told], len(names) + 1)
+    losses = dict.fromkeys(names, 0.0)
+    for row in rows:
+        for name, value in zip(names, row, strict=False):
+            losses[name] += value
+    return losses, all(math.isfinite(value) for value in (*losses.values(), *(row[-1] for row in rows)))
+
+
+def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
+    """How strongly is replayed, and what the memory did."""
+    metrics = {}
+    if model.replay is not None and model.replay.share is not None:
+        metrics["replay/share"] = float(model.replay.share)
+    elif model.replay is not None:
+        metrics["replay/coefficient"] = float(model.replay.coefficient)
+    if writes is not None and model.has_memory:
+        metrics |= {f"hippocampus/{name}": float(value) for name, value in asdict(writes).items()}
+        metrics["hippocampus/keep_fraction"] = writes.keep_fraction
+        metrics["hippocampus/raw_fraction"] = writes.raw_fraction
+    return metrics
+
+
+class Measure:
+    """Scores the model between steps and records what was found. Only `steer` changes what is learnt later."""
+
+    def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
+        self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story
+        self._tables: list[ScoreTable] = []
+        self._num_seen = -1  # evaluations that are in the tables
+
+    def evaluate(self, names: list[str]) -> None:
+        """Score tasks on their validation splits and derive what was forgotten."""
+        failpoint("evaluation")
+        state, step, config = self.state, self.state.progress.step, self.config.eval
+        if config.text_when == "boundaries" and step > 0 and not self.plan.is_boundary(step):
+            config = config.replace(text_sequences=0)
+        metrics: dict[str, float] = {}
+        examined: list[Score] = []
+        with fence(config.fence, state.model, state.optimizer), state.strategy.serving():
+            if step == 0 or self.plan.is_boundary(step):
+                examined = examine(state.model, self.feed.tokenizer, config)
+            for name in names:
+                scores = score_task(
+                    state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
+                )
+                metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+        for score in examined:
+            metrics |= with_forgetting(score, [record.metrics for record in self.story.evaluations])
+        metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
+        record = self.record("eval", metrics)
+        for table in self._tables_with(record):
+            if step > 0 and table.has(step, names[0]):
+                record.metrics.update(summarise(table, step))
+        self.story.tell(record)
+
+    def _tables_with(self, record: Record) -> list[ScoreTable]:
+        """The scores so far and those of this evaluation; made anew only when the run has gone back."""
+        earlier, metrics = self.story.evaluations, metrics_of(self.config.eval.metrics).values()
+        if len(earlier) != self._num_seen:
+            self._tables = [score_table(earlier, metric, self.plan.stretches) for metric in metrics]
+        for table in self._tables:
+            if row := scores_by_task(record, table.metric):
+                table.add(record.step, row)
+        self._num_seen = len(earlier) + 1
+        return self._tables
+
+    def remember_reference(self) -> None:
+        """P_post of the task that just ended, on its control subset."""
+        failpoint("boundary")
+        name = self.current_task
+        value = self.control_perplexities([name])[name]
+        self.state.control_post[name] = value
+        self.story.tell(self.record("boundary", {f"control/{name}/perplexity": value}))
+
+    def steer(self) -> None:
+        """The replay controller, once some task is past."""
+        config, state, progress = self.config.control, self.state, self.state.progress
+        past = self.plan.past(progress.step)
+        if config.mode != "closed_loop" or state.model.replay is None or not past:
+            return
+        failpoint("controller")
+        current = self.control_perplexities(past)
+        before = ControllerState(progress.gap_average, progress.integral)
+        after, trace = steer(config, base_settings(self.config.model), before, current, state.control_post)
+        progress.gap_average, progress.integral = after.gap_average, after.integral
+        state.apply(trace.settings)
+        measured = {f"control/{name}/perplexity": value for name, value in current.items()}
+        self.story.tell(self.record("control", trace.metrics() | measured))
+
+    def control_perplexities(self, names: list[str]) -> dict[str, float]:
+        """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
+        state, rows = self.state, self.config.eval.batch_size
+        with fence(self.config.eval.fence, state.model, state.optimizer), state.strategy.serving():
+            found = {name: control_perplexity(state.model, self.feed.tasks[name], rows, state.device) for name in names}
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"The control perplexity of task '{name}' is {value} at step {state.progress.step}: the model is "
+                    "broken; lower train.learning_rate and start again."
+                )
+        return found
+
+    def finish(self) -> None:
+        """Test splits, once, and what the run cost."""
+        failpoint("end")
+        config, state = self.config, self.state
+        metrics: dict[str, float] = {}
+        if config.eval.test:
+            with state.strategy.serving():
+                for name, data in self.feed.tasks.items():
+                    if data.task.splits["test"].tokens > 1:
+                        scores = score_task(state.model, data, "test", config.eval, self.feed.tokenizer, state.device)
+                        metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
+            self.story.tell(self.record("test", metrics))
+        per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
+        tokens = state.progress.step * config.train.tokens_per_step
+        own = (max(peak_memory_gb(state.device), self.story.peak_memory_gb), peak_matmul_flops(state.device))
+        memories, peaks = zip(*state.ranks.gather_rows([own], 2), strict=True)
+        cost = efficiency(
+            tokens,
+            state.progress.train_seconds,
+            self.story.seconds,
+            last_speed=self.story.last_speed,
+            memory_gb=max(memories),
+            flops_per_token=per_token,
+            peak_flops=sum(peaks),
+        )
+        self.story.tell(self.record("end", cost))
+
+    @property
+    def current_task(self) -> str:
+        """The task trained last, at step 0 the one that comes first."""
+        return self.plan.at(max(0, self.state.progress.step - 1)).task
+
+    def record(self, kind: Kind, metrics: dict[str, float]) -> Record:
+        return Record(kind, self.state.progress.step, self.current_task, metrics, self.story.seconds)

@@ -1,0 +1,159 @@
+"""The gate of `continue` and its rehearsal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from tests.command import trc2
+from tests.conftest import write_task
+from trc2.config import RunConfig, TaskConfig
+from trc2.continuing.acceptance import (
+    Foretold,
+    TaskVerdict,
+    Verdict,
+    document_losses,
+    judge,
+    judge_child,
+    read_verdict,
+)
+from trc2.continuing.continue_run import continue_run
+from trc2.continuing.heldout import HeldOut, held_out_split
+from trc2.continuing.request import default_folder
+from trc2.continuing.trial_runs import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
+from trc2.errors import UserError
+from trc2.evaluation.tasks import evaluation_mode, tally
+from trc2.metrics.paired import Interval
+from trc2.report.run import read_run
+from trc2.runs.folder import RunFolder
+from trc2.stream.batches import SplitWindows
+from trc2.stream.prepare import prepare_stream
+from trc2.training.setup import start_run
+
+QUIET = Console(quiet=True)
+MakeRun = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def parent(tiny_run: MakeRun) -> Path:
+    model = {**tiny_run().model.model_dump(), "replay_batch_size": 4, "replay_share": 0.2}
+    return start_run(tiny_run(model=model), QUIET)
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> TaskConfig:
+    write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
+    return TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=4)
+
+
+def test_losses_of_documents_add_up_to_the_loss_of_the_split(parent: Path) -> None:
+    folder = RunFolder(parent)
+    config = folder.config()
+    assert config.stream is not None
+    task = prepare_stream(config.stream, tokenizer=folder.tokenizer()).tasks["fruit"]
+    model, cpu = folder.model(print)[0], torch.device("cpu")
+    assert held_out_split(task) == "test"
+    losses, tokens = document_losses(model, HeldOut(task, "test", np.ones(8, dtype=bool)), config, cpu)
+    assert len(losses) == 8
+    second = document_losses(model, HeldOut(task, "test", np.arange(8) == 1), config, cpu)
+    assert (second[0].tolist(), second[1].tolist()) == ([losses[1]], [tokens[1]])
+    with evaluation_mode(model):
+        whole = tally(model, SplitWindows(task, config.train.sequence_length).eval_batches("test", 4), cpu)
+    assert losses.sum() == pytest.approx(whole.nll)
+    assert tokens.sum() == whole.tokens
+
+
+def test_a_child_is_judged_per_task_against_its_parent(parent: Path, colours: TaskConfig, tmp_path: Path) -> None:
+    child = continue_run(parent, tmp_path / "child", colours, QUIET)
+    verdict = judge(parent, child, 0.5, print)
+    assert [task.task for task in verdict.tasks] == ["fruit", "tools"]
+    for task in verdict.tasks:
+        assert task.rise.low <= task.rise.value <= task.rise.high
+        assert (task.split, task.documents) == ("test", 8)
+    kept = judge_child(child, print, parent, 0.5)
+    assert kept == read_verdict(RunFolder(child)) == verdict
+    assert judge(parent, parent, None, print).passed is True
+    same = judge(parent, child, float(np.nextafter(max(t.rise.high for t in verdict.tasks), -1)), print)
+    assert not same.passed
+
+
+def test_the_verdict_is_json_and_the_exit_code_three(
+    parent: Path, colours: TaskConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--task", "colours", "--folder", str(colours.folder), "--steps", "2", "--json")
+    done = trc2("continue", str(parent), *arguments, "--out", str(tmp_path / "a"), "--max-forgetting", "9")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["passed"] is True
+    monkeypatch.setattr("trc2.continuing.acceptance.paired_rise", lambda *_: Interval(0.1, -0.1, 0.3))
+    done = trc2("continue", str(parent), *arguments, "--out", str(tmp_path / "b"), "--max-forgetting", "0.2",
+                "--replay-share", "0.0")  # fmt: skip
+    assert done.code == 3
+    assert json.loads(done.out)["passed"] is False
+    assert "fruit is not sure" in done.err
+    assert RunFolder(tmp_path / "b").config().model.replay_share == 0.0
+
+
+@pytest.mark.slow
+def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
+    parent: Path, colours: TaskConfig, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    easy = rehearse_shares(parent, colours.replace(steps=10), 1e9)
+    assert (easy.cheapest, easy.branch_steps, len(easy.branches)) == (0.0, 5, 1)
+    hard = rehearse_shares(parent, colours.replace(steps=10), -0.99, shares=(0.0, 0.5))
+    assert hard.cheapest is None
+    assert [branch.share for branch in hard.branches] == [0.0, 0.5]
+    assert "No share up to 50%" in hard.lines()[-1]
+    assert sorted(tmp_path.iterdir()) == before
+    done = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
+                "--rehearse", "--max-forgetting", "99", "--json")  # fmt: skip
+    predicted = json.loads(done.out)["branches"][0]["predicted"]
+    assert json.loads(done.out)["cheapest"] == 0.0
+    went = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
+                "--replay-share", "0", "--json")  # fmt: skip
+    found = json.loads(went.out)["rehearsal"]
+    assert found["predicted"] == predicted
+    child = default_folder(parent, [colours])
+    seen = judge(parent, child, None, print, split="validation").worst
+    assert seen == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
+    assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
+
+
+def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: TaskConfig) -> None:
+    rises = [TaskVerdict("fruit", "test", 3, 9, Interval(0.1, 0.0, 0.2), 0.5)]
+    branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
+    task = colours.replace(steps=10)
+    child, parent = tmp_path / "child", Path("parent")
+    keep_rehearsal(Rehearsal("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
+    same = (parent, child, [task], 0.05, ["train.seed=3"])
+    assert foretold(*same) == Foretold(0.05, 0.4)
+    assert branch.ceiling == pytest.approx(0.4 + 0.1), "the upper end of the interval, as the gate will ask"
+    others = (Path("other"), tmp_path / "other", [task.replace(steps=20)], 0.1, [])
+    for place, other in enumerate(others):
+        assert foretold(*same[:place], other, *same[place + 1 :]) is None
+    assert foretold(parent, child, [task], None) is None
+    told = Verdict("parent", "child", 0.5, tuple(rises), Foretold(0.05, 0.4)).describe()["rehearsal"]
+    assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
+
+
+def test_a_parent_with_a_weight_of_replay_goes_on_with_a_share(
+    trained: Path, colours: TaskConfig, tmp_path: Path
+) -> None:
+    child = continue_run(trained, tmp_path / "child", colours, QUIET, 0.1)
+    run = read_run(child)
+    assert run.config.model.replay_share == 0.1
+    own = [record.metrics for record in run.records if record.kind == "train" and record.task == colours.name]
+    assert {metrics["replay/share"] for metrics in own} == {0.1}
+
+
+def test_a_parent_without_replay_has_no_share(tiny_run: Callable[..., RunConfig], colours: TaskConfig) -> None:
+    plain = tiny_run(model={**tiny_run().model.model_dump(), "replay": False})
+    folder = start_run(plain, QUIET)
+    with pytest.raises(UserError, match="has no replay, so no share of it can be set"):
+        continue_run(folder, folder.with_name("child"), colours, QUIET, 0.1)
