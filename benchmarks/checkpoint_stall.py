@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(2)
     run = load_recipe(arguments.recipe)
     net = CortexNet(run.model)
-    optimizer = build_optimizer(net, run.train, net.tensors_without_reader())
+    optimizer = build_optimizer(net, run.train, net.unused_parameters())
     x = torch.randint(run.model.vocab_size, (run.train.batch_size, run.train.sequence_length + 1))
     times: dict[str, list[float]] = {"step": [], "background": [], "in the loop": []}
 

@@ -92,7 +92,7 @@ def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
     shares = {"dreams": 0.2, "real5": 0.05}
     for arm, seeds in files.items():
         model = {"pretrained": str(root / "llama"), "replay": arm in shares, "replay_share": shares.get(arm)}
-        stream = {"tasks": (prose, code), "only": ("code",), "replay_seed_files": seeds}
+        stream = {"tasks": (prose, code), "only": ("code",), "replay_prefill_files": seeds}
         config = config_of(model, seed, root / arm, stream)
         start_run(config.replace(control=config.control.replace(mode="fixed")), QUIET)
     continue_run(first, root / "controlled", code, QUIET)

@@ -58,9 +58,9 @@ def scan(chunk: int) -> Callable[..., Tensor]:
 
 def draw(rows: int, length: int, channels: int, states: int) -> list[Tensor]:
     """Inputs as a fresh mixer makes them: steps of 0.001 to 0.1, decays of −1 … −N."""
-    chance = torch.Generator().manual_seed(0)
-    x, B, C = (torch.randn(rows, length, width, generator=chance) for width in (channels, states, states))
-    delta = torch.exp(torch.empty(rows, length, channels).uniform_(-6.9, -2.3, generator=chance))
+    rng = torch.Generator().manual_seed(0)
+    x, B, C = (torch.randn(rows, length, width, generator=rng) for width in (channels, states, states))
+    delta = torch.exp(torch.empty(rows, length, channels).uniform_(-6.9, -2.3, generator=rng))
     A = -torch.arange(1.0, states + 1).repeat(channels, 1)
     return [tensor.requires_grad_() for tensor in (x, delta, A, B, C)]
 

@@ -24,12 +24,12 @@ WORDS = [
 
 def write_corpus(path: Path, megabytes: int) -> None:
     """Random sentences of made-up words, each document numbered so that none is a duplicate."""
-    chance = random.Random(0)
-    pool = [" ".join(chance.choice(WORDS) for _ in range(300)) for _ in range(500)]
+    rng = random.Random(0)
+    pool = [" ".join(rng.choice(WORDS) for _ in range(300)) for _ in range(500)]
     written, number = 0, 0
     with path.open("w") as file:
         while written < megabytes * 1_000_000:
-            line = json.dumps({"text": f"document {number}: {chance.choice(pool)}"}) + "\n"
+            line = json.dumps({"text": f"document {number}: {rng.choice(pool)}"}) + "\n"
             file.write(line)
             written += len(line)
             number += 1

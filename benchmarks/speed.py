@@ -58,12 +58,12 @@ def shape(name: str) -> tuple[TRC2Config, int, int]:
 
 
 def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
-    """Forward, loss and backward: full, lesioned and, if asked, Mixtral."""
+    """Forward, loss and backward: full, ablated and, if asked, Mixtral."""
     config, rows, length = shape(name)
     yardstick = torch.randn(2048, 2048)
     runs: dict[str, Callable[[], object]] = {
         "full": learning_pass(prepared_model(config), rows, length),
-        "lesioned": learning_pass(prepared_model(config.backbone_only()), rows, length),
+        "ablated": learning_pass(prepared_model(config.backbone_only()), rows, length),
         "large product": lambda: yardstick @ yardstick,
     }
     if with_rival:
@@ -71,7 +71,7 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
     times = take_turns(runs, repeats)
     flops, plain = pass_flops(config, rows, length), pass_flops(config.backbone_only(), rows, length)
     product = Timing(tuple(seconds / (2 * 2048**3) for seconds in times["large product"].seconds))  # of one FLOP
-    full_over_lesioned = ratios(times["lesioned"], times["full"])
+    full_over_lesioned = ratios(times["ablated"], times["full"])
     result: dict[str, Any] = {
         "seconds": {key: timing.to_json() for key, timing in times.items()},
         "full_over_lesioned": full_over_lesioned,
@@ -79,10 +79,10 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
         "full_over_lesioned_per_flop": {key: value * flops / plain for key, value in full_over_lesioned.items()},
         "large_product_gflops": 1e-9 / product.minimum,
         "utilisation_full": {key: value * flops for key, value in ratios(product, times["full"]).items()},
-        "utilisation_lesioned": {key: value * plain for key, value in ratios(product, times["lesioned"]).items()},
+        "utilisation_lesioned": {key: value * plain for key, value in ratios(product, times["ablated"]).items()},
     }
     if with_rival:
-        result["lesioned_over_mixtral"] = ratios(times["mixtral"], times["lesioned"])
+        result["lesioned_over_mixtral"] = ratios(times["mixtral"], times["ablated"])
         result["full_over_mixtral"] = ratios(times["mixtral"], times["full"])
     return result
 
@@ -144,7 +144,7 @@ def decode(repeats: int) -> dict[str, Any]:
             times = take_turns(
                 {
                     "full": decoding(full, rows, 16, 64),
-                    "lesioned": decoding(plain, rows, 16, 64),
+                    "ablated": decoding(plain, rows, 16, 64),
                     "mixtral": rival_decoding(other, config, rows, 16, 64),
                 },
                 repeats,
@@ -152,7 +152,7 @@ def decode(repeats: int) -> dict[str, Any]:
             results[f"{name}, {rows} rows"] = {
                 "seconds": {key: timing.to_json() for key, timing in times.items()},
                 "full_over_mixtral": ratios(times["mixtral"], times["full"]),
-                "lesioned_over_mixtral": ratios(times["mixtral"], times["lesioned"]),
+                "lesioned_over_mixtral": ratios(times["mixtral"], times["ablated"]),
             }
     return results
 
@@ -283,7 +283,7 @@ def profile(_repeats: int) -> dict[str, Any]:
         config, rows, length = shape(name)
         subjects = {
             "full": learning_pass(prepared_model(config), rows, length),
-            "lesioned": learning_pass(prepared_model(config.backbone_only()), rows, length),
+            "ablated": learning_pass(prepared_model(config.backbone_only()), rows, length),
             "mixtral": rival_pass(rival("mixtral", config), config, rows, length),
         }
         result[name] = {}

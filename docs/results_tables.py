@@ -55,7 +55,7 @@ def ends(arm: str) -> dict[int, End]:
         settings.setdefault(folder.name, variant_settings(run.config))
         assert settings[folder.name] == variant_settings(run.config), f"two experiments are called {folder.name}"
         metrics = run.final("eval")
-        order = list(dict.fromkeys([*(stretch.task for stretch in run.stretches), *run.tasks]))
+        order = list(dict.fromkeys([*(span.task for span in run.spans), *run.tasks]))
         area = metrics.get("cl/perplexity/aufc", math.nan)
         found[run.config.train.seed] = End([metrics[f"eval/{task}/perplexity"] for task in order], area)
     assert found, arm
@@ -132,7 +132,7 @@ def switch_row(name: str, task: str) -> list[str]:
     """Loss and mean surprise before and after a run switched to a task."""
     (folder,) = ROOT.glob(f"results/*_ring/{name}")
     run = read_run(folder)
-    start = next(stretch.start for stretch in run.stretches if stretch.task == task)
+    start = next(span.start for span in run.spans if span.task == task)
     series = [list(zip(*run.series("train", path), strict=True)) for path in SIGNALS]
     return [f"{before:.2f} → {after:.2f}" for before, after in (around_switch(points, start) for points in series)]
 
@@ -159,7 +159,7 @@ def alone_row(task: str) -> list[str]:
     known = []
     for name in (f"lab_single_{task}", "lab_transformer", "lab_transformer+replay_controlled"):
         run = read_run(ROOT / "results" / "lab" / f"{name}+s0")
-        (end,) = (stretch.end for stretch in run.stretches if stretch.task == task)
+        (end,) = (span.end for span in run.spans if span.task == task)
         known.append(f"{run.score('perplexity', task, end):,.1f}")
     return known
 

@@ -39,30 +39,30 @@ class MinimalGRU(nn.Module):
         return State()
 
 
-def build(config: BaselineConfig, chance: torch.Generator) -> Backbone:
+def build(config: BaselineConfig, rng: torch.Generator) -> Backbone:
     width, inner = config.d_model, config.ff_dim
     trunk = BlockTrunk(config, lambda: Block(config, MinimalGRU(width), DenseFeedForward(width, inner)))
-    init_weights(trunk, config.num_layers, chance)
+    init_weights(trunk, config.num_layers, rng)
     return Backbone(config, trunk)
 
 
-def sample(task: int, rows: int, chance: torch.Generator) -> Tensor:
+def sample(task: int, rows: int, rng: torch.Generator) -> Tensor:
     """Two little languages over 16 tokens: one counts up, one counts down."""
-    return (torch.randint(16, (rows, 1), generator=chance) + (1 - 2 * task) * torch.arange(25)) % 16
+    return (torch.randint(16, (rows, 1), generator=rng) + (1 - 2 * task) * torch.arange(25)) % 16
 
 
 def train(replay: bool, steps: int) -> None:
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     sizes = {"vocab_size": 16, "d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 32, "max_positions": 32}
     stores = {"replay_chunk_length": 12, "replay_long_chunks": 256, "replay_coefficient": 0.5}
-    net = build(BaselineConfig(name="minimal_gru", replay=replay, **sizes, **stores), chance)
+    net = build(BaselineConfig(name="minimal_gru", replay=replay, **sizes, **stores), rng)
     if replay:
         report = run_battery(net)
         print(f"{sum(check.passed is True for check in report.checks)} checks hold, {len(report.failed)} fail")
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for task in (0, 1):
         for _ in range(steps):
-            rows = sample(task, 16, chance)
+            rows = sample(task, 16, rng)
             _, aux = net(rows[:, :-1], targets=rows[:, 1:], return_logits=False)
             optimizer.zero_grad()
             aux["loss"].backward()
@@ -70,7 +70,7 @@ def train(replay: bool, steps: int) -> None:
             optimizer.step()
             net.update_slow_targets()
     with torch.no_grad():
-        tests = [sample(task, 64, chance) for task in (0, 1)]
+        tests = [sample(task, 64, rng) for task in (0, 1)]
         losses = [float(net.eval()(rows[:, :-1], targets=rows[:, 1:])[1]["loss_lm"]) for rows in tests]
     print(f"replay {'on ' if replay else 'off'}: loss on the first task {losses[0]:.2f}, on the second {losses[1]:.2f}")
 

@@ -17,11 +17,11 @@ out, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60
 
 def write_samples(folder: Path) -> None:
     """A folder of plain text and a file of questions with answers, both made up."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     who, what = ["the gardener", "a neighbour", "my sister"], ["waters the roses", "paints the gate", "mends the roof"]
     (folder / "diary").mkdir(parents=True, exist_ok=True)
     for month in range(12):
-        lines = [f"On day {day} {chance.choice(who)} {chance.choice(what)}." for day in range(1, 29)]
+        lines = [f"On day {day} {rng.choice(who)} {rng.choice(what)}." for day in range(1, 29)]
         (folder / "diary" / f"month{month:02}.txt").write_text("\n\n".join(lines))
     rows = [
         {"question": f"Which number comes after {n}?", "answer": str(n + 1), "source": "made up"} for n in range(400)

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trc2.config import RunConfig, load_recipe
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.batches import TaskData
 from trc2.stream.prepare import prepare_stream
 from trc2.system.files import write_atomically
-from trc2.training.data import Feed
+from trc2.training.data import StreamData
 
 DISCOUNT = 0.75
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram"}
@@ -128,11 +128,11 @@ def perplexity(model: KneserNey, data: TaskData, config: RunConfig) -> float:
 def count_models(config: RunConfig) -> dict[str, dict[str, object]]:
     """Perplexities of every task, by counts of its own text and of the whole stream."""
     assert config.stream is not None
-    plan = Plan.of_run(config)
-    feed = Feed(config, plan, prepare_stream(config.stream))
+    plan = TaskSchedule.of_run(config)
+    stream_data = StreamData(config, plan, prepare_stream(config.stream))
     rows = {
-        stretch.task: visited(feed.tasks[stretch.task], count)
-        for stretch, count in zip(plan.stretches, plan.steps, strict=True)
+        span.task: visited(stream_data.tasks[span.task], count)
+        for span, count in zip(plan.spans, plan.steps, strict=True)
     }
     everything = [row for task in rows.values() for row in task]
     result: dict[str, dict[str, object]] = {}
@@ -142,7 +142,7 @@ def count_models(config: RunConfig) -> dict[str, dict[str, object]]:
         result[name] = {"tokens": int(own_rows.shape[0] * (own_rows.shape[1] - 1))}
         for scope, models in (("own", own), ("stream", shared)):
             result[name][scope] = {
-                ORDERS[order]: perplexity(model, feed.tasks[name], config) for order, model in models.items()
+                ORDERS[order]: perplexity(model, stream_data.tasks[name], config) for order, model in models.items()
             }
     return result
 

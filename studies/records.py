@@ -24,7 +24,7 @@ from trc2.report.runs import find_runs, interval_of
 from trc2.report.tables import interval_text
 from trc2.report.variants import draw_of, group_runs, is_reference, replays, title_of
 from trc2.runs.equal_cost import TOLERANCE, budget_of
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.system.files import reading, write_atomically
 
 BUDGET_RECIPE = "lab_trc2"
@@ -45,7 +45,7 @@ def stored_bytes(config: RunConfig) -> int:
 def flops_budget() -> float:
     """The training FLOPs of the lab's recipe, with the tolerance of equal work."""
     config = load_recipe(BUDGET_RECIPE)
-    return TOLERANCE * budget_of(config).training_flops_per_step * Plan.of_run(config).total_steps
+    return TOLERANCE * budget_of(config).training_flops_per_step * TaskSchedule.of_run(config).total_steps
 
 
 @dataclass(frozen=True)

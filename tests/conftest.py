@@ -74,10 +74,10 @@ def tiny_config(**changes: object) -> TRC2Config:
 
 def excited(net: CortexNet, seed: int = 0) -> CortexNet:
     """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.normal_(0.0, 0.5 if parameter.ndim > 1 else 0.3, generator=chance)
+            parameter.normal_(0.0, 0.5 if parameter.ndim > 1 else 0.3, generator=rng)
         if net.cortex.hippocampus is not None:
             for buffer in (net.cortex.hippocampus.keys, net.cortex.hippocampus.values):
                 buffer.zero_()
@@ -92,8 +92,8 @@ def fill_memory(net: CortexNet, events: int, seed: int = 0) -> None:
     """Write random events, unit size per channel."""
     hippocampus = net.cortex.hippocampus
     assert hippocampus is not None
-    chance = torch.Generator().manual_seed(seed)
-    states = torch.randn(events, net.config.d_model, generator=chance, dtype=hippocampus.values.dtype)
+    rng = torch.Generator().manual_seed(seed)
+    states = torch.randn(events, net.config.d_model, generator=rng, dtype=hippocampus.values.dtype)
     hippocampus.write(states)
 
 
@@ -104,12 +104,12 @@ def _fixed_chance() -> None:
 
 def write_task(folder: Path, name: str, words: list[str], documents: int = 60) -> None:
     """A little language of its own: sentences over a few words."""
-    chance = random.Random(name)
+    rng = random.Random(name)
     (folder / name).mkdir(parents=True, exist_ok=True)
     for split, count in (("train", documents), ("validation", 8), ("test", 8)):
         rows = []
         for number in range(count):
-            text = " ".join(chance.choice(words) for _ in range(60))
+            text = " ".join(rng.choice(words) for _ in range(60))
             rows.append(json.dumps({"text": f"{split} {number}: {text}."}))
         (folder / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 
@@ -139,7 +139,13 @@ def tiny_run_config(data: Path, folder: Path, **sections: dict[str, object]) -> 
         },
         "train": {"sequence_length": 16, "batch_size": 2, "micro_batches": 2, "warmup_steps": 2},
         "control": {"every_steps": 4},
-        "eval": {"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 2, "fence": True},
+        "eval": {
+            "every_steps": 3,
+            "batch_size": 4,
+            "max_batches": 2,
+            "text_sequences": 2,
+            "check_no_side_effects": True,
+        },
         "output": {"folder": folder, "checkpoint_every": 4, "threads": 1},
     }
     names = {**settings, **sections}

@@ -65,10 +65,10 @@ def world_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (world / "DATA" / "gsm8k").iterdir():
         path.write_text(path.read_text().replace('"text": "', '"answer": "5 #### 5", "question": "'))
     for name in ("NEWS", "CODE", "LAWS", "MAIL", "LAW", "TAX"):
-        chance = random.Random(name)
+        rng = random.Random(name)
         (world / name).mkdir()
         for number in range(120):  # 5 % are held out, and the acceptance check needs two of them
-            text = " ".join(f"{name.lower()}{chance.randrange(300)}" for _ in range(100))
+            text = " ".join(f"{name.lower()}{rng.randrange(300)}" for _ in range(100))
             (world / name / f"{number}.txt").write_text(text)
     (world / "notes.txt").write_text("The court shall find. " * 50)
     (world / "new.jsonl").write_text("".join(json.dumps({"text": f"Number {n} of many."}) + "\n" for n in range(20)))

@@ -60,14 +60,14 @@ def test_a_hundred_thousand_more(tmp_path: Path) -> None:
 
 
 def test_mutated_checkpoints_are_never_loaded(tmp_path: Path) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     tensors = {f"t{n}": torch.randn(3, n + 1) for n in range(6)}
     path = save_checkpoint(tmp_path, Checkpoint(5, tensors, {"progress": {"step": 5}, "list": [1, None, "x"]}))
     pristine = {file.name: file.read_bytes() for file in path.iterdir()}
     refused = 0
     for _ in range(1500):
-        name = chance.choice(sorted(pristine))
-        (path / name).write_bytes(mutate(pristine[name], chance))
+        name = rng.choice(sorted(pristine))
+        (path / name).write_bytes(mutate(pristine[name], rng))
         try:
             found = load_checkpoint(path)
         except DamagedCheckpoint:
@@ -83,12 +83,12 @@ def test_mutated_checkpoints_are_never_loaded(tmp_path: Path) -> None:
 
 
 def test_mutated_configs_give_a_sentence_or_a_config(tmp_path: Path) -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     pristine = yaml.safe_dump(load_recipe("lab_trc2").model_dump(mode="json")).encode()
     path = tmp_path / "recipe.yaml"
     sentences: list[str] = []
     for _ in range(200):
-        path.write_bytes(mutate(pristine, chance))
+        path.write_bytes(mutate(pristine, rng))
         try:
             assert isinstance(load_recipe(str(path)), RunConfig)
         except UserError as error:

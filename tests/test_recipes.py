@@ -10,7 +10,7 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.saved import outline
 from trc2.config import MODELS, family_names, recipe_names
 from trc2.costs.parameters import active_parameters
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.training.optimizer import build_optimizer
 
 SMALL = [name for name in recipe_names() if not name.startswith("paper_") or name == "paper_compact"]
@@ -21,7 +21,7 @@ def test_it_builds_and_its_lengths_fit(name: str) -> None:
     run = load_recipe(name)
     assert sum(parameter.numel() for parameter in outline(run.model).parameters()) > 10_000
     if run.stream is not None:
-        assert Plan.of_run(run).total_steps == sum(task.steps for task in run.stream.trained)
+        assert TaskSchedule.of_run(run).total_steps == sum(task.steps for task in run.stream.trained)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -47,7 +47,7 @@ def test_the_papers_recipe_is_the_papers() -> None:
     run = load_recipe("paper_d768_l4")
     train = run.train
     assert train.tokens_per_step == 131_072
-    assert Plan.of(run.stream, train).total_steps == 22_000
+    assert TaskSchedule.of(run.stream, train).total_steps == 22_000
     assert (train.learning_rate, train.betas, train.weight_decay, train.clip_norm) == (2e-4, (0.9, 0.95), 0.1, 1.0)
     assert (train.schedule, train.warmup_steps, train.min_lr_ratio) == ("stream", 1000, 0.0)
     assert (run.control.every_steps, run.stream.control_batches) == (240, 5)
@@ -60,7 +60,7 @@ def test_the_papers_recipe_is_the_papers() -> None:
 def test_text_is_scored_at_every_evaluation_where_the_paper_compares_its_areas() -> None:
     for name in (n for n in recipe_names() if n.startswith("paper_") and n != "paper_compact"):
         run = load_recipe(name)
-        assert run.eval.text_when == "always", name
+        assert run.eval.text_metrics_at == "always", name
         assert run.eval.text_sequences > 0, name
 
 
@@ -89,7 +89,7 @@ def test_the_active_bodies_of_the_lab_family_are_within_two_percent_of_each_othe
     assert max(bodies.values()) <= 1.02 * min(bodies.values()), bodies
 
 
-def test_lesions_cover_all_eight_combinations() -> None:
+def test_ablations_cover_all_eight_combinations() -> None:
     switches = {
         (m.thalamus, m.memory, m.replay)
         for m in (load_recipe(name).model for name in recipe_names() if name.startswith("lab_"))

@@ -114,4 +114,4 @@ def test_the_transcript_from_three_folders_to_a_report_runs_as_it_stands(tmp_pat
                               executable="/bin/bash", capture_output=True, text=True)  # fmt: skip
         assert done.returncode in ((0, 3) if "--max-forgetting" in command else (0,)), f"{command}\n{done.stderr}"
     assert (tmp_path / "runs" / "my" / "summary.md").is_file()
-    assert (tmp_path / "runs" / "my+mail" / "gate.json").is_file()
+    assert (tmp_path / "runs" / "my+mail" / "acceptance.json").is_file()

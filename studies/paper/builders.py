@@ -305,8 +305,8 @@ def pathways(roles: Roles) -> Compared:
             gain = Comparison("AUFC gained", "by the parts", name, parts, body, "higher", unit="nats", is_one_of=True)
             found.append(marked(roles, gain, AUFC, (full, plain, rival)))
     for part in (THALAMUS, MEMORY):  # any backbone can have replay, so replay alone must not make the claim hold
-        lesioned = roles.ablation(*part)
-        found += [pair(roles, AUFC, full, lesioned)] if full is not None and lesioned is not None else []
+        ablated = roles.ablation(*part)
+        found += [pair(roles, AUFC, full, ablated)] if full is not None and ablated is not None else []
     shares = [
         f"{part} {mean(list(effect.values())):+.3f}" for part in PARTS if (effect := main_effect(roles, AUFC, part))
     ]

@@ -189,8 +189,8 @@ class Roles:
     def gained(self, variant: str, metric: str, orders: Iterable[str] | None = None) -> bool:
         """Whether the score of every past task rose above the untrained network's, so gaps are shares of a gain."""
         tables = [run.tables[metric] for run in self.runs(variant, orders) if metric in run.tables]
-        past = [(table, stretch) for table in tables for stretch in table.stretches[:-1]]
-        return bool(past) and all(is_divided(table, stretch) for table, stretch in past)
+        past = [(table, span) for table in tables for span in table.spans[:-1]]
+        return bool(past) and all(is_divided(table, span) for table, span in past)
 
     def repeats(self, variant: str, order: str | None = None) -> int:
         """How many A/A repeats were averaged into the values of a configuration in one order."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from studies.paper import numbers
 from studies.paper.roles import mean
 from trc2.config import TRC2Config
-from trc2.metrics.forgetting import Stretch
+from trc2.metrics.forgetting import TaskSpan
 from trc2.replay.controller import base_settings
 from trc2.report.run import Run
 
@@ -25,9 +25,9 @@ def points(run: Run, path: str, kind: str = "train") -> Points:
     return list(zip(*run.series(kind, path), strict=True))
 
 
-def within(series: Points, stretch: Stretch) -> list[float]:
+def within(series: Points, span: TaskSpan) -> list[float]:
     """The values that were logged while a task was trained. Logs count steps from 1."""
-    return [value for step, value in series if stretch.start < step <= stretch.end]
+    return [value for step, value in series if span.start < step <= span.end]
 
 
 def early(values: Sequence[float]) -> list[float]:
@@ -96,7 +96,7 @@ def jump(name: str, switch: int | None = None) -> Trace:
     def of(run: Run) -> float | None:
         series = points(run, f"hippocampus/{name}")
         found = []
-        for old, new in itertools.pairwise(run.stretches):
+        for old, new in itertools.pairwise(run.spans):
             before, after = within(series, old), within(series, new)
             is_starting = name == "threshold" and old.end < settled(run)
             if before and after and not is_starting:
@@ -114,7 +114,7 @@ def change_within(name: str) -> Trace:
     def of(run: Run) -> float | None:
         series = points(run, f"hippocampus/{name}")
         since = settled(run) if name == "threshold" else 0
-        parts = [within(series, stretch) for stretch in run.stretches[1:] if stretch.start >= since]
+        parts = [within(series, span) for span in run.spans[1:] if span.start >= since]
         known = [mean(late(values)) - mean(early(values)) for values in parts if values]
         return mean(known) if known else None
 
@@ -129,7 +129,7 @@ def decades(task: str | None = None) -> Trace:
 
     def of(run: Run) -> float | None:
         series = points(run, "train/loss_td")
-        parts = [within(series, s) for s in run.stretches if task is None or s.task == task]
+        parts = [within(series, s) for s in run.spans if task is None or s.task == task]
         known = [_decades(mean(early(values)), mean(late(values))) for values in parts if values]
         return mean(known) if known else None
 
@@ -145,8 +145,8 @@ def replay_loss(*, is_later: bool) -> Trace:
 
     def of(run: Run) -> float | None:
         series = [(step, value) for step, value in points(run, "train/loss_replay") if value > 0]
-        first = within(series, run.stretches[0])
-        rest = [value for step, value in series if step > run.stretches[0].end]
+        first = within(series, run.spans[0])
+        rest = [value for step, value in series if step > run.spans[0].end]
         return (mean(rest) if is_later else mean(early(first))) if first and rest else None
 
     return of
@@ -157,7 +157,7 @@ def drift(path: str) -> Trace:
 
     def of(run: Run) -> float | None:
         series = points(run, path)
-        first, last = (within(series, stretch) for stretch in (run.stretches[0], run.stretches[-1]))
+        first, last = (within(series, span) for span in (run.spans[0], run.spans[-1]))
         whole = mean([value for _, value in series])
         return (mean(late(last)) - mean(late(first))) / whole if first and last and whole else None
 
@@ -193,7 +193,7 @@ def coefficient_above_base(run: Run) -> float | None:
 
 def steered_strength(run: Run) -> float | None:
     """The mean replay coefficient after the first task."""
-    values = [value for step, value in points(run, "replay/coefficient") if step > run.stretches[0].end]
+    values = [value for step, value in points(run, "replay/coefficient") if step > run.spans[0].end]
     return mean(values) if values else None
 
 

@@ -125,7 +125,7 @@ def test_a_child_of_several_tasks_is_judged_against_its_parent(run: Run) -> None
 def test_a_folder_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trc2.api import functions as training
 
-    monkeypatch.setattr(training, "start_or_go_on", lambda config, console: config.output.folder)
+    monkeypatch.setattr(training, "train_or_resume", lambda config, console: config.output.folder)
     monkeypatch.setattr(training, "write_summary", lambda folder: [])
     monkeypatch.chdir(tmp_path)
     assert trc2.train("demo").folder == Path("runs/demo/trc2")

@@ -34,10 +34,10 @@ def tiny_baseline(kind: type[BaselineConfig], **changes: object) -> Any:
 
 def excited(net: Backbone, seed: int = 0) -> Backbone:
     """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.normal_(0.0, 0.4, generator=chance)
+            parameter.normal_(0.0, 0.4, generator=rng)
     return net
 
 

@@ -149,19 +149,19 @@ def test_decoding_in_pieces_equals_the_whole(
 ) -> None:
     """Rows are reordered between the pieces, some continued twice, as a beam search does."""
     net = excited_net(case.name, dtype)
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     decoding = net.start_decoding()
     past = torch.empty(3, 0, dtype=torch.int64)
     past_valid = torch.empty(3, 0, dtype=torch.bool)
     for length in pieces:
-        x = torch.randint(case.config.vocab_size, (3, length), generator=chance)
-        valid = torch.rand(3, length, generator=chance) < 0.7 if is_padded else torch.ones_like(x, dtype=torch.bool)
+        x = torch.randint(case.config.vocab_size, (3, length), generator=rng)
+        valid = torch.rand(3, length, generator=rng) < 0.7 if is_padded else torch.ones_like(x, dtype=torch.bool)
         past, past_valid = torch.cat((past, x), dim=1), torch.cat((past_valid, valid), dim=1)
         with torch.no_grad():
             logits = net.decode(x, decoding, valid=valid if is_padded else None)
             whole = net(past, valid=past_valid)[0][:, -length:]
         torch.testing.assert_close(logits[valid], whole[valid], atol=close, rtol=close)
-        rows = torch.randint(3, (3,), generator=chance)
+        rows = torch.randint(3, (3,), generator=rng)
         decoding.reorder(rows)
         past, past_valid = past[rows], past_valid[rows]
 
@@ -195,7 +195,7 @@ def test_every_trainable_tensor_has_a_reader(case: Case) -> None:
     _, aux = net(tokens(case.config, 1, 2), targets=tokens(case.config, 1, 2, 1))
     aux["loss"].backward()
     without = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
-    assert sorted(without) == sorted(net.tensors_without_reader() + net.tensors_waiting())
+    assert sorted(without) == sorted(net.unused_parameters() + net.untrained_parameters())
 
 
 @every_case
@@ -207,12 +207,12 @@ def test_the_formulas_equal_torchs_counter(case: Case, length: int) -> None:
 
 @every_case
 def test_building_draws_from_the_generator_only(case: Case) -> None:
-    chance = torch.get_rng_state()
+    rng = torch.get_rng_state()
     nets = [case.module.build(case.config, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     first, same, other = (torch.cat([p.flatten() for p in net.parameters()]) for net in nets)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    torch.set_rng_state(chance)
+    torch.set_rng_state(rng)
 
 
 @every_case

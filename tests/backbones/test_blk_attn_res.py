@@ -86,9 +86,9 @@ def test_the_papers_depths_divide_evenly(layers: int, size: int) -> None:
     sources=st.integers(2, 6), running=st.booleans(), scale=st.sampled_from([0.1, 3.0, 300.0]), seed=st.integers(0, 99)
 )
 def test_reading_in_two_parts_is_one_softmax(sources: int, running: bool, scale: float, seed: int) -> None:
-    chance = torch.Generator().manual_seed(seed)
-    values = torch.randn(sources, 3, 16, generator=chance, dtype=torch.float64)
-    query = scale * torch.randn(16, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    values = torch.randn(sources, 3, 16, generator=rng, dtype=torch.float64)
+    query = scale * torch.randn(16, generator=rng, dtype=torch.float64)
     torch.testing.assert_close(read(values, query, running=running), aggregated(values, query), atol=1e-12, rtol=1e-10)
 
 

@@ -84,8 +84,8 @@ def test_balance_counts_every_selection_of_every_counted_token() -> None:
 @given(tokens=st.integers(1, 12), num_experts=st.integers(1, 9), seed=st.integers(0, 1000))
 def test_balance_is_one_where_nothing_can_be_unbalanced(tokens: int, num_experts: int, seed: int) -> None:
     """If every expert is selected by every token then f_i = 1, and Σ P_i = 1 whatever the scores."""
-    chance = torch.Generator().manual_seed(seed)
-    gate = 5 * torch.randn(tokens, num_experts, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed)
+    gate = 5 * torch.randn(tokens, num_experts, generator=rng, dtype=torch.float64)
     balance = expert_balance(route(gate, num_experts, renormalise=False), slice(None))
     torch.testing.assert_close(balance, torch.ones((), dtype=torch.float64))
 

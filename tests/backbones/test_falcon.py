@@ -130,16 +130,16 @@ def test_padding_is_as_if_it_were_not_there(variant: str, conv_width: int) -> No
 def test_decoding_in_pieces_equals_the_whole(variant: str, dtype: torch.dtype, close: float, pieces: list[int]) -> None:
     """Rows change places between the pieces, as in a beam search."""
     net = excited_net(dtype, variant=variant)
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     decoding = net.start_decoding()
     past = torch.empty(3, 0, dtype=torch.int64)
     with torch.no_grad():
         for length in pieces:
-            x = torch.randint(net.config.vocab_size, (3, length), generator=chance)
+            x = torch.randint(net.config.vocab_size, (3, length), generator=rng)
             past = torch.cat((past, x), dim=1)
             logits = net.decode(x, decoding)
             torch.testing.assert_close(logits, net(past)[0][:, -length:], atol=close, rtol=close)
-            rows = torch.randint(3, (3,), generator=chance)
+            rows = torch.randint(3, (3,), generator=rng)
             decoding.reorder(rows)
             past = past[rows]
 

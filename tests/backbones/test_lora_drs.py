@@ -46,11 +46,11 @@ def tiny(**changes: object) -> LoraDRSConfig:
 
 def built(seed: int = 0, **changes: object) -> LoraDRSNet:
     """Weights at which all nonlinearities and all pairs matter, in float64."""
-    chance = torch.Generator().manual_seed(seed)
-    net = lora_drs.build(tiny(**changes), chance).double().train()
+    rng = torch.Generator().manual_seed(seed)
+    net = lora_drs.build(tiny(**changes), rng).double().train()
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.normal_(0.0, 0.3, generator=chance)
+            parameter.normal_(0.0, 0.3, generator=rng)
     return net
 
 
@@ -457,7 +457,7 @@ def test_a_resumed_network_takes_the_same_next_steps_to_the_bit(task: int, freez
     resumed.load_state_dict({name: tensors[name] for name in net.state_dict()})
     unpack_optimizer(optimizer_again, tensors)
     assert resumed.task == task
-    assert resumed.tensors_waiting() == net.tensors_waiting()
+    assert resumed.untrained_parameters() == net.untrained_parameters()
     flags = [p.requires_grad for p in net.parameters()]
     assert [p.requires_grad for p in resumed.parameters()] == flags
     for model, its in ((net, optimizer), (resumed, optimizer_again)):
@@ -483,14 +483,14 @@ def test_waiting_adapters_are_those_that_no_loss_reaches() -> None:
     for task in range(4):
         net = at_task(task)
         names = {name for name, _ in net.named_parameters() if (pair_of(name) or 0) >= task and ".pairs." in name}
-        assert set(net.tensors_waiting()) == names
+        assert set(net.untrained_parameters()) == names
         assert len(names) == 2 * net.config.num_layers * (3 - task)
         backward(net, seed=0)
         named = dict(net.named_parameters())
         without = {name for name, p in named.items() if p.requires_grad and p.grad is None}
         assert without == {name for name in names if named[name].requires_grad}
         assert without == (names if task == 0 else set())
-        assert net.tensors_without_reader() == []
+        assert net.unused_parameters() == []
 
 
 def test_pairs_refuse_weight_decay_and_nothing_else_does() -> None:

@@ -78,10 +78,10 @@ def test_verify_prints_a_table_writes_json_and_a_picture_and_takes_a_saved_model
 
 def test_budget_prints_both_counts_and_json() -> None:
     assert "8,520,244 parameters." in in_process("budget").out
-    lesioned = in_process(
+    ablated = in_process(
         "budget", "paper_compact", "model.thalamus=false", "model.memory=false", "model.replay=false"
     ).out
-    assert "of the complete model's 8,520,244" in " ".join(lesioned.split())
+    assert "of the complete model's 8,520,244" in " ".join(ablated.split())
     numbers = json.loads(in_process("budget", "paper_compact", "--json").out)
     assert numbers["parameters"] == 8_520_244
     assert set(numbers["flops_per_token"]) == {"embedding and head", "columns", "thalamus", "hippocampus", "replay"}

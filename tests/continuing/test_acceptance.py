@@ -57,7 +57,7 @@ def refused(parent: Path, child: Path, colours: TaskConfig) -> Path:
 
 
 def content(child: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((child / "gate.json").read_text())
+    found: dict[str, Any] = json.loads((child / "acceptance.json").read_text())
     return {name: value for name, value in found.items() if name != "child"}
 
 
@@ -95,7 +95,7 @@ def test_a_stray_rank_does_not_skip_the_check(
 
 def test_check_judges_at_any_time_and_a_limit_never_grows(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:
     child = refused(trained, tmp_path / "child", colours)
-    (child / "gate.json").unlink()
+    (child / "acceptance.json").unlink()
     done = trc2("check", str(trained), str(child), "--json")
     assert (done.code, json.loads(done.out)["limit"]) == (3, LIMIT)
     assert "above" in (child / "summary.md").read_text()
@@ -122,7 +122,7 @@ def test_a_refused_or_unjudged_run_is_exported_only_anyway(trained: Path, colour
     card = (tmp_path / "model" / "README.md").read_text()
     assert "refused by its acceptance check" in card
     assert "| fruit | test, 8 documents |" in card
-    (child / "gate.json").unlink()
+    (child / "acceptance.json").unlink()
     with pytest.raises(UserError, match="was not judged at step 16"):
         load_run(child).export(tmp_path / "other")
     load_run(child).export(tmp_path / "other", anyway=True)
@@ -214,8 +214,8 @@ def write_rows(path: Path, names: range, words: tuple[str, ...] = ("fig", "pear"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in names:
-        chance = random.Random(name)
-        rows.append(json.dumps({"text": f"{name}: " + " ".join(chance.choice(words) for _ in range(40))}))
+        rng = random.Random(name)
+        rows.append(json.dumps({"text": f"{name}: " + " ".join(rng.choice(words) for _ in range(40))}))
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -227,7 +227,7 @@ def test_kept_text_that_is_trained_on_is_refused_before_training(
     limit = ["--keep", f"old={keep}", "--max-forgetting", "0.5"]
     done = trc2(*go_on(tmp_path / "child", *limit, task=keep))
     assert (done.code, "old/validation leaves" in done.err) == (2, True), done.err
-    seeds = f"stream.replay_seed_files=[{keep}]"
+    seeds = f"stream.replay_prefill_files=[{keep}]"
     assert trc2(*go_on(tmp_path / "child", *limit, seeds)).code == 2
     assert not (tmp_path / "child").exists()
 

@@ -88,7 +88,7 @@ def test_a_parent_that_trained_only_some_tasks_learns_the_new_one(
 ) -> None:
     parent = start_run(tiny_run(stream={"only": ["tools"]}), QUIET)
     run = read_run(continue_run(parent, tmp_path / "child", colours, QUIET))
-    assert [(stretch.task, stretch.start, stretch.end) for stretch in run.stretches] == [
+    assert [(span.task, span.start, span.end) for span in run.spans] == [
         ("tools", 0, 6),
         ("colours", 6, 11),
     ]
@@ -132,4 +132,4 @@ def test_a_new_task_comes_last_in_an_order_too(tiny_run: MakeRun, tmp_path: Path
     names = [task.name for task in tiny_run().stream.tasks]  # type: ignore[union-attr]
     parent = start_run(tiny_run(stream={"order": names[::-1]}), QUIET)
     child = continue_run(parent, tmp_path / "child", colours, QUIET)
-    assert [stretch.task for stretch in read_run(child).stretches] == [*names[::-1], "colours"]
+    assert [span.task for span in read_run(child).spans] == [*names[::-1], "colours"]

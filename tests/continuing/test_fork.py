@@ -18,7 +18,7 @@ from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.continuing.acceptance import Verdict
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.heldout import known_before
-from trc2.continuing.request import Wish, child_config, default_folder
+from trc2.continuing.request import ContinuationRequest, child_config, default_folder
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.report.run import own_part, read_run
@@ -51,7 +51,7 @@ def parent(data: Path) -> Path:
             "tasks": [{"name": name, "folder": name, "steps": 3} for name in TINY_TASKS],
         },
         train={"sequence_length": 16, "batch_size": 2, "warmup_steps": 2},
-        eval={"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 0, "fence": True},
+        eval={"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 0, "check_no_side_effects": True},
         output={"folder": data / "runs" / "parent", "threads": 1},
     )  # fmt: skip
     return start_run(config, QUIET)
@@ -75,7 +75,7 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
         parent, tmp_path / "child", tasks, Console(file=told), overrides=[*changes, "output.log_every=1"]
     )
     run = read_run(child)
-    assert [(s.task, s.start, s.end) for s in run.stretches][2:] == [("colours", 6, 8), ("music", 8, 11)]
+    assert [(s.task, s.start, s.end) for s in run.spans][2:] == [("colours", 6, 8), ("music", 8, 11)]
     first = next(record for record in run.records if record.kind == "train" and record.step == 7)
     assert first.metrics["strategy/penalty"] >= 0.0  # tied to the parent's end from the first step on
     assert first.metrics["replay/coefficient"] == pytest.approx(0.1)
@@ -101,7 +101,7 @@ def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, dat
     run, ancestry = read_run(child), RunFolder(child).ancestry()
     assert ancestry is not None
     own = own_part(run, ancestry)
-    assert [(s.task, s.start, s.end) for s in own.stretches] == [("fruit", 0, 0), ("tools", 0, 0), ("colours", 0, 3)]
+    assert [(s.task, s.start, s.end) for s in own.spans] == [("fruit", 0, 0), ("tools", 0, 0), ("colours", 0, 3)]
     assert own.tables["perplexity"].steps == [0, 3]
     assert own.score("perplexity", "fruit", 0) == read_run(parent).score("perplexity", "fruit", 6)
     assert {record.step for record in own.records if record.kind == "train"} == {1, 2, 3}
@@ -130,20 +130,28 @@ def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, dat
 )
 def test_what_earlier_scores_rest_on_stays(parent: Path, data: Path, override: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        child_config(parent, Wish((task(data, "colours"),), overrides=(override,)), parent.with_name("never"))
+        child_config(
+            parent, ContinuationRequest((task(data, "colours"),), overrides=(override,)), parent.with_name("never")
+        )
 
 
 def test_a_budget_leaves_tasks_that_are_over_their_steps(parent: Path, data: Path, tmp_path: Path) -> None:
     config = RunFolder(parent).config().replace(budget={"match": "tokens"})
     (tmp_path / "config.yaml").write_text(settings_text(config.model_dump(mode="json")))
     with pytest.raises(UserError, match=r"budget\.match=tokens would give the earlier tasks .* other steps"):
-        child_config(tmp_path, Wish((task(data, "colours"),), overrides=("model.replay=true",)), tmp_path / "never")
-    child_config(tmp_path, Wish((task(data, "colours"),)), tmp_path / "never")
+        child_config(
+            tmp_path,
+            ContinuationRequest((task(data, "colours"),), overrides=("model.replay=true",)),
+            tmp_path / "never",
+        )
+    child_config(tmp_path, ContinuationRequest((task(data, "colours"),)), tmp_path / "never")
 
 
 def test_settings_of_new_tasks_may_change(parent: Path, data: Path) -> None:
-    wish = Wish((task(data, "colours"),), overrides=("stream.tasks.colours.steps=7", "eval.every_steps=2"))
-    config = child_config(parent, wish, parent.with_name("never"))
+    request = ContinuationRequest(
+        (task(data, "colours"),), overrides=("stream.tasks.colours.steps=7", "eval.every_steps=2")
+    )
+    config = child_config(parent, request, parent.with_name("never"))
     assert config.stream is not None
     assert config.stream.tasks[-1].steps == 7
     assert default_folder(parent, [task(data, "a"), task(data, "b")]) == parent.with_name("parent+a+b")
@@ -166,13 +174,13 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     assert "what was forgotten is unknown" in " ".join(plain.out.split())
     kept = ["--keep", f"fruit={data / 'fruit'}", "--out", str(tmp_path / "b"), "--max-forgetting"]
     assert trc2(*arguments, *kept, "0", "train.learning_rate=0.1").code == 3
-    gate = json.loads((tmp_path / "b" / "gate.json").read_text())
+    gate = json.loads((tmp_path / "b" / "acceptance.json").read_text())
     assert list(gate["tasks"]) == ["fruit"]
     run = read_run(tmp_path / "b")
-    assert [stretch.task for stretch in run.stretches] == ["colours"]
+    assert [span.task for span in run.spans] == ["colours"]
     assert run.config.model.replay is True  # the export left its stores behind; the child has new ones
     own = own_part(run, RunFolder(tmp_path / "b").ancestry() or pytest.fail("it has a parent"))
-    assert [(s.task, s.end) for s in own.stretches] == [("fruit", 0), ("colours", 2)]
+    assert [(s.task, s.end) for s in own.spans] == [("fruit", 0), ("colours", 2)]
 
 
 def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
@@ -200,7 +208,9 @@ def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
         then, now = read_run(parent).score("perplexity", "fruit", 6), read_run(child).score("perplexity", "fruit", step)
         assert now == pytest.approx(then, rel=1e-3)
     with pytest.raises(UserError, match="is used with the weights of its strategy slow_cortex"):
-        child_config(of_run, Wish((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "never")
+        child_config(
+            of_run, ContinuationRequest((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "never"
+        )
 
 
 @pytest.mark.parametrize("strategy", ["l2", "lwf", "ewc"])
@@ -257,14 +267,14 @@ def test_a_limit_without_anything_to_look_at_is_not_kept() -> None:
 def test_evaluation_takes_a_small_part_of_a_short_continuation(model: Path, data: Path) -> None:
     overrides = ("train.batch_size=4", "train.sequence_length=32")
     for steps in (3, 40, 1000):
-        wish = Wish((task(data, "colours", steps),), overrides=overrides, keep=(task(data, "fruit"),))
-        config = child_config(model, wish, data / "never")
+        request = ContinuationRequest((task(data, "colours", steps),), overrides=overrides, keep=(task(data, "fruit"),))
+        config = child_config(model, request, data / "never")
         evaluations = 3 + steps // config.eval.every_steps
         assert config.eval.max_batches is not None
         read = evaluations * 2 * config.eval.max_batches * config.eval.batch_size * config.train.sequence_length
         least = evaluations * 2 * config.eval.batch_size * config.train.sequence_length  # one batch each
         assert read <= max(least, steps * config.train.tokens_per_step / 2)
-    asked = Wish(wish.tasks, overrides=(*overrides, "eval.max_batches=7", "eval.text_sequences=32"))
+    asked = ContinuationRequest(request.tasks, overrides=(*overrides, "eval.max_batches=7", "eval.text_sequences=32"))
     assert child_config(model, asked, data / "never").eval.max_batches == 7
 
 

@@ -15,7 +15,7 @@ from tests.command import trc2
 from tests.conftest import write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.acceptance import (
-    Foretold,
+    Prediction,
     TaskVerdict,
     Verdict,
     document_losses,
@@ -26,7 +26,7 @@ from trc2.continuing.acceptance import (
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.heldout import HeldOut, held_out_split
 from trc2.continuing.request import default_folder
-from trc2.continuing.trial_runs import Branch, Rehearsal, foretold, keep_rehearsal, rehearse_shares
+from trc2.continuing.trial_runs import Branch, TrialRuns, keep_rehearsal, prediction, try_shares
 from trc2.errors import UserError
 from trc2.evaluation.tasks import evaluation_mode, tally
 from trc2.metrics.paired import Interval
@@ -104,9 +104,9 @@ def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
     parent: Path, colours: TaskConfig, tmp_path: Path
 ) -> None:
     before = sorted(tmp_path.iterdir())
-    easy = rehearse_shares(parent, colours.replace(steps=10), 1e9)
+    easy = try_shares(parent, colours.replace(steps=10), 1e9)
     assert (easy.cheapest, easy.branch_steps, len(easy.branches)) == (0.0, 5, 1)
-    hard = rehearse_shares(parent, colours.replace(steps=10), -0.99, shares=(0.0, 0.5))
+    hard = try_shares(parent, colours.replace(steps=10), -0.99, shares=(0.0, 0.5))
     assert hard.cheapest is None
     assert [branch.share for branch in hard.branches] == [0.0, 0.5]
     assert "No share up to 50%" in hard.lines()[-1]
@@ -130,15 +130,15 @@ def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: Task
     branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
     task = colours.replace(steps=10)
     child, parent = tmp_path / "child", Path("parent")
-    keep_rehearsal(Rehearsal("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
+    keep_rehearsal(TrialRuns("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
     same = (parent, child, [task], 0.05, ["train.seed=3"])
-    assert foretold(*same) == Foretold(0.05, 0.4)
+    assert prediction(*same) == Prediction(0.05, 0.4)
     assert branch.ceiling == pytest.approx(0.4 + 0.1), "the upper end of the interval, as the gate will ask"
     others = (Path("other"), tmp_path / "other", [task.replace(steps=20)], 0.1, [])
     for place, other in enumerate(others):
-        assert foretold(*same[:place], other, *same[place + 1 :]) is None
-    assert foretold(parent, child, [task], None) is None
-    told = Verdict("parent", "child", 0.5, tuple(rises), Foretold(0.05, 0.4)).describe()["rehearsal"]
+        assert prediction(*same[:place], other, *same[place + 1 :]) is None
+    assert prediction(parent, child, [task], None) is None
+    told = Verdict("parent", "child", 0.5, tuple(rises), Prediction(0.05, 0.4)).describe()["rehearsal"]
     assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
 
 

@@ -60,12 +60,12 @@ def test_the_budget_on_meta_is_that_of_the_real_network() -> None:
 def test_switches_remove_parameters_and_the_budget_tells_how_many() -> None:
     full = tiny_config()
     assert unreachable(full) == 0
-    lesioned = full.replace(thalamus=False, memory=False, replay=False)
+    ablated = full.replace(thalamus=False, memory=False, replay=False)
     d, r, k = full.d_model, full.rank, full.memory_key_dim
     router = 2 * d * r + 3 * r * r + 3 * r + 3 + d
     hippocampus = 2 * d * k + 2 * d * d + d + 4 * d * d + 2 * d
     feedback = 3 * d * d + d + 1
     columns = full.num_columns * 2 * d * d  # L5 and the query maps
-    assert unreachable(lesioned) == router + hippocampus + feedback + columns
+    assert unreachable(ablated) == router + hippocampus + feedback + columns
     # Without the thalamus the late column keeps its query map: the hippocampus speaks through it.
     assert unreachable(full.replace(thalamus=False)) == router + columns - full.num_late_columns * d * d

@@ -54,8 +54,8 @@ def test_a_report_is_complete_and_consistent() -> None:
     assert results["full_over_mixtral"] == pytest.approx(
         seconds["learning pass, mixtral"]["minimum"] / seconds["learning pass"]["minimum"]
     )
-    lesioned = tiny_config(thalamus=False, memory=False, replay=False)
-    expected = pass_flops(lesioned, 2, 8) / pass_flops(TINY.model, 2, 8)
+    ablated = tiny_config(thalamus=False, memory=False, replay=False)
+    expected = pass_flops(ablated, 2, 8) / pass_flops(TINY.model, 2, 8)
     assert results["flops_lesioned_over_full"] == pytest.approx(expected)
     assert {"part: attention", "part: experts", "part: thalamus", "part: memory read", "part: head and loss"} <= set(
         seconds
@@ -141,6 +141,6 @@ def test_the_command_writes_json_and_a_picture(tmp_path: Path) -> None:
     recipe.write_text(json.dumps(TINY.model_dump(mode="json")))
     out = CliRunner().invoke(app, ["bench", str(recipe), "--repeats", "1", "--out", str(tmp_path / "b")])
     assert out.exit_code == 0, out.exception
-    assert "full over lesioned per flop" in out.stdout
+    assert "full over ablated per flop" in out.stdout
     assert (tmp_path / "b" / "bench.png").stat().st_size > 5000
     assert json.loads((tmp_path / "b" / "bench.json").read_text())["backbone"] == "trc2"

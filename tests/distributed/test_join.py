@@ -13,7 +13,7 @@ from trc2.backbones.registry import build_model
 from trc2.distributed.group import ALONE, check_divides
 from trc2.distributed.join import joined
 from trc2.errors import UserError
-from trc2.training.guards import RanksDiffer, check_unison
+from trc2.training.guards import RanksDiffer, check_ranks_agree
 
 CPU = torch.device("cpu")
 
@@ -28,9 +28,9 @@ def talk() -> dict[str, object]:
         gathered = ranks.gather(floats, halves, numbers)
         model = build_model(tiny_config())
         model.ranks = ranks
-        check_unison(ranks, copy.deepcopy(model), {"same": torch.ones(3)})  # a copy stays in the group
+        check_ranks_agree(ranks, copy.deepcopy(model), {"same": torch.ones(3)})  # a copy stays in the group
         with pytest.raises(RanksDiffer, match="hold different other"):
-            check_unison(ranks, model, {"other": torch.full((1,), float(rank)), "same": torch.ones(3)})
+            check_ranks_agree(ranks, model, {"other": torch.full((1,), float(rank)), "same": torch.ones(3)})
 
         def refuse() -> None:
             raise UserError("The folder is taken: choose another.")

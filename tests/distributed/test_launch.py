@@ -98,9 +98,9 @@ def test_workers_end_with_their_launcher_and_a_killed_first_worker_is_said(
         [sys.executable, "-m", "trc2", *train], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         text=True,
     )  # fmt: skip
-    diary = tmp_path / "run" / "metrics.jsonl"
+    metrics_log = tmp_path / "run" / "metrics.jsonl"
     waited = time.monotonic() + 120
-    while not (diary.exists() and diary.read_text().count('"train"') > 3) and time.monotonic() < waited:
+    while not (metrics_log.exists() and metrics_log.read_text().count('"train"') > 3) and time.monotonic() < waited:
         time.sleep(0.2)
     workers = descendants(launcher.pid)
     assert len(workers) == 2

@@ -45,14 +45,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tools": ["saw", "axe", "drill", "file", "rasp", "awl"],
     }
     for name, choices in words.items():
-        chance = random.Random(name)
+        rng = random.Random(name)
         (root / name).mkdir()
         for split, documents in (("train", 60), ("validation", 8), ("test", 8)):
             texts = []
             for number in range(documents):
                 place, said = 0, [split, str(number)]
                 for _ in range(60):
-                    place = (place + chance.randrange(1, len(choices))) % len(choices)
+                    place = (place + rng.randrange(1, len(choices))) % len(choices)
                     said.append(choices[place])
                 texts.append(json.dumps({"text": " ".join(said)}))
             (root / name / f"{split}.jsonl").write_text("\n".join(texts) + "\n")
@@ -72,7 +72,7 @@ def tiny_run(tiny_run: MakeRun, data: Path) -> MakeRun:
 
 
 def at(tiny_run: MakeRun, folder: Path, *, steps: tuple[int, int] = (6, 6), **changes: dict[str, Any]) -> RunConfig:
-    """Everything on: replay, controller, memory, fence, and all ranks compared after every step."""
+    """Everything on: replay, controller, memory, side-effect checks, and all ranks compared after every step."""
     output = {"folder": folder, "checkpoint_every": 5, "threads": 1, "check_ranks": True}
     measured = {"every_steps": 6, "max_batches": 1, "text_sequences": 2}
     train = {"sequence_length": 16, "batch_size": 2, "micro_batches": 4, "warmup_steps": 2}

@@ -56,7 +56,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     tiny_run: MakeRun, tmp_path: Path, double: list[int]
 ) -> None:
-    parent = start_run(tiny_run(eval=ASKED), Console(quiet=True))  # with the fence on: nothing may move
+    parent = start_run(tiny_run(eval=ASKED), Console(quiet=True))  # with the check on: nothing may move
     told = [
         record for record in current(read_all_records(parent / "metrics.jsonl")) if "lm_eval/quiz/acc" in record.metrics
     ]
@@ -121,6 +121,7 @@ def test_a_metric_of_the_harness_that_overflows_is_a_sentence(monkeypatch: pytes
         "": {"simple_evaluate": simple_evaluate},
         ".api": {},
         ".api.model": {"TemplateLM": object},
+        ".api.registry": {"register_model": lambda _: lambda model: model},
         ".tasks": {"TaskManager": TaskManager},
         ".utils": {"get_rolling_token_windows": None, "make_disjoint_window": None},
     }

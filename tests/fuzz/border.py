@@ -92,18 +92,18 @@ class Border:
             Path(name).write_bytes(text.encode("utf-8", "surrogatepass"))
 
     def _damage(self, damage: Damage) -> None:
-        path, chance = self.scratch / damage.path, random.Random(damage.seed)
+        path, rng = self.scratch / damage.path, random.Random(damage.seed)
         match damage.how:
             case "forged":
-                forge_checkpoint(path, chance)
+                forge_checkpoint(path, rng)
             case "no numbers":
                 spoil_weights(path)
             case "foreign":
                 take_foreign(path, self.world.root / "other" / "checkpoints" / path.name)
             case "bomb":
-                bomb(path, chance.randint(1, 100))
+                bomb(path, rng.randint(1, 100))
             case how:
-                damage_file(path, how, chance)
+                damage_file(path, how, rng)
 
     def _type(self, case: Case) -> Ran:
         """A command as if typed; every seventh terminal knows ASCII only."""

@@ -69,11 +69,11 @@ class Cases:
         self._draws = {kind.name: self._draw_from(kind.strategy) for kind in kinds}
 
     def __getitem__(self, index: int) -> Case:
-        chance = random.Random(f"{self.seed}/{index}")
-        kind = chance.choices(self.kinds, [kind.weight for kind in self.kinds])[0]
+        rng = random.Random(f"{self.seed}/{index}")
+        kind = rng.choices(self.kinds, [kind.weight for kind in self.kinds])[0]
         self._made.clear()
         while not self._made:  # some buffers are too short for what they begin
-            self._draws[kind.name](chance.randbytes(BUFFER))
+            self._draws[kind.name](rng.randbytes(BUFFER))
         return replace(self._made[0], index=index)
 
     def _draw_from(self, strategy: st.SearchStrategy[Case]) -> Callable[[bytes], object]:

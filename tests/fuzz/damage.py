@@ -49,31 +49,31 @@ STRAYS = (
 # -------------------------------------------------------------------------------------------------------------- bytes
 
 
-def mutate(content: bytes, chance: random.Random) -> bytes:
+def mutate(content: bytes, rng: random.Random) -> bytes:
     """Flip, cut, insert, repeat or overwrite a few bytes."""
     data = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        place = chance.randrange(len(data) + 1)
-        match chance.randrange(5):
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(data) + 1)
+        match rng.randrange(5):
             case 0 if data:
-                data[place % len(data)] ^= 1 << chance.randrange(8)
+                data[place % len(data)] ^= 1 << rng.randrange(8)
             case 1:
-                del data[place : place + chance.randint(1, 64)]
+                del data[place : place + rng.randint(1, 64)]
             case 2:
-                data[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 16)))
+                data[place:place] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 16)))
             case 3:
-                data[place:place] = data[place : place + chance.randint(1, 64)]
+                data[place:place] = data[place : place + rng.randint(1, 64)]
             case _:
                 data[place : place + 8] = b"\xff" * 8
     return bytes(data)
 
 
-def cut(content: bytes, chance: random.Random) -> bytes:
+def cut(content: bytes, rng: random.Random) -> bytes:
     """What a full disk or a broken copy leaves."""
-    return content[: chance.randrange(len(content))] if content else b""
+    return content[: rng.randrange(len(content))] if content else b""
 
 
-def reshape(content: bytes, chance: random.Random) -> bytes:
+def reshape(content: bytes, rng: random.Random) -> bytes:
     """The same file as somebody else's tools would leave it, or not at all the same."""
     half = len(content) // 2
     ways: tuple[Callable[[], bytes], ...] = (
@@ -91,115 +91,115 @@ def reshape(content: bytes, chance: random.Random) -> bytes:
         lambda: content.rstrip(b"\n"),
         lambda: content + b"\n\n",
         lambda: content.upper(),
-        lambda: chance.choice(TEXTS).encode("utf-8", "surrogatepass"),
+        lambda: rng.choice(TEXTS).encode("utf-8", "surrogatepass"),
     )
-    return chance.choice(ways)()
+    return rng.choice(ways)()
 
 
 # -------------------------------------------------------------------------------------------------- what a file means
 
 
-def change_json(content: bytes, chance: random.Random) -> bytes:
+def change_json(content: bytes, rng: random.Random) -> bytes:
     """Valid JSON still, with one thing in it changed, lost, renamed or added."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return mutate(content, chance)
-    return json.dumps(_changed(value, chance), indent=chance.choice((None, 1))).encode("utf-8", "surrogatepass")
+        return mutate(content, rng)
+    return json.dumps(_changed(value, rng), indent=rng.choice((None, 1))).encode("utf-8", "surrogatepass")
 
 
-def _changed(value: Any, chance: random.Random) -> Any:
+def _changed(value: Any, rng: random.Random) -> Any:
     """One place of a nested value, chosen by walking down, is another value."""
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        key = chance.choice(sorted(value))
-        roll = chance.random()
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(sorted(value))
+        roll = rng.random()
         if roll < 0.1:
             return {name: entry for name, entry in value.items() if name != key}
         if roll < 0.17:
             return {(f"{name}x" if name == key else name): entry for name, entry in value.items()}
         if roll < 0.2:
-            return {**value, chance.choice(("x", "", "[/red]", TITLE)): chance.choice(ODD_VALUES)}
-        return {**value, key: _changed(value[key], chance)}
-    if isinstance(value, list) and value and chance.random() < 0.9:
-        place = chance.randrange(len(value))
-        roll = chance.random()
+            return {**value, rng.choice(("x", "", "[/red]", TITLE)): rng.choice(ODD_VALUES)}
+        return {**value, key: _changed(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        place = rng.randrange(len(value))
+        roll = rng.random()
         if roll < 0.1:
             return value[:place] + value[place + 1 :]
         if roll < 0.2:
             return [*value[:place], value[place], *value[place:]]
-        return [*value[:place], _changed(value[place], chance), *value[place + 1 :]]
-    if isinstance(value, int | float) and chance.random() < 0.3:
-        return chance.choice((value + 1, -value, value * 10, value / 2, str(value), [value]))
-    return chance.choice(ODD_VALUES)
+        return [*value[:place], _changed(value[place], rng), *value[place + 1 :]]
+    if isinstance(value, int | float) and rng.random() < 0.3:
+        return rng.choice((value + 1, -value, value * 10, value / 2, str(value), [value]))
+    return rng.choice(ODD_VALUES)
 
 
-def change_lines(content: bytes, chance: random.Random) -> bytes:
+def change_lines(content: bytes, rng: random.Random) -> bytes:
     """JSON lines with one line changed, lost, doubled, moved, torn or added."""
     lines = content.split(b"\n")
-    place = chance.randrange(max(1, len(lines) - 1))
-    match chance.randrange(8):
+    place = rng.randrange(max(1, len(lines) - 1))
+    match rng.randrange(8):
         case 7:  # a number that is told nowhere
-            metric = chance.choice((b"perplexity", b"loss_lm", b"seconds", b"eval/", b"nll"))
+            metric = rng.choice((b"perplexity", b"loss_lm", b"seconds", b"eval/", b"nll"))
             lines = [line.replace(metric, b"x" + metric) for line in lines]
         case 0:
             del lines[place]
         case 1:
-            lines.insert(place, lines[chance.randrange(len(lines))])
+            lines.insert(place, lines[rng.randrange(len(lines))])
         case 2:
-            lines[place] = cut(lines[place], chance)
+            lines[place] = cut(lines[place], rng)
         case 3:  # torn by a kill, with or without a line end after it
-            lines = [*lines[:place], cut(lines[place], chance), *([b""] if chance.random() < 0.5 else [])]
+            lines = [*lines[:place], cut(lines[place], rng), *([b""] if rng.random() < 0.5 else [])]
         case 4:
-            lines.insert(place, chance.choice(TEXTS).encode("utf-8", "surrogatepass"))
+            lines.insert(place, rng.choice(TEXTS).encode("utf-8", "surrogatepass"))
         case 5:
-            lines = lines[:place] + [b""] * (chance.random() < 0.8)
+            lines = lines[:place] + [b""] * (rng.random() < 0.8)
         case _:
-            lines[place] = change_json(lines[place], chance)
+            lines[place] = change_json(lines[place], rng)
     return b"\n".join(lines)
 
 
-def change_yaml(content: bytes, chance: random.Random) -> bytes:
+def change_yaml(content: bytes, rng: random.Random) -> bytes:
     """A recipe in which one line says something else; text, because parsing would cost more than the case."""
     lines = content.decode("utf-8", "replace").split("\n")
-    place = chance.randrange(max(1, len(lines) - 1))
+    place = rng.randrange(max(1, len(lines) - 1))
     key, colon, value = lines[place].partition(":")
     if not colon or key.strip("- ") in LONG_BY_RIGHT:
-        return mutate(content, chance)
-    match chance.randrange(8):
+        return mutate(content, rng)
+    match rng.randrange(8):
         case 0:
             del lines[place]
         case 1:
             lines.insert(place, lines[place])
         case 6 | 7 if NUMBER.fullmatch(value.strip()):  # as somebody would who wants another run
-            lines[place] = f"{key}: {chance.choice((float(value) * 2, float(value) / 2, int(float(value)) + 1))}"
+            lines[place] = f"{key}: {rng.choice((float(value) * 2, float(value) / 2, int(float(value)) + 1))}"
         case 2:
             lines[place] = f"{key}x:{value}"
         case 3:
             lines[place] = f" {lines[place]}"
         case 4:
-            lines[place] = f"{key}: {chance.choice(NUMBERS)}"
+            lines[place] = f"{key}: {rng.choice(NUMBERS)}"
         case _:
-            lines[place] = f"{key}: {json.dumps(chance.choice((*ODD_VALUES, *WORDS)))}"
+            lines[place] = f"{key}: {json.dumps(rng.choice((*ODD_VALUES, *WORDS)))}"
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 
-def change_safetensors(content: bytes, chance: random.Random) -> bytes:
+def change_safetensors(content: bytes, rng: random.Random) -> bytes:
     """Tensors whose table of contents tells another story, or whose numbers are none."""
     if len(content) < 8:
-        return mutate(content, chance)
+        return mutate(content, rng)
     (size,) = struct.unpack("<Q", content[:8])
     header, body = content[8 : 8 + size], content[8 + size :]
-    match chance.randrange(4):
+    match rng.randrange(4):
         case 0:
-            header = change_json(header, chance)
+            header = change_json(header, rng)
         case 1:
-            return struct.pack("<Q", chance.choice((0, 1, size - 1, size + 1, 2**32, 2**63, 2**64 - 1))) + content[8:]
+            return struct.pack("<Q", rng.choice((0, 1, size - 1, size + 1, 2**32, 2**63, 2**64 - 1))) + content[8:]
         case 2:
-            place = 4 * chance.randrange(max(1, len(body) // 4))
-            number = struct.pack("<f", chance.choice((float("nan"), float("inf"), 1e38, 0.0)))
+            place = 4 * rng.randrange(max(1, len(body) // 4))
+            number = struct.pack("<f", rng.choice((float("nan"), float("inf"), 1e38, 0.0)))
             body = body[:place] + number + body[place + 4 :]
         case _:
-            body = mutate(body, chance)
+            body = mutate(body, rng)
     return struct.pack("<Q", len(header)) + header + body
 
 
@@ -211,30 +211,30 @@ MEANINGS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 }
 
 
-def changed_content(name: str, content: bytes, chance: random.Random) -> bytes:
+def changed_content(name: str, content: bytes, rng: random.Random) -> bytes:
     """A file's content after something happened to it; half of the time its form stays valid."""
-    roll = chance.random()
+    roll = rng.random()
     by_meaning = MEANINGS.get(Path(name).suffix)
     if by_meaning is not None and roll < 0.5:
-        return by_meaning(content, chance)
+        return by_meaning(content, rng)
     if roll < 0.7:
-        return mutate(content, chance)
-    return cut(content, chance) if roll < 0.85 else reshape(content, chance)
+        return mutate(content, rng)
+    return cut(content, rng) if roll < 0.85 else reshape(content, rng)
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
 
 
-def damage_file(path: Path, how: str, chance: random.Random) -> None:
+def damage_file(path: Path, how: str, rng: random.Random) -> None:
     """Do one thing to one file or folder."""
     if how == "content":
         if os.path.isfile(path) and not path.is_symlink():
             content = path.read_bytes()
             path.unlink()
-            path.write_bytes(changed_content(path.name, content, chance))
+            path.write_bytes(changed_content(path.name, content, rng))
         return
     if how == "stray":
-        _add_stray(path if os.path.isdir(path) else path.parent, chance)
+        _add_stray(path if os.path.isdir(path) else path.parent, rng)
         return
     others = sorted(other for other in path.parent.iterdir() if other != path) if os.path.isdir(path.parent) else []
     _remove(path)
@@ -245,15 +245,15 @@ def damage_file(path: Path, how: str, chance: random.Random) -> None:
             os.mkfifo(path)
         case "folder":
             path.mkdir()
-            if chance.random() < 0.3:
+            if rng.random() < 0.3:
                 (path / "x").write_bytes(b"x")
         case "loop":
             path.symlink_to(path.name)
         case "dangling":
-            path.symlink_to(chance.choice(("nowhere", LONG, "/dev/null/x", "../..", "/dev/null", "/dev/zero")))
+            path.symlink_to(rng.choice(("nowhere", LONG, "/dev/null/x", "../..", "/dev/null", "/dev/zero")))
         case "other" if others:
-            other = chance.choice(others)
-            if chance.random() < 0.5:
+            other = rng.choice(others)
+            if rng.random() < 0.5:
                 path.symlink_to(other.name)
             elif other.is_dir() and not other.is_symlink():
                 shutil.copytree(other, path, symlinks=True)
@@ -264,23 +264,21 @@ def damage_file(path: Path, how: str, chance: random.Random) -> None:
 HOWS = ("content",) * 16 + ("missing",) * 4 + ("folder", "loop", "dangling", "other", "stray") * 2 + ("pipe",)
 
 
-def _add_stray(folder: Path, chance: random.Random) -> None:
+def _add_stray(folder: Path, rng: random.Random) -> None:
     if not os.path.isdir(folder):
         return
-    target = folder / (
-        chance.choice(STRAYS) if folder.name == "checkpoints" else chance.choice((*STRAYS, TITLE, "[bold]x"))
-    )
+    target = folder / (rng.choice(STRAYS) if folder.name == "checkpoints" else rng.choice((*STRAYS, TITLE, "[bold]x")))
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
-    match chance.randrange(4):
+    match rng.randrange(4):
         case 0:
             if not os.path.lexists(target):
                 target.mkdir()
         case 1 if inside and not os.path.lexists(target):
-            shutil.copytree(chance.choice(inside), target, symlinks=True)
+            shutil.copytree(rng.choice(inside), target, symlinks=True)
         case 2 if not os.path.lexists(target):
-            target.symlink_to(chance.choice(("nowhere", target.name, ".")))
+            target.symlink_to(rng.choice(("nowhere", target.name, ".")))
         case _ if not os.path.lexists(target):
-            target.write_bytes(chance.choice(TEXTS).encode("utf-8", "surrogatepass"))
+            target.write_bytes(rng.choice(TEXTS).encode("utf-8", "surrogatepass"))
 
 
 def _remove(path: Path) -> None:

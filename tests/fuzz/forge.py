@@ -16,12 +16,12 @@ ZEROS = b"\0" * 2**20
 NAN = struct.pack("<f", float("nan"))
 
 
-def forge_checkpoint(folder: Path, chance: random.Random) -> None:
+def forge_checkpoint(folder: Path, rng: random.Random) -> None:
     """Another version's checkpoint, say: something in it is different, and every checksum fits."""
-    name = chance.choice(("tensors.safetensors", "state.json", "state.json", "manifest.json"))
+    name = rng.choice(("tensors.safetensors", "state.json", "state.json", "manifest.json"))
     path = folder / name
     change = change_safetensors if name.endswith(".safetensors") else change_json
-    _rewrite(folder, name, change(path.read_bytes(), chance))
+    _rewrite(folder, name, change(path.read_bytes(), rng))
 
 
 def spoil_weights(folder: Path) -> None:

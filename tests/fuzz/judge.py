@@ -164,8 +164,8 @@ class Judge:
         if not (folder / last).is_dir():
             return ["it ended without its last checkpoint"]
         shutil.copytree(folder / last, view / last)
-        diary = folder / "metrics.jsonl" if with_records else self.world.root / whole / "metrics.jsonl"
-        shutil.copyfile(diary, view / "metrics.jsonl")
+        metrics_log = folder / "metrics.jsonl" if with_records else self.world.root / whole / "metrics.jsonl"
+        shutil.copyfile(metrics_log, view / "metrics.jsonl")
         return compare_runs(self.world.root / whole, view)[0]
 
     def _scores(self, case: Case, ran: Ran) -> Iterator[Problem]:

@@ -104,12 +104,14 @@ def _looking(pieces: Pieces) -> list[Kind]:
         (1, typed("data", "prepare", recipe, on=(*RECIPES, *DATA), after=damage("recipes"))),
         (1, typed("data", "prepare", paths_to_read, sometimes(overrides), on=RECIPES)),
     )
-    axes = st.sampled_from(("recipes", "sizes", "lesions", "strategies", "seeds", "orders", "settings", "x"))
+    axes = st.sampled_from(("recipes", "sizes", "ablations", "strategies", "seeds", "orders", "settings", "x"))
     grids = st.builds(lambda axis, value: {"grids": [{"recipes": ["plain.yaml"], axis: value}]}, axes, values)
     many = st.integers(1, 300).map(lambda count: {f"a{number}": [] for number in range(count)})
     bombs = st.tuples(many, many, many).map(
         lambda found: {
-            "grids": [{"recipes": ["plain.yaml"], **dict(zip(("sizes", "lesions", "strategies"), found, strict=True))}]
+            "grids": [
+                {"recipes": ["plain.yaml"], **dict(zip(("sizes", "ablations", "strategies"), found, strict=True))}
+            ]
         }
     )
     matrices = weighted((4, grids), (2, values), (1, bombs)).map(lambda content: (("matrix.yaml", as_json(content)),))
@@ -152,11 +154,11 @@ def _using(pieces: Pieces) -> list[Kind]:
                   after=damage("plain"))),
     )  # fmt: skip
     out = option("--out", ("new",), paths_to_write, 2)
-    story = pieces.damage_of(("plain/config.yaml", "plain/data.json", "plain/metrics.jsonl"), inside=6)
+    recorder = pieces.damage_of(("plain/config.yaml", "plain/data.json", "plain/metrics.jsonl"), inside=6)
     many = st.integers(1, 4).map(lambda count: ("plain", "run", "other") * count)
     report = weighted(
         (3, typed("report", paths_to_read, on=("cut/config.yaml", "model"))),
-        (3, typed("report", "plain", on=("plain",), after=story)),
+        (3, typed("report", "plain", on=("plain",), after=recorder)),
         (2, typed("report", "run", paths_to_read, out, on=("cut", "model", "run"))),
         (2, typed("report", "plain", "run", out, on=("run", "plain"), after=damage("run", "plain"))),
         (1, typed("report", many, out, on=("run", "plain", "other"), after=damage("other"))),
@@ -286,8 +288,8 @@ def _functions(pieces: Pieces) -> list[Kind]:
     damage, of, world = pieces.damage, pieces.damage_of, pieces.world
     last = f"run/checkpoints/{LAST['run']}"
     checkpoint = [name for name in world.names("run") if name.startswith(last)]
-    settings, tokenizer, diary = "plain/config.yaml", "model/tokenizer.json", "run/metrics.jsonl"
-    story = of(("plain/metrics.jsonl", "plain/metrics.jsonl", "plain/data.json", settings), inside=12)
+    settings, tokenizer, metrics_log = "plain/config.yaml", "model/tokenizer.json", "run/metrics.jsonl"
+    recorder = of(("plain/metrics.jsonl", "plain/metrics.jsonl", "plain/data.json", settings), inside=12)
     forged = _whole("plain_cut", ("forged", "forged", "foreign", "no numbers"), "step-00000003", "step-00000004")
     told = of(
         [f"plain_cut/{name}" for name in ("config.yaml", "data.json", "tokenizer.json", "metrics.jsonl")], inside=12
@@ -314,8 +316,8 @@ def _functions(pieces: Pieces) -> list[Kind]:
         simple(
             "load_pretrained", 30, "llama", "llama", of(("llama/config.json", "llama/model.safetensors"), inside=12)
         ),
-        simple("read_records", 90, diary, diary, of((diary,), inside=12)),
-        simple("read_run", 60, "plain", "plain", story),
+        simple("read_records", 90, metrics_log, metrics_log, of((metrics_log,), inside=12)),
+        simple("read_run", 60, "plain", "plain", recorder),
         simple("read_tokenizer", 45, "model", tokenizer, of((tokenizer,), inside=12)),
         Kind("read_file", 90, _data_files(pieces)),
         Kind(

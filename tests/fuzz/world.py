@@ -132,11 +132,11 @@ def _write_llama(folder: Path) -> None:
 
 
 def _write_data(root: Path) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     for name, vocabulary in TASKS.items():
         (root / name).mkdir(parents=True)
         for split, count in (("train", 12), ("validation", 2), ("test", 2)):
-            rows = _rows(chance, vocabulary, split, count)
+            rows = _rows(rng, vocabulary, split, count)
             path = root / name / f"{split}.jsonl"
             if name == "extra" and split == "train":
                 path, rows = path.with_name("train.txt.gz"), gzip.compress(rows, mtime=0)
@@ -144,8 +144,8 @@ def _write_data(root: Path) -> None:
             os.utime(path, ns=(TIME_NS, TIME_NS))
 
 
-def _rows(chance: random.Random, vocabulary: tuple[str, ...], split: str, count: int) -> bytes:
-    texts = [f"{split} {n}: " + " ".join(chance.choice(vocabulary) for _ in range(12)) for n in range(count)]
+def _rows(rng: random.Random, vocabulary: tuple[str, ...], split: str, count: int) -> bytes:
+    texts = [f"{split} {n}: " + " ".join(rng.choice(vocabulary) for _ in range(12)) for n in range(count)]
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 

@@ -60,7 +60,7 @@ def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
     assert all(row["dream"]["seed"] == 3 and row["dream"]["model"] == str(trained) for row in rows)
     assert trc2("dream", str(trained), "--out", str(path)).code == 2  # it exists
 
-    stream = {**tiny_run().stream.model_dump(), "replay_seed_files": [str(path)]}  # type: ignore[union-attr]
+    stream = {**tiny_run().stream.model_dump(), "replay_prefill_files": [str(path)]}  # type: ignore[union-attr]
     seen = []
 
     class Stop(Exception):
@@ -90,11 +90,11 @@ def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
 
 
 def test_seeds_without_stores_are_refused(tiny_run: Callable[..., RunConfig]) -> None:
-    stream = {**tiny_run().stream.model_dump(), "replay_seed_files": ["x.jsonl"]}  # type: ignore[union-attr]
+    stream = {**tiny_run().stream.model_dump(), "replay_prefill_files": ["x.jsonl"]}  # type: ignore[union-attr]
     hard = {**tiny_run().model.model_dump(), "replay_keep": "loss"}
-    with pytest.raises(UserError, match=r"stream.replay_seed_files were never learnt: choose uniform or balanced"):
+    with pytest.raises(UserError, match=r"stream.replay_prefill_files were never learnt: choose uniform or balanced"):
         tiny_run(stream=stream, model=hard)
-    with pytest.raises(UserError, match=r"stream.replay_seed_files fills replay stores, but model.replay is false"):
+    with pytest.raises(UserError, match=r"stream.replay_prefill_files fills replay stores, but model.replay is false"):
         tiny_run(stream=stream, model={**tiny_run().model.model_dump(), "replay": False})
     with pytest.raises(UserError, match=r"There is no file x.jsonl"):
         start_run(tiny_run(stream=stream), QUIET)

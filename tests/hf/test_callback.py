@@ -83,7 +83,7 @@ def test_the_callback_keeps_the_order_of_a_step(tmp_path: Path) -> None:
 
 
 def test_without_the_callback_the_queue_is_bounded_and_one_warning_tells(tmp_path: Path) -> None:
-    net = CortexNet(tiny_config(max_pending=3))
+    net = CortexNet(tiny_config(max_unflushed_batches=3))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(tmp_path, net).train()

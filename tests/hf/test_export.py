@@ -110,7 +110,7 @@ for number in itertools.count():
     export_run(Path(sys.argv[1]), Path(sys.argv[2]) / f"model{number}", "0")
     print(number, flush=True)
 """
-    chance = random.Random(0)
+    rng = random.Random(0)
     for trial in range(4):
         folder = tmp_path / f"trial{trial}"
         with subprocess.Popen(
@@ -118,7 +118,7 @@ for number in itertools.count():
         ) as process:
             assert process.stdout is not None
             process.stdout.readline()  # the first is done
-            time.sleep(chance.random())
+            time.sleep(rng.random())
             process.kill()
         models = [path for path in folder.iterdir() if not path.name.startswith(".")]
         assert models

@@ -16,7 +16,7 @@ from trc2.metrics.forgetting import (
     TOKEN_ACCURACY,
     Metric,
     ScoreTable,
-    Stretch,
+    TaskSpan,
     aufc,
     aufc_curve,
     aufc_task,
@@ -27,7 +27,7 @@ from trc2.metrics.forgetting import (
     summarise,
 )
 
-A, B = Stretch("a", 0, 10), Stretch("b", 10, 20)
+A, B = TaskSpan("a", 0, 10), TaskSpan("b", 10, 20)
 
 
 def exp_rows(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
@@ -47,8 +47,8 @@ def test_the_worked_example_of_the_docstring() -> None:
 
 
 def test_a_task_is_current_at_its_own_boundary_and_past_after_it() -> None:
-    assert [stretch.task for stretch in EXAMPLE.past(10)] == []
-    assert [stretch.task for stretch in EXAMPLE.past(20)] == ["a"]
+    assert [span.task for span in EXAMPLE.past(10)] == []
+    assert [span.task for span in EXAMPLE.past(20)] == ["a"]
     assert backward_transfer(EXAMPLE, 10) is None
     assert "cl/perplexity/aufc" not in summarise(EXAMPLE, 10)
 
@@ -60,7 +60,7 @@ def test_improvement_is_not_negative_forgetting() -> None:
 
 
 def test_the_papers_area_divides_by_the_time_since_the_first_boundary() -> None:
-    c = Stretch("c", 20, 30)
+    c = TaskSpan("c", 20, 30)
     rows = {0: {}, 10: {"a": 1.0}, 20: {"a": 2.0, "b": 1.0}, 30: {"a": 2.0, "b": 3.0, "c": 1.0}}
     table = ScoreTable(PERPLEXITY, (A, B, c), exp_rows(rows))
     # a: (0+1)/2·10 + 1·10 = 15 over 20 steps; b: (0+2)/2·10 = 10, over 20 for the paper and over 10 for us
@@ -101,7 +101,7 @@ def test_areas_equal_a_brute_force_integral(first: int, gaps: list[int], values:
     for gap in gaps:
         times.append(times[-1] + gap)
     end_b = times[-1]
-    a, b = Stretch("a", 0, first), Stretch("b", first, end_b)
+    a, b = TaskSpan("a", 0, first), TaskSpan("b", first, end_b)
     scores = {0: {"a": values[-1]}} | {t: {"a": v} for t, v in zip(times, values, strict=False)}
     table = ScoreTable(Metric("x", "min"), (a, b), scores)
     curve = [max(0.0, v - values[0]) for v in values[: len(times)]]
@@ -135,7 +135,7 @@ def test_logarithms_of_impossible_perplexities_are_no_mistake_of_ours() -> None:
     assert math.isnan(PERPLEXITY.transform(math.nan))
 
 
-C = Stretch("c", 20, 30)
+C = TaskSpan("c", 20, 30)
 STEPS, TASKS = tuple(range(0, 31, 5)), ("a", "b", "c")
 
 
@@ -150,19 +150,19 @@ def spoilt(metric: Metric, step: int, task: str, value: float) -> dict[str, floa
 @given(
     metric=st.sampled_from([PERPLEXITY, BLEU, TOKEN_ACCURACY]),
     step=st.sampled_from(STEPS),
-    stretch=st.sampled_from([A, B]),
+    span=st.sampled_from([A, B]),
 )
-def test_no_number_in_a_cell_is_no_number_in_whatever_rests_on_it(metric: Metric, step: int, stretch: Stretch) -> None:
-    task = stretch.task
-    is_reference = step == stretch.end or (step == 0 and metric.min_gain is not None)
+def test_no_number_in_a_cell_is_no_number_in_whatever_rests_on_it(metric: Metric, step: int, span: TaskSpan) -> None:
+    task = span.task
+    is_reference = step == span.end or (step == 0 and metric.min_gain is not None)
     affected = set()
     if is_reference or step == 30:
         affected |= {"forgetting", f"forgetting/{task}"}
-    if is_reference or step > stretch.end:
+    if is_reference or step > span.end:
         affected |= {"aufc", f"aufc/{task}", "aufc_task", f"aufc_task/{task}"}
-    if step in (stretch.end, 30):
+    if step in (span.end, 30):
         affected |= {"bwt"}
-    if step in (0, stretch.start):
+    if step in (0, span.start):
         affected |= {"fwt"}
     found = spoilt(metric, step, task, math.nan)
     assert {name for name, value in found.items() if math.isnan(value)} == affected
@@ -210,7 +210,7 @@ def test_a_long_curve_costs_no_more_than_its_points() -> None:
     for length in (200, 400):
         looked.clear()
         scores = {step: Counting(a=2.0, b=3.0) for step in range(length + 1)}
-        aufc_curve(ScoreTable(PERPLEXITY, (Stretch("a", 0, 10), Stretch("b", 10, length)), scores))
+        aufc_curve(ScoreTable(PERPLEXITY, (TaskSpan("a", 0, 10), TaskSpan("b", 10, length)), scores))
         costs.append(len(looked))
     assert costs[1] < 2.2 * costs[0]
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from trc2.metrics.forgetting import BLEU, PERPLEXITY, ScoreTable, Stretch
+from trc2.metrics.forgetting import BLEU, PERPLEXITY, ScoreTable, TaskSpan
 from trc2.metrics.learning import LEAST_GAIN, Gain, gain_of, learned, unlearned
 
-STRETCHES = (Stretch("c4", 0, 250), Stretch("wikitext", 250, 500), Stretch("gsm8k", 500, 620))
+STRETCHES = (TaskSpan("c4", 0, 250), TaskSpan("wikitext", 250, 500), TaskSpan("gsm8k", 500, 620))
 
 
 def table(c4: tuple[float, ...], wikitext: tuple[float, ...], gsm8k: tuple[float, ...]) -> ScoreTable:

@@ -169,7 +169,7 @@ def test_only_the_last_columns_layer5_has_no_reader() -> None:
     _, aux = net(tokens(config, 2, 7), targets=tokens(config, 2, 7))
     aux["loss"].backward()
     without = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == net.tensors_without_reader() == ["cortex.columns.2.layer5.weight"]
+    assert without == net.unused_parameters() == ["cortex.columns.2.layer5.weight"]
 
 
 @pytest.mark.parametrize("thalamus", [True, False])

@@ -103,12 +103,12 @@ def test_evaluation_queues_nothing_draws_nothing_and_changes_nothing() -> None:
     optimizer = adam(net)
     one_step(net, optimizer, 0)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    chance = torch.get_rng_state()
+    rng = torch.get_rng_state()
     net.eval()
     _, aux = net(tokens(config, 3, 9), targets=tokens(config, 3, 9, 1))
     assert aux["loss_replay"].item() == 0.0
     assert not net.pending
-    assert torch.equal(torch.get_rng_state(), chance)
+    assert torch.equal(torch.get_rng_state(), rng)
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
@@ -137,7 +137,7 @@ def test_saving_with_pending_writes_warns() -> None:
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_a_queue_nobody_flushes_stays_bounded_and_says_so_once(memory: bool) -> None:
-    net = CortexNet(tiny_config(max_pending=3, memory=memory))
+    net = CortexNet(tiny_config(max_unflushed_batches=3, memory=memory))
     x = tokens(net.config, 1, 5)
     for _ in range(3):
         net(x, targets=x)

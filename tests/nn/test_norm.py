@@ -37,8 +37,8 @@ def test_the_cosine_is_the_product_of_unit_vectors() -> None:
     units = [v / (v.square().sum(dim=-1, keepdim=True).sqrt() + 1e-6) for v in (x, y)]
     ours, expected = cosine(x, y, sizes), (units[0] * units[1]).sum(dim=-1)
     torch.testing.assert_close(ours, expected, atol=1e-14, rtol=1e-12)
-    chance = torch.randn_like(ours)
-    (a,), (b,) = (torch.autograd.grad((value * chance).sum(), x) for value in (ours, expected))
+    rng = torch.randn_like(ours)
+    (a,), (b,) = (torch.autograd.grad((value * rng).sum(), x) for value in (ours, expected))
     torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 

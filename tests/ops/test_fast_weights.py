@@ -16,10 +16,10 @@ def problem(
     rows: int, length: int, heads: int, width: int, channels: int, *, per_channel: bool, seed: int = 0
 ) -> Problem:
     """Random tokens in float64 whose steps are as large, and whose decays as strong, as they can be."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=chance, dtype=torch.float64)
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     q, x, v = (
         normal(rows, length, heads, width),

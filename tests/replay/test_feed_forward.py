@@ -10,26 +10,26 @@ from rich.console import Console
 from trc2 import RunConfig
 from trc2.config import ReplayControlConfig
 from trc2.replay.controller import ReplaySettings
-from trc2.replay.feed_forward import JumpState, boosted, feel
+from trc2.replay.feed_forward import JumpState, boosted, observe_loss
 from trc2.runs.folder import RunFolder
 from trc2.training.setup import start_run
 
 CONFIG = ReplayControlConfig(
-    jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, jump_memory=0.9, coefficient_range=(0.0, 0.6)
+    jump_gain=0.5, jump_margin=0.25, jump_decay=0.8, loss_ema_decay=0.9, coefficient_range=(0.0, 0.6)
 )
 
 
 def test_a_jump_is_felt_at_once_and_fades() -> None:
-    state = feel(CONFIG, JumpState(), 4.0)
+    state = observe_loss(CONFIG, JumpState(), 4.0)
     assert state == JumpState(4.0, 0.0)
-    state = feel(CONFIG, state, 4.2)  # within the margin
+    state = observe_loss(CONFIG, state, 4.2)  # within the margin
     assert state == JumpState(pytest.approx(4.02), 0.0)
-    state = feel(CONFIG, state, 5.27)
+    state = observe_loss(CONFIG, state, 5.27)
     assert state.boost == pytest.approx(0.5 * (5.27 - 4.02 - 0.25))
     assert state.loss_mean == pytest.approx(0.9 * 4.02 + 0.527)
     boost = state.boost
     for _ in range(3):
-        state = feel(CONFIG, state, 4.0)
+        state = observe_loss(CONFIG, state, 4.0)
         boost *= 0.8
         assert state.boost == pytest.approx(boost)
 
@@ -37,7 +37,7 @@ def test_a_jump_is_felt_at_once_and_fades() -> None:
 def test_a_falling_loss_is_no_jump() -> None:
     state = JumpState()
     for step in range(50):
-        state = feel(CONFIG, state, 9.0 - 0.1 * step)
+        state = observe_loss(CONFIG, state, 9.0 - 0.1 * step)
         assert state.boost == 0.0
 
 
@@ -57,14 +57,14 @@ def test_it_goes_on_top_of_what_feedback_asks_for_within_the_range() -> None:
 def test_the_trainer_feels_every_step_and_writes_it_down(tiny_run: Callable[..., RunConfig]) -> None:
     config = tiny_run(
         eval={"text_sequences": 0},
-        control={"mode": "fixed", "jump_gain": 2.0, "jump_margin": 0.0, "jump_memory": 0.5, "every_steps": 4},
+        control={"mode": "fixed", "jump_gain": 2.0, "jump_margin": 0.0, "loss_ema_decay": 0.5, "every_steps": 4},
     )
     start_run(config, Console(quiet=True))
     train = [record.metrics for record in RunFolder(config.output.folder).records() if record.kind == "train"]
     state, base = JumpState(), config.model.replay_coefficient
     strengths = [base]
     for metrics in train:
-        state = feel(config.control, state, metrics["train/loss_lm"])
+        state = observe_loss(config.control, state, metrics["train/loss_lm"])
         assert metrics["replay/boost"] == pytest.approx(state.boost)
         strengths.append(max(base, min(base + state.boost, 0.15)))
     assert [metrics["replay/coefficient"] for metrics in train] == pytest.approx(strengths[1:])

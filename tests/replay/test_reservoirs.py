@@ -27,11 +27,11 @@ def stretches(size: int, rooms: int = 4) -> Stretches:
 def test_weighted_reservoir_draws_without_replacement_by_weight() -> None:
     """Of weights 1, 2, 3 two are kept: P(pair {i, j}) is w_i/6 · w_j/(6 − w_i) plus the same for (j, i)."""
     weights, counts = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), dict.fromkeys([(0, 1), (0, 2), (1, 2)], 0)
-    chance, trials = torch.Generator().manual_seed(0), 4000
+    rng, trials = torch.Generator().manual_seed(0), 4000
     for _ in range(trials):
         keys, held = torch.full((2,), -torch.inf, dtype=torch.float64), [-1, -1]
         for number, weight in enumerate(weights):  # one at a time, as a stream
-            (slot,) = weighted_slots(keys, weight[None], torch.rand(1, dtype=torch.float64, generator=chance)).tolist()
+            (slot,) = weighted_slots(keys, weight[None], torch.rand(1, dtype=torch.float64, generator=rng)).tolist()
             if slot < 2:
                 held[slot] = number
         counts[tuple(sorted(held))] += 1
@@ -42,8 +42,8 @@ def test_weighted_reservoir_draws_without_replacement_by_weight() -> None:
 
 
 def test_a_batch_is_kept_as_its_chunks_one_by_one() -> None:
-    chance = torch.Generator().manual_seed(1)
-    weights, draws = (torch.rand(9, dtype=torch.float64, generator=chance) for _ in range(2))
+    rng = torch.Generator().manual_seed(1)
+    weights, draws = (torch.rand(9, dtype=torch.float64, generator=rng) for _ in range(2))
     at_once, one_by_one = (torch.full((4,), -torch.inf, dtype=torch.float64) for _ in range(2))
     weighted_slots(at_once, weights, draws)
     for i in range(9):
@@ -52,14 +52,14 @@ def test_a_batch_is_kept_as_its_chunks_one_by_one() -> None:
 
 
 def test_balanced_gives_a_short_stretch_as_much_room_as_a_long_one() -> None:
-    chance, kept = torch.Generator().manual_seed(2), torch.zeros(240)
+    rng, kept = torch.Generator().manual_seed(2), torch.zeros(240)
     for _ in range(60):
         parts, held = stretches(12), torch.full((12,), -1)
         number = 0
         for loss, steps in ((3.0, 100), (5.0, 20)):  # five times as long
             for _ in range(steps):
-                parts.hear(loss)
-                for slot in parts.slots(torch.rand(2, 2, dtype=torch.float64, generator=chance)).tolist():
+                parts.observe_loss(loss)
+                for slot in parts.slots(torch.rand(2, 2, dtype=torch.float64, generator=rng)).tolist():
                     if slot < 12:
                         held[slot] = number
                     number += 1
@@ -77,14 +77,14 @@ def test_only_a_jump_begins_a_stretch() -> None:
     parts = stretches(4)
     heard = []
     for loss in itertools.chain([8.0 - 0.1 * i for i in range(30)], [5.4] * 5, [6.0] * 3, [7.5], [5.0] * 30, [6.5]):
-        parts.hear(loss)
+        parts.observe_loss(loss)
         heard.append(int(parts.current))
     jumps = [step for step, (a, b) in enumerate(itertools.pairwise(heard), start=1) if a != b]
     assert len(jumps) == 2
     assert jumps[0] == 38, "6.0 is less than 0.5 above the mean of the steps before, 7.5 is more"
     for _ in range(9):  # there is room for four stretches; further jumps belong to the last
         for loss in [1.0] * 25 + [9.0]:
-            parts.hear(loss)
+            parts.observe_loss(loss)
     assert int(parts.current) == 3
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from trc2.config import load_recipe, settings_text
 from trc2.report.variants import missing_parts, replays
 from trc2.runs.records import Record, score_tables
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 
 TASKS = ("c4", "wikitext", "gsm8k")
 LEARNT = {"c4": 5.7, "wikitext": 5.2, "gsm8k": 3.9}  # log-perplexity right after a task's training
@@ -35,32 +35,32 @@ def invent_run(
     """
     config = load_recipe(recipe, [*overrides, f"output.folder={folder}"])
     assert config.stream is not None
-    plan = Plan.of_run(config)
-    chance = np.random.default_rng([config.train.seed, len(missing_parts(config))])
+    plan = TaskSchedule.of_run(config)
+    rng = np.random.default_rng([config.train.seed, len(missing_parts(config))])
     rise = (0.2 if replays(config) else 0.6) if forgets is None else forgets
-    rise, luck = rise + noise * chance.normal(), noise * chance.normal()
+    rise, luck = rise + noise * rng.normal(), noise * rng.normal()
     memory = config.model.name == "trc2" and "memory" not in missing_parts(config)
     end = plan.total_steps
     records: list[Record] = []
     steps = range(0, end + 1, 10)
     for step in steps:
-        stretch = plan.at(min(step, end - 1))
+        span = plan.at(min(step, end - 1))
         if step % 20 == 0 and step > 0:
             trained = plan.at(step - 1)  # the step that ends here
-            records.append(_train(step, trained.task, trained.start, replays(config), memory, chance))
+            records.append(_train(step, trained.task, trained.start, replays(config), memory, rng))
         if step % 50 == 0 or plan.is_boundary(step):
             records.append(_evaluation(step, plan, rise, luck, config.stream.mode == "joint"))
         if step % 25 == 0 and replays(config) and step > 0:
             steered = {"coefficient": 0.05 + 0.0001 * step, "batch_size": 4.0, "long_fraction": 0.5}
             steered |= {"gap": rise, "gap_average": rise, "forgetting": rise * step / end}
-            records.append(Record("control", step, stretch.task, {f"replay/{k}": v for k, v in steered.items()}, step))
+            records.append(Record("control", step, span.task, {f"replay/{k}": v for k, v in steered.items()}, step))
         if not ends and step >= end // 2:
             break
     if ends:
         last = next(record.metrics for record in records[::-1] if record.kind == "eval")
         tested = {name.replace("eval/", "test/"): value for name, value in last.items()}
         records.append(Record("test", end, TASKS[-1], tested, end))
-        speed = 4000 * (0.8 if memory else 1.0) * (1 + 0.02 * chance.normal())
+        speed = 4000 * (0.8 if memory else 1.0) * (1 + 0.02 * rng.normal())
         cost = {"tokens_per_second": speed, "tokens_per_second_last": speed, "peak_memory_gb": 1.1, "gb_hours": 0.25}
         cost |= {
             "training_flops_per_token": 2.3e7 * (1.1 if replays(config) else 1.0),
@@ -79,23 +79,23 @@ def invent_run(
     (folder / "data.json").write_text(json.dumps(described))
     (folder / "metrics.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
     (folder / "config.yaml").write_text(settings_text(config.model_dump(mode="json")))
-    assert score_tables(records, plan.stretches)
+    assert score_tables(records, plan.spans)
     return folder
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, float], int], None], kind: str = "eval") -> None:
     """Change the metrics of all records of a kind."""
-    diary = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in diary.read_text().splitlines()]
+    metrics_log = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics_log.read_text().splitlines()]
     for record in records:
         if record["kind"] == kind:
             change(record["metrics"], record["step"])
-    diary.write_text("".join(json.dumps(record) + "\n" for record in records))
+    metrics_log.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def _train(step: int, task: str, start: int, replay: bool, memory: bool, chance: np.random.Generator) -> Record:
+def _train(step: int, task: str, start: int, replay: bool, memory: bool, rng: np.random.Generator) -> Record:
     into = math.exp(-(step - start) / 60)
-    loss = LEARNT[task] + (UNTRAINED - LEARNT[task]) * into + 0.05 * chance.normal()
+    loss = LEARNT[task] + (UNTRAINED - LEARNT[task]) * into + 0.05 * rng.normal()
     metrics = {"loss_lm": loss, "loss": loss + 0.04, "loss_load_balance": 0.04, "learning_rate": 0.002}
     metrics |= {
         "loss_router": 0.01,
@@ -116,16 +116,16 @@ def _train(step: int, task: str, start: int, replay: bool, memory: bool, chance:
     return Record("train", step, task, found, float(step))
 
 
-def _evaluation(step: int, plan: Plan, rise: float, luck: float, joint: bool) -> Record:
+def _evaluation(step: int, plan: TaskSchedule, rise: float, luck: float, joint: bool) -> Record:
     metrics: dict[str, float] = {}
     for task in TASKS:
-        stretch = next((s for s in plan.stretches if s.task == task), None)
-        if stretch is None or step <= stretch.start:
+        span = next((s for s in plan.spans if s.task == task), None)
+        if span is None or step <= span.start:
             nats = UNTRAINED - 0.001 * step
         else:
-            into = min(1.0, (step - stretch.start) / (stretch.end - stretch.start))
+            into = min(1.0, (step - span.start) / (span.end - span.start))
             nats = UNTRAINED + (LEARNT[task] - UNTRAINED) * into**0.5 + luck
-            past = 0.0 if joint else (step - stretch.end) / 100
+            past = 0.0 if joint else (step - span.end) / 100
             nats += rise * (1 - math.exp(-max(0.0, past)))
         metrics |= {f"eval/{task}/loss": nats, f"eval/{task}/perplexity": math.exp(nats)}
         metrics |= {f"eval/{task}/bleu": 20 * math.exp(-nats / 4), f"eval/{task}/token_accuracy": math.exp(-nats / 3)}
@@ -134,7 +134,7 @@ def _evaluation(step: int, plan: Plan, rise: float, luck: float, joint: bool) ->
 
 
 def invent_matrix(root: Path, seeds: Iterable[int] = (0, 1, 2)) -> Path:
-    """What the lab's sweep leaves behind, in small: the eight lesions, two baselines, bounds, orders, an A/A twin."""
+    """What the lab's sweep leaves behind, in small: the eight ablations, two baselines, bounds, orders, an A/A twin."""
     seeds = list(seeds)
     for thalamus, memory, replay in itertools.product(("true", "false"), repeat=3):
         parts = [f"model.thalamus={thalamus}", f"model.memory={memory}", f"model.replay={replay}"]

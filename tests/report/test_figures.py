@@ -84,7 +84,7 @@ def test_names_are_cut_at_their_end_and_dollars_are_no_formulas() -> None:
 
 def test_changes_are_measured_from_the_end_of_the_tasks_own_training(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", 2))
-    points = dict(changes(run, run.stretches[0]))
+    points = dict(changes(run, run.spans[0]))
     assert points[10] == 0
     assert points[20] == pytest.approx(math.log(forgets(20, 0) / forgets(10, 0)))
 

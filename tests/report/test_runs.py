@@ -77,7 +77,7 @@ def test_a_speed_has_a_positive_interval(small: RunTable) -> None:
 
 def test_own_and_final_scores_are_read_at_the_boundaries(small: RunTable) -> None:
     run = small.by_name["trc2_s0"]
-    first, end = run.stretches[0].end, run.stretches[-1].end
+    first, end = run.spans[0].end, run.spans[-1].end
     assert own_score("c4")(run) == run.perplexity.scores[first]["c4"]
     assert final_score("c4")(run) == run.perplexity.scores[end]["c4"]
     assert own_score("nothing")(run) is None
@@ -124,7 +124,7 @@ def test_a_parent_may_stand_beside_its_child(tmp_path: Path) -> None:
 def test_names_of_a_matrix_are_the_names_of_variants(tmp_path: Path) -> None:
     for name, recipe in (("replay", "lab_trc2"), ("ewc", "lab_transformer")):
         run = invent_run(tmp_path / name, recipe)
-        axes = {"recipe": "mine", "size": "", "lesion": "", "strategy": name}
+        axes = {"recipe": "mine", "size": "", "ablation": "", "strategy": name}
         content = {"schema": 1, "matrix": "mine", "title": "does it help?", "axes": axes, "order": [], "seed": 0}
         (run / "variant.json").write_text(json.dumps(content))
     table = read_runs([tmp_path])

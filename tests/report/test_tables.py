@@ -66,7 +66,7 @@ def _measure(table: RunTable, title: str) -> Measure:
 def test_forgetting_is_tabulated_at_the_last_boundary_and_at_the_end(table: RunTable) -> None:
     made = forgetting_table(table)
     row = cells(made)["TRC²"]
-    ends = [stretch.end for stretch in table.example("TRC²").stretches]
+    ends = [span.end for span in table.example("TRC²").spans]
     assert float(row[f"AUFC perplexity, step {ends[-1]:,} (nats)"]) == table.means(AUFC)["mean"]["TRC²"]
     assert f"AUFC perplexity, step {ends[-2]:,} (nats)" in row
     assert "Transformer, joint" not in made.index

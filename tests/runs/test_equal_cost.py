@@ -14,7 +14,7 @@ from trc2.nn.cost import Cost
 from trc2.report.run import read_run
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.folder import RunFolder
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.batches import Mixture
 from trc2.training.loop import Trainer
 from trc2.training.setup import prepare_with_progress, start_run
@@ -30,7 +30,7 @@ def test_tokens_count_replayed_ones() -> None:
     replayed = run.model.replay_batch_size * (run.model.replay_chunk_length - 1)
     assert budget.replayed_tokens_per_step == replayed
     assert budget.scale == pytest.approx(2048 / (2048 + replayed))
-    assert Plan.of_run(run).steps == tuple(round(task.steps * budget.scale) for task in run.stream.tasks)
+    assert TaskSchedule.of_run(run).steps == tuple(round(task.steps * budget.scale) for task in run.stream.tasks)
     assert budget_of(load_recipe("lab_transformer", ["budget.match=tokens"])).scale == 1.0
 
 
@@ -55,7 +55,7 @@ def test_the_run_folder_tells_the_budget(tiny_run: Callable[..., RunConfig]) -> 
     told = json.loads((folder / "budget.json").read_text())
     assert told["match"] == "tokens"
     assert told["scale"] < 1
-    assert read_run(folder).stretches[-1].end == round(6 * told["scale"]) * 2
+    assert read_run(folder).spans[-1].end == round(6 * told["scale"]) * 2
 
 
 # ------------------------------------------------------------------------------------------------------------- bounds
@@ -64,15 +64,15 @@ def test_the_run_folder_tells_the_budget(tiny_run: Callable[..., RunConfig]) -> 
 def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Callable[..., RunConfig]) -> None:
     config = tiny_run(stream={**tiny_run().stream.model_dump(), "mode": "joint"})
     trainer = Trainer(config, prepare_with_progress(config, Console(quiet=True)), RunFolder(config.output.folder), [])
-    assert isinstance(trainer.feed.mixture, Mixture)
+    assert isinstance(trainer.stream_data.mixture, Mixture)
     mixed: list[tuple[int, tuple[int, ...]]] = []
     for step in range(trainer.plan.total_steps):
-        for batch in trainer.feed.batches(step):
+        for batch in trainer.stream_data.batches(step):
             assert batch.x.shape == (2, 16)
             mixed += [(int(t), tuple(x.tolist())) for t, x in zip(batch.origin.task, batch.x, strict=True)]
     apart = [
         (index, tuple(x.tolist()))
-        for index, data in enumerate(trainer.feed.tasks.values())
+        for index, data in enumerate(trainer.stream_data.tasks.values())
         for step in range(6)
         for batch in data.train_batches(step)
         for x in batch.x
@@ -84,7 +84,7 @@ def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Cal
 def test_a_joint_run_measures_all_tasks_and_forgets_nothing(tiny_run: Callable[..., RunConfig]) -> None:
     config = tiny_run(stream={**tiny_run().stream.model_dump(), "mode": "joint"}, eval={"text_sequences": 0})
     run = read_run(start_run(config, Console(quiet=True)))
-    assert [(s.start, s.end) for s in run.stretches] == [(0, 12), (0, 12)]
+    assert [(s.start, s.end) for s in run.spans] == [(0, 12), (0, 12)]
     assert set(run.tables["perplexity"].scores[12]) == {"fruit", "tools"}
     assert "cl/perplexity/forgetting" not in run.summary()
 
@@ -96,7 +96,7 @@ def test_a_single_task_run_keeps_the_tokenizer_and_still_measures_the_others(
     single = read_run(
         start_run(tiny_run(stream={**stream, "only": ["tools"]}, eval={"text_sequences": 0}), Console(quiet=True))
     )
-    assert [(s.task, s.start, s.end) for s in single.stretches] == [("tools", 0, 6)]
+    assert [(s.task, s.start, s.end) for s in single.spans] == [("tools", 0, 6)]
     assert set(single.tables["perplexity"].scores[6]) == {"fruit", "tools"}
     with pytest.raises(UserError, match=r"only names 'tool', which is no task: did you mean 'tools'"):
         tiny_run(stream={**stream, "only": ["tool"]})

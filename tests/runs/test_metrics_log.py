@@ -15,7 +15,7 @@ from trc2.cli import app
 from trc2.config import RunConfig
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import Checkpoint, list_checkpoints
-from trc2.runs.records import Diary, Record, current, read_all_records
+from trc2.runs.records import MetricsLog, Record, current, read_all_records
 from trc2.training.checkpoint_writer import CheckpointWriter
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
@@ -26,11 +26,11 @@ QUIET = Console(quiet=True)
 def test_its_mark_is_length_and_hash_of_the_file_also_when_it_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2):
-        diary = Diary(path)
-        diary.see(Record("train", step, "a", {"x": 0.5}))
-        diary.close()
+        metrics_log = MetricsLog(path)
+        metrics_log.see(Record("train", step, "a", {"x": 0.5}))
+        metrics_log.close()
         content = path.read_bytes()
-        assert diary.mark() == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        assert metrics_log.mark() == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert [record.step for record in current(read_all_records(path))] == [1, 2]
 
 
@@ -40,9 +40,9 @@ def test_a_torn_or_bad_end_is_passed_over_by_readers_and_cut_off_by_writers(tmp_
     whole = Record("train", 1, "a").to_json().encode() + b"\n"
     path.write_bytes(whole + end)
     assert [record.step for record in current(read_all_records(path))] == [1]
-    diary = Diary(path)
-    diary.see(Record("train", 2, "a"))
-    diary.close()
+    metrics_log = MetricsLog(path)
+    metrics_log.see(Record("train", 2, "a"))
+    metrics_log.close()
     assert path.read_bytes().startswith(whole + b'{"schema": 1, "kind": "train", "step": 2')
     assert [record.step for record in current(read_all_records(path))] == [1, 2]
 
@@ -59,8 +59,8 @@ def test_it_is_on_disk_before_the_checkpoint_gets_its_name(tmp_path: Path) -> No
 def test_a_run_syncs_its_diary_for_every_checkpoint(
     tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, plain = [], Diary.sync
-    monkeypatch.setattr(Diary, "sync", lambda self: (synced.append(self.size), plain(self))[1])
+    synced, plain = [], MetricsLog.sync
+    monkeypatch.setattr(MetricsLog, "sync", lambda self: (synced.append(self.size), plain(self))[1])
     folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
     assert len(synced) == len(list_checkpoints(folder / "checkpoints")) == 4
     assert synced == sorted(synced)
@@ -81,9 +81,9 @@ def test_a_look_at_the_test_split_is_remembered_after_a_resume(tiny_run: Callabl
 
     folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
     shutil.rmtree(list_checkpoints(folder / "checkpoints")[-1])
-    diary = Diary(folder / "metrics.jsonl")
-    diary.see(Record("resume", 8, ""))
-    diary.close()
+    metrics_log = MetricsLog(folder / "metrics.jsonl")
+    metrics_log.see(Record("resume", 8, ""))
+    metrics_log.close()
     assert not any(record.kind == "test" for record in current(read_all_records(folder / "metrics.jsonl")))
     assert any(record.kind == "test" for record in read_all_records(folder / "metrics.jsonl"))
     refused = CliRunner().invoke(app, ["eval", str(folder), "--split", "test"])

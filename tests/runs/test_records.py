@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trc2.errors import UserError
-from trc2.metrics.forgetting import PERPLEXITY, Stretch
+from trc2.metrics.forgetting import PERPLEXITY, TaskSpan
 from trc2.runs.records import Record, current, parse, read_all_records, score_table
 
 
@@ -42,5 +42,5 @@ def test_scores_are_read_by_path() -> None:
         Record("train", 1, "a", {"eval/a/perplexity": 1.0}),
         Record("eval", 2, "a", {"eval/a/perplexity": 5.0}),
     ]
-    table = score_table(records, PERPLEXITY, (Stretch("a", 0, 2),))
+    table = score_table(records, PERPLEXITY, (TaskSpan("a", 0, 2),))
     assert table.scores == {0: {"a": 9.0, "b": 8.0}, 2: {"a": 5.0}}

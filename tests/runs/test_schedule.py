@@ -3,15 +3,17 @@ from __future__ import annotations
 import pytest
 
 from trc2.config import StreamConfig, TrainConfig
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 
 STREAM = StreamConfig(
     tasks=[{"name": "a", "builtin": "prose", "steps": 10}, {"name": "b", "builtin": "code", "steps": 20}]
 )
 
 
-def plan(**changes: object) -> Plan:
-    return Plan.of(STREAM, TrainConfig(**{"learning_rate": 1.0, "warmup_steps": 4, "min_lr_ratio": 0.1, **changes}))
+def plan(**changes: object) -> TaskSchedule:
+    return TaskSchedule.of(
+        STREAM, TrainConfig(**{"learning_rate": 1.0, "warmup_steps": 4, "min_lr_ratio": 0.1, **changes})
+    )
 
 
 def test_tasks_follow_each_other() -> None:
@@ -44,7 +46,7 @@ def test_schedules_without_a_horizon_hold_a_rate_and_anneal_before_every_boundar
     first, second = {"name": "a", "builtin": "prose", "steps": 20}, {"name": "b", "builtin": "code", "steps": 10}
     stream = StreamConfig(tasks=[first, second])
     train = TrainConfig(learning_rate=1.0, warmup_steps=4, schedule="wsd", anneal_share=0.2, min_lr_ratio=0.1)
-    plan = Plan.of(stream, train)
+    plan = TaskSchedule.of(stream, train)
     rates = [plan.learning_rate(step) for step in range(30)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert set(rates[4:16]) == {1.0}
@@ -52,15 +54,17 @@ def test_schedules_without_a_horizon_hold_a_rate_and_anneal_before_every_boundar
     assert rates[20:28] == [1.0] * 8  # it goes on from before the anneal, so there is nothing to warm up
     assert rates[28:] == pytest.approx([0.55, 0.1])
     assert plan.branch_points == {16, 28}
-    assert [plan.goes_back_to(step) for step in (0, 19, 20, 30)] == [None, None, 16, 28]
-    longer = Plan.of(stream.replace(tasks=[first, second, {"name": "c", "builtin": "prose", "steps": 5}]), train)
+    assert [plan.step_before_anneal(step) for step in (0, 19, 20, 30)] == [None, None, 16, 28]
+    longer = TaskSchedule.of(
+        stream.replace(tasks=[first, second, {"name": "c", "builtin": "prose", "steps": 5}]), train
+    )
     assert [longer.learning_rate(step) for step in range(30)] == rates  # no horizon: a later task changes nothing
 
     endless = train.replace(schedule="infinite", cooldown_steps=8, constant_lr_ratio=0.5)
-    rates = [Plan.of(stream, endless).learning_rate(step) for step in range(30)]
+    rates = [TaskSchedule.of(stream, endless).learning_rate(step) for step in range(30)]
     assert rates[3:5] == [1.0, 1.0]
     assert rates[8] == pytest.approx(0.75)
     assert rates[12:16] == pytest.approx([0.5] * 4)
     assert rates[19] == pytest.approx(0.1)
     assert rates[20:28] == pytest.approx([0.5] * 8)
-    assert Plan.of(stream, train.replace(schedule="per_task")).branch_points == set()
+    assert TaskSchedule.of(stream, train.replace(schedule="per_task")).branch_points == set()

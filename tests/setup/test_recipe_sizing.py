@@ -22,11 +22,11 @@ from trc2.stream.prepare import PreparedStream, prepare_stream
 
 def write(folder: Path, kilobytes: int, seed: int = 0) -> Path:
     """Invented text in files of a few kilobytes."""
-    chance = random.Random(seed)
-    words = ["".join(chance.choice("abcdefghij") for _ in range(chance.randint(2, 7))) for _ in range(300)]
+    rng = random.Random(seed)
+    words = ["".join(rng.choice("abcdefghij") for _ in range(rng.randint(2, 7))) for _ in range(300)]
     folder.mkdir(parents=True)
     for number in range(kilobytes // 4):
-        text = " ".join(chance.choice(words) for _ in range(800))
+        text = " ".join(rng.choice(words) for _ in range(800))
         (folder / f"{number}.txt").write_text(text[:4096])
     return folder
 

@@ -79,9 +79,9 @@ def test_it_moves_and_stretches_with_the_values(values: list[int], shift: int, s
 
 @given(SAMPLES, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_order_of_the_values_changes_no_bit(values: list[float], chance: object) -> None:
+def test_the_order_of_the_values_changes_no_bit(values: list[float], rng: object) -> None:
     shuffled = list(values)
-    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
     assert mean_interval(shuffled) == mean_interval(values)
 
 

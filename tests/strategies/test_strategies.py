@@ -220,9 +220,9 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
             for file in checkpoint.iterdir():
                 file.unlink()
             checkpoint.rmdir()
-    diary = tmp_path / "whole" / "metrics.jsonl"
-    kept = [line for line in diary.read_text().splitlines() if '"end"' not in line]
-    diary.write_text("\n".join(kept) + "\n")
+    metrics_log = tmp_path / "whole" / "metrics.jsonl"
+    kept = [line for line in metrics_log.read_text().splitlines() if '"end"' not in line]
+    metrics_log.write_text("\n".join(kept) + "\n")
     resume_run(tmp_path / "whole", [], Console(quiet=True))
     again = load_checkpoint(list_checkpoints(tmp_path / "whole" / "checkpoints")[-1])
     assert again.step == end.step == 12
@@ -230,7 +230,9 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     assert all(torch.equal(again.tensors[key], end.tensors[key]) for key in end.tensors)
     has_state = any(key.startswith("strategy.") for key in end.tensors)
     assert name in strategy_names() or not has_state, "a shorthand is no strategy"
-    metrics = {key for record in current(read_all_records(diary)) if record.kind == "train" for key in record.metrics}
+    metrics = {
+        key for record in current(read_all_records(metrics_log)) if record.kind == "train" for key in record.metrics
+    }
     written = {"slow_cortex": "train/loss_distil", "lwf": "train/loss_lwf", "der": "train/loss_der"}.get(
         name, "strategy/" if name in strategy_names() else "replay/coefficient"
     )

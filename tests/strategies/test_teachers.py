@@ -45,9 +45,9 @@ def move(model: CortexNet, amount: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_divergence_is_kl_and_chunks_change_nothing(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = torch.Generator().manual_seed(0)
-    hidden, wanted = (torch.randn(7, 4, generator=chance, dtype=torch.float64) for _ in range(2))
-    weights = [torch.randn(11, 4, generator=chance, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    rng = torch.Generator().manual_seed(0)
+    hidden, wanted = (torch.randn(7, 4, generator=rng, dtype=torch.float64) for _ in range(2))
+    weights = [torch.randn(11, 4, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     hidden.requires_grad_()
     p = F.softmax(wanted @ weights[1].T / temperature, -1).detach()
     q = F.softmax(hidden @ weights[0].T / temperature, -1)
@@ -112,10 +112,10 @@ def test_serving_swaps_the_weights_and_settling_keeps_them() -> None:
     average = {name: tensor.clone() for name, tensor in strategy.teacher.tensors.items()}
     move(model, 0.2)
     trained = {name: p.detach().clone() for name, p in model.trunk.named_parameters()}
-    with strategy.serving():
+    with strategy.evaluation_weights():
         assert all(torch.equal(p, average[n]) for n, p in model.trunk.named_parameters() if n in average)
     assert all(torch.equal(p, trained[n]) for n, p in model.trunk.named_parameters())
-    strategy.settle()
+    strategy.apply_evaluation_weights()
     torch.testing.assert_close(
         {n: p.detach() for n, p in model.trunk.named_parameters() if n in average}, average, rtol=1e-12, atol=1e-12
     )

@@ -83,7 +83,7 @@ def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> No
 
 
 def test_places_are_spread_evenly_also_for_names_that_are_not_utf_8() -> None:
-    chance = random.Random(0)
-    places = [place_of(f"\udcff{chance.random()}") for _ in range(4000)]
+    rng = random.Random(0)
+    places = [place_of(f"\udcff{rng.random()}") for _ in range(4000)]
     assert all(0 <= place < 1 for place in places)
     assert abs(sum(place < 0.25 for place in places) / 4000 - 0.25) < 0.03

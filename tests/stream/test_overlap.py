@@ -26,7 +26,7 @@ def test_every_document_knows_how_much_of_it_is_trained_on(tmp_path: Path) -> No
     (seeds / "a.txt").write_text(long[1])
     stream = StreamConfig(
         tasks=[{"name": name, "folder": name} for name in texts], data_root=tmp_path, cache=tmp_path / "cache",
-        tokenizer={"vocab_size": 300}, replay_seed_files=[str(seeds)],
+        tokenizer={"vocab_size": 300}, replay_prefill_files=[str(seeds)],
     )  # fmt: skip
     prepared = prepare_stream(stream)
     shares = shared_by_document(prepared.tasks["old"], "validation", [prepared.tasks["new"]], tmp_path, lambda: None)

@@ -68,8 +68,8 @@ def test_an_overlong_word_is_cut_and_nothing_is_lost(sign: str) -> None:
 
 @pytest.mark.parametrize("alphabet", ["a", string.ascii_lowercase, " "])
 def test_a_word_of_a_megabyte_costs_no_more_than_its_bytes(alphabet: str) -> None:
-    chance = random.Random(0)
-    word = "".join(chance.choice(alphabet) for _ in range(1_000_000))
+    rng = random.Random(0)
+    word = "".join(rng.choice(alphabet) for _ in range(1_000_000))
     begin = time.process_time()
     tokenizer = train_bpe([WORDS, word], 320)
     ids = tokenizer.encode_batch([word])[0]

@@ -18,9 +18,9 @@ def cells(*overrides: str, **grid: object) -> list[Cell]:
 
 
 def test_it_is_the_product_of_its_axes() -> None:
-    lesions = {"full": [], "no_memory": ["model.memory=false"]}
+    ablations = {"full": [], "no_memory": ["model.memory=false"]}
     sizes = {"small": ["model.d_model=32"], "large": []}
-    found = cells(lesions=lesions, sizes=sizes, strategies=["none", "ewc"], seeds=[3, 4])
+    found = cells(ablations=ablations, sizes=sizes, strategies=["none", "ewc"], seeds=[3, 4])
     assert len(found) == 2 * 2 * 2 * 2
     assert len({cell.name for cell in found}) == 16
     one = next(cell for cell in found if cell.name == "demo+small+no_memory+ewc+s4")
@@ -31,7 +31,7 @@ def test_it_is_the_product_of_its_axes() -> None:
 def test_its_command_trains_the_very_config() -> None:
     from trc2.config import load_recipe
 
-    one = cells(lesions={"plain": ["model.replay=false"]}, orders="others", seeds=[7])[2]
+    one = cells(ablations={"plain": ["model.replay=false"]}, orders="others", seeds=[7])[2]
     verb, recipe, *overrides = one.command(Path("somewhere"))
     config = load_recipe(recipe, overrides)
     assert verb == "train"
@@ -98,11 +98,11 @@ def test_a_run_that_two_grids_share_is_run_once_and_a_clash_of_names_is_refused(
     [
         ({"recipes": []}, "recipes"),
         ({"recipes": ["dmeo"]}, "Did you mean 'demo'|did you mean"),
-        ({"lesion": {}}, "lesion"),
-        ({"lesions": {"no_memory": ["model.memry=false"]}}, r"demo\+no_memory\+s0 of the matrix cannot be: .*memry"),
-        ({"lesions": ["a"]}, "is no list of names"),
+        ({"ablation": {}}, "ablation"),
+        ({"ablations": {"no_memory": ["model.memry=false"]}}, r"demo\+no_memory\+s0 of the matrix cannot be: .*memry"),
+        ({"ablations": ["a"]}, "is no list of names"),
         ({"strategies": [{}]}, "is no list of names"),
-        ({"lesions": {"../../x": []}}, "has the name '../../x'"),
+        ({"ablations": {"../../x": []}}, "has the name '../../x'"),
         ({"strategies": ["ewcc"]}, "ewc"),
         ({"orders": [["prose"]]}, "is no order of the tasks"),
         ({"seeds": []}, "seeds"),
@@ -128,7 +128,7 @@ def test_the_packaged_matrices_are_valid_and_the_labs_has_the_runs_it_promises(t
 
 
 def test_a_matrix_is_counted_before_its_runs_are_made() -> None:
-    axes = {name: {f"{name}{n}": [] for n in range(100)} for name in ("sizes", "lesions", "strategies")}
+    axes = {name: {f"{name}{n}": [] for n in range(100)} for name in ("sizes", "ablations", "strategies")}
     begun = time.process_time()
     with pytest.raises(UserError, match="4000000 runs or more"):
         cells(seeds=[0, 1, 2, 3], **axes)
@@ -137,12 +137,14 @@ def test_a_matrix_is_counted_before_its_runs_are_made() -> None:
 
 def test_runs_that_differ_in_their_seed_are_checked_once_and_made_when_asked_for() -> None:
     begun = time.process_time()
-    found = cells(seeds=list(range(500)), lesions={"plain": ["model.memory=false"]}, settings=["stream.cache=c{seed}"])
+    found = cells(
+        seeds=list(range(500)), ablations={"plain": ["model.memory=false"]}, settings=["stream.cache=c{seed}"]
+    )
     one_by_one = time.process_time() - begun
     assert found[7].config.stream is not None
     assert str(found[7].config.stream.cache) == "c7"
     begun = time.process_time()
-    found = cells(seeds=list(range(500)), lesions={"plain": ["model.memory=false"]})
+    found = cells(seeds=list(range(500)), ablations={"plain": ["model.memory=false"]})
     assert sum(cell.variant.total_steps for cell in found) == 500 * found[0].variant.total_steps
     assert time.process_time() - begun < one_by_one / 5
     assert (found[499].config.train.seed, found[499].name) == (499, "demo+plain+s499")

@@ -38,7 +38,7 @@ def test_runs_end_and_a_cancelled_one_goes_on(
     folder = RunFolder(out / cells[0].name)
     launcher.start(cells[0].name, cells[0].command(folder.path), 1, out / "log")
     deadline = time.monotonic() + 120
-    while not (folder.has_diary and b'"train"' in folder.diary_file.read_bytes()) and time.monotonic() < deadline:
+    while not (folder.has_metrics and b'"train"' in folder.metrics_file.read_bytes()) and time.monotonic() < deadline:
         assert launcher.ended() == {}
         time.sleep(0.01)
     launcher.stop()

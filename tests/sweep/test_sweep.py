@@ -49,7 +49,7 @@ def recipe(tiny_run: MakeRun, tmp_path: Path) -> str:
 def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     nowhere = {"nowhere": ["stream.data_root=nowhere"]}
-    cells = Matrix(grids=[{"recipes": [recipe]}, {"recipes": [recipe], "lesions": nowhere}]).cells()
+    cells = Matrix(grids=[{"recipes": [recipe]}, {"recipes": [recipe], "ablations": nowhere}]).cells()
     outcome = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
     assert {name: found.state for name, found in outcome.standings.items()} == {
         "tiny+s0": "ended",
@@ -115,7 +115,7 @@ def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_
     values["output"].pop("threads")
     recipe.write_text(settings_text(values))
     matrix = Matrix(
-        title="threads", grids=[{"recipes": [str(recipe)], "lesions": {"own": ["output.threads=2"], "free": []}}]
+        title="threads", grids=[{"recipes": [str(recipe)], "ablations": {"own": ["output.threads=2"], "free": []}}]
     )
     with pytest.raises(UserError, match=r"output.threads=8.*add output.threads=4"):
         run_sweep(matrix.cells(["output.threads=8"]), out, launcher, QUIET)
@@ -126,15 +126,15 @@ def test_output_threads_of_a_run_wins_and_its_folder_says_what_the_matrix_calls_
     }
     assert RunFolder(out / "tiny+own+s0").variant() == {
         "schema": 1, "matrix": "mine", "title": "threads", "order": [], "seed": 0,
-        "axes": {"recipe": "tiny", "size": "", "lesion": "own", "strategy": ""},
+        "axes": {"recipe": "tiny", "size": "", "ablation": "own", "strategy": ""},
     }  # fmt: skip
 
 
 def test_a_run_that_was_stopped_is_resumed(recipe: str, trained_once: Path, tmp_path: Path) -> None:
     out, launcher = tmp_path / "sweep", Noting()
     folder = RunFolder(Path(shutil.copytree(trained_once, out / "tiny+s0")))
-    lines = folder.diary_file.read_text().splitlines(keepends=True)
-    folder.diary_file.write_text("".join(lines[: len(lines) // 2]))
+    lines = folder.metrics_file.read_text().splitlines(keepends=True)
+    folder.metrics_file.write_text("".join(lines[: len(lines) // 2]))
     cells = Matrix(grids=[{"recipes": [recipe]}]).cells()
     assert standing(cells[0], out).state == "begun"
     run_sweep(cells, out, launcher, QUIET)
@@ -148,11 +148,11 @@ def test_killed_or_interrupted_it_goes_on_mid_run(recipe: str, tmp_path: Path) -
     often = ["output.checkpoint_every=5", "stream.tasks.0.steps=60", "stream.tasks.1.steps=60", "eval.every_steps=60"]
     file.write_text(f"grids: [{{recipes: [{recipe}], settings: {json.dumps(often)}}}]")
     cells = Matrix(grids=[{"recipes": [recipe], "settings": often}]).cells()
-    diary = RunFolder(out / "tiny+s0").diary_file
+    metrics_log = RunFolder(out / "tiny+s0").metrics_file
 
     def when_it_grows(process: int, number: signal.Signals) -> None:
-        size, deadline = diary.stat().st_size if diary.exists() else 0, time.monotonic() + 120
-        while not (diary.exists() and diary.stat().st_size > size) and time.monotonic() < deadline:
+        size, deadline = metrics_log.stat().st_size if metrics_log.exists() else 0, time.monotonic() + 120
+        while not (metrics_log.exists() and metrics_log.stat().st_size > size) and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(process, number)
 

@@ -85,7 +85,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def recipe(tiny_run: MakeRun, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(tiny_run(eval={"fence": False}).model_dump(mode="json")))
+    path.write_text(yaml.safe_dump(tiny_run(eval={"check_no_side_effects": False}).model_dump(mode="json")))
     return path
 
 
@@ -93,7 +93,7 @@ def recipe(tiny_run: MakeRun, tmp_path: Path) -> Path:
 def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of that recipe on a disk with room."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return start_run(tiny_run_config(tiny_data, folder, eval={"fence": False}), QUIET)
+    return start_run(tiny_run_config(tiny_data, folder, eval={"check_no_side_effects": False}), QUIET)
 
 
 def is_one_sentence(text: str) -> bool:

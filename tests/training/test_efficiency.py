@@ -14,7 +14,7 @@ from trc2.runs.records import Record
 from trc2.stream.prepare import prepare_stream
 from trc2.training.efficiency import PEAK_MEMORY, efficiency
 from trc2.training.loop import Trainer
-from trc2.training.observers import Story
+from trc2.training.observers import Recorder
 
 
 class Notes:
@@ -44,8 +44,8 @@ def test_totals_by_hand() -> None:
 
 
 def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
-    story = Story([])
-    assert math.isnan(story.last_speed)
+    recorder = Recorder([])
+    assert math.isnan(recorder.last_speed)
     told = [
         Record("train", 1, "a", {"train/tokens_per_second": 50.0}),
         Record("eval", 1, "a", {PEAK_MEMORY: 9.0}),
@@ -53,12 +53,12 @@ def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
         Record("nonfinite", 3, "a", {"train/tokens_per_second": 1.0}),
         Record("eval", 3, "a"),  # of an earlier version
     ]
-    story.go_on(told, 100.0)
-    assert (story.last_speed, story.peak_memory_gb) == (70.0, 9.0)
-    assert [record.step for record in story.evaluations] == [1, 3]
-    story.tell(Record("eval", 4, "a", {PEAK_MEMORY: 2.0}))
-    assert story.peak_memory_gb == 9.0
-    assert story.seconds >= 100.0
+    recorder.go_on(told, 100.0)
+    assert (recorder.last_speed, recorder.peak_memory_gb) == (70.0, 9.0)
+    assert [record.step for record in recorder.evaluations] == [1, 3]
+    recorder.tell(Record("eval", 4, "a", {PEAK_MEMORY: 2.0}))
+    assert recorder.peak_memory_gb == 9.0
+    assert recorder.seconds >= 100.0
 
 
 def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
@@ -67,18 +67,18 @@ def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
     config, first_notes, notes = tiny_run(), Notes(), Notes()
     prepared = prepare_stream(config.stream)
     first = Trainer(config, prepared, RunFolder(config.output.folder), [first_notes])
-    first.measure.evaluate(["fruit", "tools"])
+    first.evaluator.evaluate(["fruit", "tools"])
     for _ in range(7):
         first_notes.see(first.train_step())
         if first.state.progress.step == 6:
-            first.measure.evaluate(["fruit", "tools"])
-            first.measure.remember_reference()
+            first.evaluator.evaluate(["fruit", "tools"])
+            first.evaluator.remember_reference()
     assert all(record.metrics[PEAK_MEMORY] > 0 for record in first_notes.records if record.kind == "eval")
 
     second = Trainer(config, prepared, RunFolder(config.output.folder), [notes])
     second.state.restore(first.state.to_checkpoint({}))
     told = [replace(r, metrics={**r.metrics, PEAK_MEMORY: 1000.0}) for r in first_notes.records if r.kind == "eval"]
-    second.story.go_on(told, 3600.0)
+    second.recorder.go_on(told, 3600.0)
     second.run()
     end = next(record.metrics for record in notes.records if record.kind == "end")
     last = [record.metrics["train/tokens_per_second"] for record in notes.records if record.kind == "train"][-1]

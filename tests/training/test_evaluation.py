@@ -33,7 +33,7 @@ def test_the_controller_probes_past_tasks_only(tiny_run: MakeRun) -> None:
 @pytest.mark.parametrize(("when", "steps"), [("boundaries", [0, 6, 12]), ("always", [0, 3, 6, 9, 12])])
 def test_text_is_scored_when_it_is_asked_for(tiny_run: MakeRun, when: str, steps: list[int]) -> None:
     config = tiny_run()
-    told = records(config.replace(eval={**config.eval.model_dump(), "text_when": when}))
+    told = records(config.replace(eval={**config.eval.model_dump(), "text_metrics_at": when}))
     scored = [record.step for record in told if record.kind == "eval" and "eval/fruit/bleu" in record.metrics]
     assert scored == steps
     areas = [record.step for record in told if record.kind == "eval" and "cl/bleu/aufc" in record.metrics]

@@ -10,9 +10,9 @@ from rich.console import Console
 from trc2.config import RunConfig
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.prepare import prepare_stream
-from trc2.training.data import Feed
+from trc2.training.data import StreamData
 from trc2.training.forecast import Agenda, Forecast, Work
 from trc2.training.loop import Trainer
 from trc2.training.setup import start_run
@@ -22,15 +22,15 @@ MakeRun = Callable[..., RunConfig]
 
 def agenda_of(config: RunConfig) -> Agenda:
     assert config.stream is not None
-    plan = Plan.of_run(config)
-    return Agenda(config, plan, Feed(config, plan, prepare_stream(config.stream)))
+    plan = TaskSchedule.of_run(config)
+    return Agenda(config, plan, StreamData(config, plan, prepare_stream(config.stream)))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"eval": {"every_steps": 1, "text_when": "always"}},
+        {"eval": {"every_steps": 1, "text_metrics_at": "always"}},
         {"eval": {"every_steps": 4, "max_batches": None, "text_sequences": 0}, "control": {"every_steps": 5}},
         {"control": {"mode": "off"}},
         {"stream": {"mode": "joint"}},
@@ -108,7 +108,7 @@ class Listener:
     """Keeps what the forecast said at every step, and when."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.feed), 0, time.monotonic())
+        self.forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.stream_data), 0, time.monotonic())
         self.said: list[tuple[float, float]] = []
 
     def see(self, record: Record) -> None:
@@ -125,12 +125,14 @@ class Listener:
 def test_a_real_run_ends_about_when_it_was_said_to(tiny_run: MakeRun) -> None:
     tasks = [{"name": name, "folder": name, "steps": 120} for name in ("fruit", "tools")]
     config = tiny_run(
-        stream={"tasks": tasks}, eval={"every_steps": 15, "fence": False}, output={"checkpoint_every": 500}
+        stream={"tasks": tasks},
+        eval={"every_steps": 15, "check_no_side_effects": False},
+        output={"checkpoint_every": 500},
     )
     start_run(config.replace(output={**config.output.model_dump(), "folder": config.output.folder / "warm"}), QUIET)
     trainer = Trainer(config, prepare_stream(config.stream), RunFolder(config.output.folder), [])  # type: ignore[arg-type]
     listener = Listener(trainer)
-    trainer.story.observers.append(listener)
+    trainer.recorder.observers.append(listener)
     trainer.folder.path.mkdir(exist_ok=True)
     trainer.run()
     at, left = listener.said[20]

@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import tiny_config, tokens
 from trc2 import CortexNet
-from trc2.training.guards import EvaluationMovedState, fence
+from trc2.training.guards import EvaluationMovedState, no_side_effects
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,16 @@ from trc2.training.guards import EvaluationMovedState, fence
         (lambda net, opt: opt.state[net.cortex.embedding.weight]["exp_avg"].add_(1), "optimizer"),
     ],
 )
-def test_the_fence_sees_every_kind_of_movement(disturb: object, told: str) -> None:
+def test_the_check_for_side_effects_sees_every_kind_of_movement(disturb: object, told: str) -> None:
     net = CortexNet(tiny_config())
     optimizer = torch.optim.AdamW(net.parameters())
     _, aux = net(tokens(net.config, 2, 8), targets=tokens(net.config, 2, 8))
     aux["loss"].backward()
     net.flush_pending_write()
     optimizer.step()
-    with fence(True, net, optimizer):
+    with no_side_effects(True, net, optimizer):
         pass
-    with pytest.raises(EvaluationMovedState, match=told), fence(True, net, optimizer):
+    with pytest.raises(EvaluationMovedState, match=told), no_side_effects(True, net, optimizer):
         disturb(net, optimizer)
-    with fence(False, net, optimizer):
+    with no_side_effects(False, net, optimizer):
         disturb(net, optimizer)

@@ -1,4 +1,4 @@
-"""The trainer end to end on a stream of a few hundred words, with the evaluation fence up."""
+"""The trainer end to end on a stream of a few hundred words, with the check for side effects of evaluation."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_objective_does_not_depend_on_how_labels_are_spread_over_micro_batch
     """|Ω| is counted over the step: ignoring labels of one micro-batch must not weigh the others up or down."""
     config = tiny_run(model={**tiny_run().model.model_dump(), "memory": False, "replay": False, "lambda_router": 0.0})
     run, _ = trainer(config)
-    data = run.feed.tasks["fruit"]
+    data = run.stream_data.tasks["fruit"]
     batches = data.train_batches(0)
     batches[0].y[:, 3:] = IGNORE_INDEX
     data.train_batches = lambda step, share=None: batches  # type: ignore[method-assign]
@@ -131,7 +131,7 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_kept(tiny_run: MakeRu
     config = tiny_run(train={"max_nonfinite_steps": 3}, output={"checkpoint_every": 1})
     run, _ = trainer(config)
     run.train_step()
-    run.saver.save(run.state, run.story)
+    run.saver.save(run.state, run.recorder)
     run.state.model.cortex.final_norm.gain.register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row, up to step 4: lower train.learning_rate"):
         run.run()
@@ -164,10 +164,12 @@ def test_a_broken_model_steers_nothing(tiny_run: MakeRun) -> None:
         run.state.model.cortex.final_norm.gain.fill_(math.nan)
     run.state.progress.step = 8
     with pytest.raises(UserError, match="control perplexity of task 'fruit' is nan at step 8"):
-        run.measure.steer()
+        run.evaluator.update_replay()
 
 
-def test_the_fence_stops_an_evaluation_that_moves_something(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_for_side_effects_stops_an_evaluation_that_moves_something(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, _ = trainer(tiny_run())
     plain = type(run.state.model).predict
 
@@ -185,7 +187,7 @@ def test_evaluating_draws_no_chance_even_if_the_model_does(tiny_run: MakeRun, mo
     plain = type(run.state.model).predict
     monkeypatch.setattr(type(run.state.model), "predict", lambda self, x, y: (torch.rand(1), plain(self, x, y))[1])
     before = torch.get_rng_state()
-    run.measure.evaluate(["fruit"])
+    run.evaluator.evaluate(["fruit"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -219,8 +221,8 @@ def test_replay_can_be_off_or_fixed(tiny_run: MakeRun, mode: str, coefficient: f
 def test_evaluation_equals_a_plain_forward(tiny_run: MakeRun) -> None:
     config = tiny_run(eval={"max_batches": None})
     run, _ = trainer(config)
-    data = run.feed.tasks["fruit"]
-    scores = score_task(run.state.model, data, "validation", config.eval, run.feed.tokenizer, run.state.device)
+    data = run.stream_data.tasks["fruit"]
+    scores = score_task(run.state.model, data, "validation", config.eval, run.stream_data.tokenizer, run.state.device)
     run.state.model.eval()
     losses, hits, count = 0.0, 0, 0
     for batch in data.eval_batches("validation", 1):

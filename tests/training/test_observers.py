@@ -13,10 +13,10 @@ from trc2.config import StreamConfig, TrainConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.training.observers import Screen, build_observers
 
-PLAN = Plan.of(StreamConfig(tasks=[{"name": "a", "builtin": "prose", "steps": 10}]), TrainConfig())
+PLAN = TaskSchedule.of(StreamConfig(tasks=[{"name": "a", "builtin": "prose", "steps": 10}]), TrainConfig())
 STEP = {
     "train/loss_lm": 2.5, "train/tokens_per_second": 1234.0, "replay/coefficient": 0.05, "hippocampus/fill": 0.5,
 }  # fmt: skip

@@ -12,7 +12,7 @@ def test_matrices_decay_vectors_do_not_and_tensors_without_a_reader_are_left_out
     decayed, plain = (set(map(id, group["params"])) for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     for name, parameter in net.named_parameters():
-        trained = parameter.requires_grad and name not in net.tensors_without_reader()
+        trained = parameter.requires_grad and name not in net.unused_parameters()
         assert (id(parameter) in decayed) == (trained and parameter.ndim >= 2), name
         assert (id(parameter) in plain) == (trained and parameter.ndim < 2), name
     assert id(net.cortex.embedding.weight) in decayed

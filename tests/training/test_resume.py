@@ -95,16 +95,16 @@ def test_a_terminated_run_saves_and_goes_on_to_the_bit(
 def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
     tiny_run: MakeRun, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trc2.training.evaluation import Measure
+    from trc2.training.evaluation import Evaluator
 
-    plain = Measure.evaluate
+    plain = Evaluator.evaluate
 
-    def interrupted(self: Measure, names: list[str]) -> None:
+    def interrupted(self: Evaluator, names: list[str]) -> None:
         plain(self, names)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Measure, "evaluate", interrupted)
+        patch.setattr(Evaluator, "evaluate", interrupted)
         with pytest.raises(Interrupted, match="Stopped at step 0, before anything was saved: go on with `trc2 resume"):
             start_run(at(tiny_run, tmp_path / "parted"), QUIET)
     resume_run(tmp_path / "parted", [], QUIET)
@@ -348,7 +348,7 @@ def test_a_finished_run_learns_one_more_task_and_keeps_its_references(whole: Pat
     child = continue_run(parent, tmp_path / "child", task, QUIET)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in parent.rglob("*") if path.is_file()) == before
     run, old = read_run(child), read_run(parent)
-    assert [s.task for s in run.stretches] == ["fruit", "tools", "colours"]
+    assert [s.task for s in run.spans] == ["fruit", "tools", "colours"]
     assert run.is_finished
     table = run.tables["perplexity"]
     for name in ("fruit", "tools"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trc2.config import RunConfig, Section, TaskConfig
-from trc2.config.recipes import laid_over_each_other, recipe_layers
+from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.run import NAMED_SECTIONS, apply_overrides
 from trc2.config.section import shown
 from trc2.errors import UserError, did_you_mean
@@ -105,7 +105,7 @@ def _values(recipe: str | Path | RunConfig) -> dict[str, Any]:
     if not isinstance(recipe, RunConfig):
         if not isinstance(recipe, str | Path):
             raise UserError(f"{shown(recipe)} is no recipe: give its name or file, or a RunConfig.")
-        return laid_over_each_other(recipe_layers(str(recipe)))
+        return merge_layers(recipe_layers(str(recipe)))
     values: dict[str, Any] = recipe.model_dump(mode="json")
     if recipe.model.replay_seed == recipe.train.seed:
         values["model"]["replay_seed"] = None  # it followed train.seed, which may be about to change

@@ -14,7 +14,7 @@ from trc2.report.summary import write_summary
 from trc2.runs.folder import RunFolder
 from trc2.system.console import PlainConsole
 from trc2.system.torchrun import is_first_process
-from trc2.training.resume import start_or_go_on
+from trc2.training.resume import train_or_resume
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
     config = run_config(recipe, tasks, steps, chosen)
     path = _free_folder(config.output.folder) if folder is None else Path(folder)
     config = config.replace(output={**config.output.model_dump(), "folder": path})
-    path = start_or_go_on(config, PlainConsole(quiet=quiet))
+    path = train_or_resume(config, PlainConsole(quiet=quiet))
     if is_first_process():
         write_summary(path)
     return Run(path)

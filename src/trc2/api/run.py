@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trc2.api.arguments import Steps, Tasks, as_overrides, listed, task_configs
 from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
-from trc2.continuing.acceptance import GATE_FILE, check_gate, judge_child
+from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.request import default_folder
 from trc2.errors import UserError, did_you_mean
@@ -76,8 +76,8 @@ class Run:
             read = self._read()
         except UserError as problem:
             return f"Run({str(self.folder)!r}: {problem})"
-        state = "finished" if read.is_finished else f"at step {read.last_step} of {read.stretches[-1].end}"
-        return f"Run({str(self.folder)!r}, {' → '.join(stretch.task for stretch in read.stretches)}, {state})"
+        state = "finished" if read.is_finished else f"at step {read.last_step} of {read.spans[-1].end}"
+        return f"Run({str(self.folder)!r}, {' → '.join(span.task for span in read.spans)}, {state})"
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -101,7 +101,7 @@ class Run:
         run = self._read()
         table = self._table(run, metric)
         last = table.steps[-1] if table.steps else 0
-        ends = {stretch.task: stretch.end for stretch in run.stretches}
+        ends = {span.task: span.end for span in run.spans}
 
         def score(task: str, step: int | None) -> float | None:
             return table.scores[step][task] if step is not None and table.has(step, task) else None
@@ -131,8 +131,8 @@ class Run:
         return Forgetting(metric, tasks, *means)
 
     def gate(self) -> dict[str, Any] | None:
-        """The verdict on every task the parent knew: gate.json of a run that `continue_` made, else None."""
-        path = self.folder / GATE_FILE
+        """The verdict on every task the parent knew: acceptance.json of a run that `continue_` made, else None."""
+        path = self.folder / ACCEPTANCE_FILE
         if not path.is_file():
             return None
         with reading(path):
@@ -308,7 +308,7 @@ def continue_from(
     parent = Path(source)
     cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
     kept = task_configs(keep, None, cache) if keep else []
-    check_gate(parent, kept, max_forgetting)
+    check_acceptance(parent, kept, max_forgetting)
     new = task_configs(tasks, steps, cache)
     child = default_folder(parent, new) if folder is None else Path(folder)
     console = PlainConsole(quiet=quiet)

@@ -162,7 +162,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         super().__init__(config, trunk)
         self.stage = Stage()
         self._before_step: list[tuple[Tensor, Tensor]] | None = None
-        self.follow_state()
+        self.sync_from_buffers()
         self.register_load_state_dict_post_hook(_follow_loaded_task)
 
     @property
@@ -190,7 +190,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             for layer, space in zip(self.projections, spaces, strict=True):
                 layer.projector.copy_(space)
         self.stage.task.fill_(index)
-        self.follow_state()
+        self.sync_from_buffers()
 
     @torch.no_grad()
     def subtraction_pass(self, num_pairs: int, batches: Iterable[Tensor]) -> list[SecondMoment]:
@@ -226,7 +226,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             for module, mode in modes:
                 module.training = mode
 
-    def follow_state(self) -> None:
+    def sync_from_buffers(self) -> None:
         """Set everything that follows from the task: which pairs take part, and what learns.
 
         At task 0 nothing is frozen: the pairs take no part, so they get no gradient, but an optimizer made now holds
@@ -246,7 +246,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         """None: updates are projected as whole matrices, and a boundary changes what learns."""
         return []
 
-    def tensors_waiting(self) -> list[str]:
+    def untrained_parameters(self) -> list[str]:
         """Names of the tensors of pairs whose task has not begun; no loss can reach them yet."""
         return self._pair_names(self.task)
 
@@ -303,7 +303,7 @@ def drift_resistant_space(moment: Float[Tensor, "D D"], threshold: float, normal
 def _follow_loaded_task(net: nn.Module, _keys: object) -> None:
     """Runs after `load_state_dict`, which hands over the names that did not fit; they are not needed here."""
     assert isinstance(net, LoraDRSNet)
-    net.follow_state()
+    net.sync_from_buffers()
 
 
 def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> LoraDRSNet:

@@ -66,7 +66,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.ranks: Ranks = ALONE
         self.more_losses: Callable[[LearningPass], Sequence[Loss]] | None = None  # a strategy's, in training
         self.add_module(name, trunk)
-        self.pending: deque[Pending] = deque(maxlen=config.max_pending)
+        self.pending: deque[Pending] = deque(maxlen=config.max_unflushed_batches)
         self._warned = False
         self.register_state_dict_pre_hook(_warn_about_pending)
 
@@ -221,8 +221,8 @@ class Backbone(nn.Module, Generic[C, T]):
         valid: Bool[Tensor, "B T"] | None,
         origin: Origin | None,
     ) -> None:
-        """Keep what this micro-batch leaves behind until the commit, but never more than `max_pending` of them."""
-        limit = self.config.max_pending
+        """Queue what this micro-batch proposes until the commit, at most `max_unflushed_batches` of them."""
+        limit = self.config.max_unflushed_batches
         if self.num_pending >= limit and not self._warned:
             self._warned = True
             warnings.warn(
@@ -313,12 +313,12 @@ class Backbone(nn.Module, Generic[C, T]):
         """Filled slots of the memory."""
         return self.trunk.num_events
 
-    def follow_state(self) -> None:
+    def sync_from_buffers(self) -> None:
         """Set what is no tensor but follows from some; called after a state was loaded in an unusual way."""
 
-    def tensors_without_reader(self) -> list[str]:
+    def unused_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss can reach."""
-        return self._names_of(self.trunk.tensors_without_reader())
+        return self._names_of(self.trunk.unused_parameters())
 
     def tensors_without_decay(self) -> list[str]:
         """Names of tensors that weight decay must leave alone, besides vectors and scalars, which it always does."""
@@ -334,7 +334,7 @@ class Backbone(nn.Module, Generic[C, T]):
         inside = dict(self.trunk.named_parameters())
         return [named[id(inside[name])] for name in inside_trunk]
 
-    def tensors_waiting(self) -> list[str]:
+    def untrained_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss can reach before a later task begins."""
         return []
 

@@ -87,8 +87,8 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
             "name text it should go on knowing by --keep NAME=FOLDER.",
             style="yellow",
         )
-    if verdict.foretold is not None:
-        said = verdict.foretold
+    if verdict.prediction is not None:
+        said = verdict.prediction
         out.print(
             f"Trial runs with {said.share:.0%} replay: {said.predicted:+.1%} predicted; it became {verdict.worst:+.1%}."
         )

@@ -67,15 +67,15 @@ def continue_(
     A saved model does not say what it learnt: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
-    from trc2.continuing.acceptance import check_gate, judge_child
+    from trc2.continuing.acceptance import check_acceptance, judge_child
     from trc2.continuing.continue_run import continue_run
-    from trc2.continuing.request import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
-    from trc2.continuing.trial_runs import foretold, keep_rehearsal, rehearse_shares, remove_trials
+    from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
+    from trc2.continuing.trial_runs import keep_rehearsal, prediction, remove_trials, try_shares
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
-    check_gate(parent, kept, max_forgetting)
+    check_acceptance(parent, kept, max_forgetting)
     if folder is not None and not folder.name:
         raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
     target = folder or default_folder(parent, tasks)
@@ -84,7 +84,7 @@ def continue_(
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
         with out.status("trial runs") as status:
-            rehearsal = rehearse_shares(
+            rehearsal = try_shares(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
                 watch=lambda text: status.update(shown(text)), warn=warn,
             )  # fmt: skip
@@ -98,20 +98,28 @@ def continue_(
         if rehearsal.cheapest is None:
             raise typer.Exit(REFUSED)
         return
-    said = foretold(parent, target, tasks, replay_share, changes, warn)
-    wish = Wish(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
-    config = child_config(parent, wish, target)
+    said = prediction(parent, target, tasks, replay_share, changes, warn)
+    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
+    config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
     remove_trials(target)
     if replay_share and not has_old_text(parent, config):
         warn(
             f"{parent} brings no old text to replay, so --replay-share {replay_share:g} replays the new text: name old "
-            f"text by --keep NAME=FOLDER, with at least {MIN_DIVIDED} documents, or by stream.replay_seed_files."
+            f"text by --keep NAME=FOLDER, with at least {MIN_DIVIDED} documents, or by stream.replay_prefill_files."
         )
     console = err if as_json else out
     continue_run(
-        parent, target, tasks, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, foretold=said
+        parent,
+        target,
+        tasks,
+        console,
+        replay_share,
+        overrides=changes,
+        keep=kept,
+        limit=max_forgetting,
+        prediction=said,
     )
     if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
         show_verdict(target, verdict, as_json=as_json, with_summary=True)

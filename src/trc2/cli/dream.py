@@ -24,7 +24,7 @@ def dream_(
     path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
     as_json: AsJson = False,
 ) -> None:
-    """Sample texts from a model, without duplicates, as a file for stream.replay_seed_files.
+    """Sample texts from a model, without duplicates, as a file for stream.replay_prefill_files.
 
     Every row says which model, seed, temperature and place it came from.
     """

@@ -38,7 +38,7 @@ def sweep(
     dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a matrix of runs: backbones, sizes, lesions, strategies, seeds and orders of the tasks."""
+    """Train a matrix of runs: backbones, sizes, ablations, strategies, seeds and orders of the tasks."""
     from trc2.sweep.matrix import load_matrix, recipe_name
     from trc2.sweep.run import run_sweep
     from trc2.sweep.status import standing

@@ -16,9 +16,9 @@ def train(
 ) -> None:
     """Train a model through a stream of tasks and measure what it forgets."""
     from trc2.config import load_recipe
-    from trc2.training.resume import start_or_go_on
+    from trc2.training.resume import train_or_resume
 
     config = load_recipe(recipe, overrides or [])
     if launched(nproc, max_restarts, config):
         return
-    show_summary(start_or_go_on(config, err if as_json else out), as_json)
+    show_summary(train_or_resume(config, err if as_json else out), as_json)

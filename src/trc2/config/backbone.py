@@ -43,7 +43,7 @@ class BackboneConfig(Section):
         "surprise); or as much of every stretch of the stream, cut where the loss jumps",
     )
     replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
-    max_pending: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
+    max_unflushed_batches: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
 
     # objective
     lambda_router: NonNegative = Field(1.0, description="weight of all router losses")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.config.flat import flat, items_by_name
-from trc2.config.recipes import laid_over_each_other, recipe_layers
+from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.run import RunConfig, apply_overrides
 from trc2.config.section import Section, SettingError
 from trc2.config.strategy import expand_shorthands
@@ -35,7 +35,7 @@ def explain(name: str, overrides: Iterable[str] = ()) -> list[Setting]:
     config_file = Path(name) / "config.yaml"
     layers = recipe_layers(str(config_file) if config_file.is_file() else name)
     overrides = list(overrides)
-    values = apply_overrides(laid_over_each_other(layers), overrides)
+    values = apply_overrides(merge_layers(layers), overrides)
     config = RunConfig(**values)
     found = _origins(layers, overrides)
     settings = []
@@ -54,14 +54,14 @@ def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> 
     steps = [
         (
             f"base {name}" if number < len(layers) else name,
-            laid_over_each_other(layers[:number]),
+            merge_layers(layers[:number]),
             set(flat(values, names=True)),
         )
         for number, (name, values) in enumerate(layers, start=1)
     ]
     for number, override in enumerate(overrides, start=1):
         path, _, _ = override.partition("=")
-        so_far = apply_overrides(laid_over_each_other(layers), overrides[:number])
+        so_far = apply_overrides(merge_layers(layers), overrides[:number])
         steps.append((f"override {path}", so_far, _below(path, so_far)))
     for label, so_far, said in steps:
         with suppress(SettingError):  # half of a change may be wrong where the whole is right

@@ -159,7 +159,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def keep_papers(pretrained: str, folder: Path) -> None:
+def copy_model_files(pretrained: str, folder: Path) -> None:
     """Copy tokenizer and settings from beside the weights, so that an export needs the first folder no more."""
     source = locate(pretrained)
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def keep_base_card(pretrained: str, folder: Path) -> None:
         write_atomically(folder / BASE_CARD, path.read_bytes())
 
 
-def base_facts(pretrained: str, papers: Path) -> dict[str, str]:
+def base_facts(pretrained: str, model_files: Path) -> dict[str, str]:
     """What an export says of the model it began with: `base_model`, its name, and `license` if its card states one.
 
     A folder is known by the name on the hub that its config.json remembers, else by its own. A card is a stranger's
@@ -213,13 +213,13 @@ def base_facts(pretrained: str, papers: Path) -> dict[str, str]:
     is_hub_name = HUB_NAME.fullmatch(pretrained) is not None and not home.is_dir()
     facts = {"base_model": pretrained if is_hub_name else home.name}
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        refuse_special(papers / CONFIG_FILE)
-        name = json.loads((papers / CONFIG_FILE).read_text(encoding="utf-8")).get("_name_or_path")
+        refuse_special(model_files / CONFIG_FILE)
+        name = json.loads((model_files / CONFIG_FILE).read_text(encoding="utf-8")).get("_name_or_path")
         if isinstance(name, str) and HUB_NAME.fullmatch(name):
             facts["base_model"] = name
     with contextlib.suppress(OSError, ValueError):
-        refuse_special(papers / BASE_CARD)
-        front = re.match(r"---\s*\n(.*?)\n---", (papers / BASE_CARD).read_text(encoding="utf-8"), re.DOTALL)
+        refuse_special(model_files / BASE_CARD)
+        front = re.match(r"---\s*\n(.*?)\n---", (model_files / BASE_CARD).read_text(encoding="utf-8"), re.DOTALL)
         for key in ("license", "license_name"):
             line = rf"^{key}: *['\"]?([A-Za-z0-9][\w.+-]{{0,80}})['\"]? *$"
             if stated := re.search(line, front[1] if front else "", re.MULTILINE):

@@ -71,7 +71,7 @@ def recipe_layers(name: str, above: tuple[str, ...] = ()) -> list[tuple[str, dic
     return [*([] if base is None else recipe_layers(base, chain)), (name, values)]
 
 
-def laid_over_each_other(layers: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+def merge_layers(layers: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """What all layers say together: the last one wins, field by field."""
     settings: dict[str, Any] = {}
     for _, values in layers:

@@ -14,7 +14,7 @@ from trc2.config.model import PAPER_STEPS, SHORTEST_HORIZON
 from trc2.config.models import backbone_class, model_config, switch_backbone
 from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
-from trc2.config.recipes import laid_over_each_other, recipe_layers
+from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.section import Section, SettingError
 from trc2.config.strategy import BudgetConfig, StrategyConfig, expand_shorthands, strategy_config, switch_strategy
 from trc2.config.stream import StreamConfig
@@ -92,15 +92,19 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _seeds_have_a_place(self) -> RunConfig:
-        if self.stream is not None and self.stream.replay_seed_files and not self.model.replay:
+        if self.stream is not None and self.stream.replay_prefill_files and not self.model.replay:
             raise ValueError(
-                "stream.replay_seed_files fills replay stores, but model.replay is false: set it to true, or leave "
+                "stream.replay_prefill_files fills replay stores, but model.replay is false: set it to true, or leave "
                 "the files out."
             )
-        if self.stream is not None and self.stream.replay_seed_files and self.model.replay_keep in ("loss", "surprise"):
+        if (
+            self.stream is not None
+            and self.stream.replay_prefill_files
+            and self.model.replay_keep in ("loss", "surprise")
+        ):
             raise ValueError(
                 f"model.replay_keep={self.model.replay_keep} weighs a chunk by how hard it was when it was learnt, and "
-                "stream.replay_seed_files were never learnt: choose uniform or balanced, or leave the files out."
+                "stream.replay_prefill_files were never learnt: choose uniform or balanced, or leave the files out."
             )
         return self
 
@@ -152,7 +156,7 @@ def _check_within(name: str, value: float, range_name: str, limits: tuple[float,
 
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a recipe by name or path and apply overrides such as `model.d_model=256`."""
-    return RunConfig(**apply_overrides(laid_over_each_other(recipe_layers(name_or_path)), overrides))
+    return RunConfig(**apply_overrides(merge_layers(recipe_layers(name_or_path)), overrides))
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

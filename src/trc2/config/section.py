@@ -33,7 +33,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _values_mean_what_they_say(cls, values: Any) -> Any:
+    def _reject_bools_and_bad_text(cls, values: Any) -> Any:
         """Python counts with True, and takes paths that cannot be opened or written down; we do neither."""
         if isinstance(values, Mapping):
             check_names(values)

@@ -39,7 +39,7 @@ class StrategyConfig(Section):
         return 0
 
     @property
-    def serves_other_weights(self) -> bool:
+    def has_evaluation_weights(self) -> bool:
         """Whether the model is evaluated and exported with other weights than those that are trained."""
         return False
 

@@ -137,12 +137,12 @@ class StreamConfig(Section):
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="a saved tokenizer, or how one is trained")
     data_root: Path | None = Field(None, description="the folder that task folders are in; None: here")
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
-    replay_seed_files: tuple[str, ...] = Field(
+    replay_prefill_files: tuple[str, ...] = Field(
         (),
         description="files or folders of general text, .jsonl, .txt or .parquet, that fill the replay stores before "
         "the first step, as if they had been trained on; `trc2 dream` makes one from the model itself",
     )
-    replay_seed_tasks: tuple[str, ...] = Field(
+    replay_prefill_tasks: tuple[str, ...] = Field(
         (), description="tasks that are measured and not trained, whose train text fills the replay stores likewise"
     )
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
@@ -167,11 +167,11 @@ class StreamConfig(Section):
         for name in self.only or ():
             if name not in names:
                 raise ValueError(f"only names '{name}', which is no task: {did_you_mean(name, names)}")
-        for name in self.replay_seed_tasks:
+        for name in self.replay_prefill_tasks:
             if name not in names or self.only is None or name in self.only:
                 raise ValueError(
-                    f"replay_seed_tasks names '{name}', which is not among the tasks that are only measured: leave it "
-                    "out, or name the trained tasks by only."
+                    f"replay_prefill_tasks names '{name}', which is not a task that is only measured: leave it out, "
+                    "or name the trained tasks by only."
                 )
         if self.only == ():
             raise ValueError("only is empty: name at least one task, or leave it out.")

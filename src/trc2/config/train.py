@@ -87,7 +87,7 @@ class ReplayControlConfig(Section):
     )
     jump_margin: NonNegative = Field(0.25, description="a loss this much above its running mean is no jump yet")
     jump_decay: Decay = Field(0.95, description="δ: what is left a step later of what a jump has added")
-    jump_memory: Decay = Field(0.95, description="μ of the running mean of the loss")
+    loss_ema_decay: Decay = Field(0.95, description="μ of the running mean of the loss")
 
     @property
     def period(self) -> int:
@@ -117,7 +117,7 @@ class EvalConfig(Section):
     text_sequences: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         32, description="sequences scored as text; 0 turns it off"
     )
-    text_when: Literal["boundaries", "always"] = Field(
+    text_metrics_at: Literal["boundaries", "always"] = Field(
         "boundaries",
         description="score text before training and at task boundaries only, or always",
     )
@@ -133,7 +133,9 @@ class EvalConfig(Section):
         description="a folder with tasks for `lm_tasks`, as .yaml files; they can run code: needs TRC2_TRUST_TASKS=1",
     )
     lm_limit: Count | None = Field(None, description="documents per task of `lm_tasks`; None means all")
-    fence: bool = Field(False, description="hash all state around every evaluation and fail if anything moved")
+    check_no_side_effects: bool = Field(
+        False, description="hash all state around every evaluation and fail if anything moved"
+    )
 
     @field_validator("metrics", mode="before")
     @classmethod

@@ -24,8 +24,8 @@ from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.checkpoint import DamagedCheckpoint
 from trc2.runs.folder import RunFolder, Warn
-from trc2.runs.lineage import Ancestry, Foretold
-from trc2.runs.schedule import Plan
+from trc2.runs.lineage import Ancestry, Prediction
+from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
@@ -34,7 +34,7 @@ from trc2.system.failpoints import failpoint
 from trc2.system.files import finite, reading, write_atomically
 from trc2.system.precision import choose_device
 
-GATE_FILE = "gate.json"
+ACCEPTANCE_FILE = "acceptance.json"
 SCHEMA = 2
 REFUSED = 3  # the exit code of a command whose acceptance check refused the child
 
@@ -90,7 +90,7 @@ class Verdict:
     child: str
     limit: float | None
     tasks: tuple[TaskVerdict, ...]
-    foretold: Foretold | None = None
+    prediction: Prediction | None = None
     parent_step: int | None = None  # None: a saved model has no steps
     child_step: int | None = None
 
@@ -106,7 +106,7 @@ class Verdict:
         return named or "no task could be compared"
 
     @property
-    def doubt(self) -> float:
+    def interval_width(self) -> float:
         """How far the upper end of an interval lies above the largest rise; 0 if nothing was looked at."""
         ends = [task.rise.high for task in self.tasks if task.measure == "perplexity"]
         return float(np.max(ends)) - self.worst if ends else 0.0
@@ -122,16 +122,16 @@ class Verdict:
         known: dict[str, Any] = {"parent": self.parent, "parent_step": self.parent_step, "child": self.child}
         known |= {"child_step": self.child_step, "limit": self.limit, "confidence": CONFIDENCE}
         found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
-        if self.foretold is not None:
-            rises = {"predicted": self.foretold.predicted, "happened": self.worst}
+        if self.prediction is not None:
+            rises = {"predicted": self.prediction.predicted, "happened": self.worst}
             found["rehearsal"] = {
-                "share": self.foretold.share,
+                "share": self.prediction.share,
                 **{name: finite(value) for name, value in rises.items()},
             }
         return found
 
 
-def check_gate(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
+def check_acceptance(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
     """Refuse a limit that has nothing to look at, before anything is trained."""
     _check_limit(limit)
     if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
@@ -165,11 +165,11 @@ def judge_child(
         return None
     asked = limit if limit is not None or known is None else known.limit
     wanted = min((one for one in (asked, ancestry.limit) if one is not None), default=None)
-    total = Plan.of_run(folder.config()).total_steps
+    total = TaskSchedule.of_run(folder.config()).total_steps
     if known is not None and known.limit == wanted and known.child_step == total and not again:
         return known
     try:
-        verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.foretold)
+        verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.prediction)
     except UserError as problem:
         if wanted is not None or again:
             raise
@@ -178,14 +178,14 @@ def judge_child(
     if parent is None:  # under the name it was given when the child was made, wherever it was found
         verdict = replace(verdict, parent=ancestry.parent)
     failpoint("verdict")
-    write_atomically(child / GATE_FILE, json.dumps(verdict.describe(), indent=2).encode())
+    write_atomically(child / ACCEPTANCE_FILE, json.dumps(verdict.describe(), indent=2).encode())
     failpoint("verdict written")
     return verdict
 
 
 def read_verdict(folder: RunFolder) -> Verdict | None:
     """The verdict in a run's folder; None if there is none, or none that can be read: then it is found anew."""
-    path = folder.path / GATE_FILE
+    path = folder.path / ACCEPTANCE_FILE
     if not path.is_file():
         return None
     try:
@@ -201,9 +201,9 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
                 for name, found in content["tasks"].items()
             )  # fmt: skip
             trial = content.get("rehearsal")
-            foretold = None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"]))
+            prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
             steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
-            return Verdict(content["parent"], content["child"], limit, tasks, foretold, *steps)
+            return Verdict(content["parent"], content["child"], limit, tasks, prediction, *steps)
     except UserError:
         return None
 
@@ -224,7 +224,7 @@ def judge(
     child: Path,
     limit: float | None,
     warn: Warn,
-    foretold: Foretold | None = None,
+    prediction: Prediction | None = None,
     *,
     split: Literal["test", "validation"] = "test",
 ) -> Verdict:
@@ -238,7 +238,7 @@ def judge(
     if ancestry is not None:
         check_parent(parent, ancestry, child, config.stream.cache)
     last = new.newest_checkpoint(warn)
-    if last is None or last.step != Plan.of_run(config).total_steps:
+    if last is None or last.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
     new.check_data(prepared)
@@ -257,7 +257,7 @@ def judge(
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = ancestry.step if ancestry is not None and ancestry.is_run else None
-    return Verdict(str(parent), str(child), limit, tuple(verdicts), foretold, parent_step, last.step)
+    return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step)
 
 
 def check_parent(parent: Path, ancestry: Ancestry, child: Path, cache: Path) -> None:

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from trc2.config import TaskConfig
 from trc2.continuing.fork import make_child
-from trc2.continuing.request import Wish, child_config
+from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Foretold
+from trc2.runs.lineage import Prediction
 from trc2.runs.records import score_table
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
 from trc2.training.setup import (
@@ -34,7 +34,7 @@ def continue_run(
     overrides: Sequence[str] = (),
     keep: Sequence[TaskConfig] = (),
     limit: float | None = None,
-    foretold: Foretold | None = None,
+    prediction: Prediction | None = None,
 ) -> Path:
     """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.continuing.fork`.
 
@@ -43,13 +43,13 @@ def continue_run(
     `trc2.continuing.acceptance.judge_child`, which follows.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
-    wish = Wish(tasks, share, tuple(overrides), tuple(keep), limit, foretold)
-    config = child_config(parent, wish, path)
+    request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction)
+    config = child_config(parent, request, path)
     with taking_part(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
         if is_new:
             ranks.on_first(lambda: _check_is_free(path))
-            make_child(parent, path, wish, config, quiet, ranks)
+            make_child(parent, path, request, config, quiet, ranks)
         return resume_run(path, [], console, with_notes=not is_new)
 
 
@@ -71,7 +71,7 @@ def relative_forgetting(path: Path) -> float:
     NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
     """
     folder = RunFolder(path)
-    table = score_table(folder.records(), PERPLEXITY, Plan.of_run(folder.config()).stretches)
+    table = score_table(folder.records(), PERPLEXITY, TaskSchedule.of_run(folder.config()).spans)
     last = table.steps[-1] if table.steps else 0
     past = table.past(last)
     if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):

@@ -19,7 +19,7 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.saved import is_plain, load_model
 from trc2.config import RunConfig
 from trc2.continuing.heldout import check_held_out
-from trc2.continuing.request import Wish
+from trc2.continuing.request import ContinuationRequest
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
 from trc2.evaluation.tasks import score_task
@@ -30,14 +30,14 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Ancestry, relative_to
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.records import Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.strategies import build_strategy
 from trc2.stream.cache import digest
 from trc2.system.failpoints import failpoint
 from trc2.system.files import sync_folder
-from trc2.system.rng import chance_unmoved
+from trc2.system.rng import rng_unchanged
 from trc2.training.loop import Trainer
-from trc2.training.setup import describe_run, keep_diary, prepare_with_progress, set_up_process, warn_on
+from trc2.training.setup import describe_run, keep_metrics_log, prepare_with_progress, set_up_process, warn_on
 
 STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
 
@@ -45,7 +45,7 @@ STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinishedParent:
     """A finished run that can be gone on from."""
 
     folder: RunFolder
@@ -54,7 +54,7 @@ class Ended:
     checkpoint: Checkpoint
 
 
-def _finished(folder: RunFolder, console: Console) -> Ended:
+def _finished(folder: RunFolder, console: Console) -> FinishedParent:
     config = folder.config()
     assert config.stream is not None
     if config.stream.mode == "joint":
@@ -66,13 +66,13 @@ def _finished(folder: RunFolder, console: Console) -> Ended:
     if not any(record.kind == "end" for record in records):
         raise UserError(f"{folder} is not finished: `trc2 resume {folder}` first.")
     checkpoint = folder.newest_checkpoint(warn_on(console))
-    if checkpoint is None or checkpoint.step != Plan.of_run(config).total_steps:
+    if checkpoint is None or checkpoint.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
-    return Ended(folder, config, records, checkpoint)
+    return FinishedParent(folder, config, records, checkpoint)
 
 
 def _inherit(
-    ended: Ended, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+    ended: FinishedParent, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
 ) -> None:
     """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
     set_up_process(config)
@@ -86,22 +86,24 @@ def _inherit(
     trainer.state.apply(trainer.state.asked)  # by the child's own control
     if is_new:  # it was not there when the last task ended
         task = trainer.plan.at(ended.checkpoint.step - 1).task
-        trainer.state.strategy.end_task(trainer.feed.sequences(task, trainer.feed.steps_of(task), trainer.state.device))
+        trainer.state.strategy.end_task(
+            trainer.stream_data.sequences(task, trainer.stream_data.steps_of(task), trainer.state.device)
+        )
     ranks.on_first(lambda: _keep_branch_point(ended, trainer))
-    trainer.story.go_on([], trainer.state.progress.total_seconds)
+    trainer.recorder.go_on([], trainer.state.progress.total_seconds)
     if ranks.is_first:
-        trainer.story.observers.append(keep_diary(trainer))
+        trainer.recorder.observers.append(keep_metrics_log(trainer))
     for record in ended.records:
         if record.kind not in ("test", "end", "resume"):
-            trainer.story.tell(record)
+            trainer.recorder.tell(record)
     failpoint("inherit")
     _score_newcomers(trainer, list(ancestry.tasks))
-    trainer.saver.save(trainer.state, trainer.story)
+    trainer.saver.save(trainer.state, trainer.recorder)
     trainer.saver.writer.wait()
-    trainer.story.close()
+    trainer.recorder.close()
 
 
-def _with_replay(ended: Ended, trainer: Trainer) -> Checkpoint:
+def _with_replay(ended: FinishedParent, trainer: Trainer) -> Checkpoint:
     """The parent's state as the child's settings have it: replay may be new, gone, or of another strength."""
     before, now = ended.config, trainer.config
     strengths = [f"replay_{name}" for name in STRENGTHS]
@@ -117,7 +119,7 @@ def _with_replay(ended: Ended, trainer: Trainer) -> Checkpoint:
     return replace(ended.checkpoint, tensors=tensors, state=state)
 
 
-def _with_strategy(ended: Ended, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+def _with_strategy(ended: FinishedParent, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
     """The same, with a strategy that is not the parent's; whether its state is new.
 
     One of the same name goes on with what it knows, unless its settings give that another shape.
@@ -134,15 +136,15 @@ def _with_strategy(ended: Ended, config: RunConfig, checkpoint: Checkpoint) -> t
 
 def strategy_tensors(config: RunConfig, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """What a strategy begins with on the weights of a checkpoint: some copy them."""
-    with chance_unmoved():
+    with rng_unchanged():
         net = build_model(config.model)
         load_state(net, checkpoint)
         return build_strategy(config.strategy, net).tensors
 
 
-def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
+def _keep_branch_point(ended: FinishedParent, trainer: Trainer) -> None:
     """What the new task goes on from, if the parent's end was annealed on a branch."""
-    before = trainer.plan.goes_back_to(ended.checkpoint.step)
+    before = trainer.plan.step_before_anneal(ended.checkpoint.step)
     if before is None:
         return
     name = name_of(before)
@@ -153,14 +155,16 @@ def _keep_branch_point(ended: Ended, trainer: Trainer) -> None:
 
 def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
     """The new tasks' scores before any training, on untrained weights, and just before their own training."""
-    config, feed, device = trainer.config, trainer.feed, trainer.state.device
-    with chance_unmoved():  # modules draw weights of their own before ours replace them
+    config, stream_data, device = trainer.config, trainer.stream_data, trainer.state.device
+    with rng_unchanged():  # modules draw weights of their own before ours replace them
         untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
     untrained.ranks = trainer.ranks
     for name in names:
-        scores = score_task(untrained, feed.tasks[name], "validation", config.eval, feed.tokenizer, device)
-        trainer.story.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
-    trainer.measure.evaluate(names)
+        scores = score_task(
+            untrained, stream_data.tasks[name], "validation", config.eval, stream_data.tokenizer, device
+        )
+        trainer.recorder.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
+    trainer.evaluator.evaluate(names)
 
 
 # ------------------------------------------------------------------------------------------------ from a saved model
@@ -178,13 +182,13 @@ def _adopt(
     ranks.on_first(lambda: describe_run(folder, config, prepared, console))
     if not is_plain(parent):
         trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
-    trainer.state.strategy.begin_with_saved()
+    trainer.state.strategy.start_from_saved_model()
     if ranks.is_first:
-        trainer.story.observers.append(keep_diary(trainer))
+        trainer.recorder.observers.append(keep_metrics_log(trainer))
     failpoint("inherit")
-    trainer.saver.save(trainer.state, trainer.story)
+    trainer.saver.save(trainer.state, trainer.recorder)
     trainer.saver.writer.wait()
-    trainer.story.close()
+    trainer.recorder.close()
 
 
 def _with_weights(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Path) -> Checkpoint:
@@ -214,11 +218,13 @@ def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
 # ------------------------------------------------------------------------------------------------------ whole or not
 
 
-def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console: Console, ranks: Ranks) -> None:
+def make_child(
+    parent: Path, path: Path, request: ContinuationRequest, config: RunConfig, console: Console, ranks: Ranks
+) -> None:
     """Make the folder of a child, up to the point from which it is resumed."""
     run = RunFolder(parent)
     ended = _finished(run, console) if run.is_run else None
-    ancestry = _ancestry(parent, ended, path, wish, config)
+    ancestry = _ancestry(parent, ended, path, request, config)
     path = path.absolute()
     partial = path.with_name(f".{path.name}.partial")
     with ExitStack() as held:
@@ -238,15 +244,17 @@ def make_child(parent: Path, path: Path, wish: Wish, config: RunConfig, console:
         ranks.on_first(lambda: sync_folder(path.parent))
 
 
-def _ancestry(parent: Path, ended: Ended | None, path: Path, wish: Wish, config: RunConfig) -> Ancestry:
+def _ancestry(
+    parent: Path, ended: FinishedParent | None, path: Path, request: ContinuationRequest, config: RunConfig
+) -> Ancestry:
     assert config.stream is not None
     step = 0 if ended is None else ended.checkpoint.step
     before = None if ended is None else ended.folder.ancestry()
-    kept = (*(() if before is None else before.kept), *(task.name for task in wish.keep))
+    kept = (*(() if before is None else before.kept), *(task.name for task in request.keep))
     return Ancestry(
-        str(parent), step, tuple(task.name for task in wish.tasks), is_run=ended is not None,
-        weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=wish.limit,
-        foretold=wish.foretold, kept=kept, relative=relative_to(path, parent),
+        str(parent), step, tuple(task.name for task in request.tasks), is_run=ended is not None,
+        weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=request.limit,
+        prediction=request.prediction, kept=kept, relative=relative_to(path, parent),
     )  # fmt: skip
 
 

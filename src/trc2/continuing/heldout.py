@@ -11,7 +11,7 @@ from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.runs.folder import Warn
 from trc2.runs.lineage import Ancestry
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.cache import expanded
 from trc2.stream.overlap import shared_by_document
 from trc2.stream.prepare import PreparedStream, PreparedTask
@@ -43,11 +43,11 @@ def known_before(config: RunConfig, ancestry: Ancestry | None) -> list[str]:
     Without a parent, all but the last.
     """
     assert config.stream is not None
-    plan = Plan.of_run(config)
+    plan = TaskSchedule.of_run(config)
     if ancestry is None:
         return plan.past(plan.total_steps)
     if ancestry.is_run:
-        return [*ancestry.kept, *(stretch.task for stretch in plan.stretches if stretch.end <= ancestry.step)]
+        return [*ancestry.kept, *(span.task for span in plan.spans if span.end <= ancestry.step)]
     return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
 
 

@@ -15,8 +15,8 @@ from trc2.config.run import apply_overrides
 from trc2.errors import UserError, brief
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
-from trc2.runs.lineage import Foretold
-from trc2.runs.schedule import Plan
+from trc2.runs.lineage import Prediction
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.sources import has_documents
 
 JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
@@ -27,8 +27,8 @@ LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained
 KEPT = frozenset({
     "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
     "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
-    "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_seed_files",
-    "stream.replay_seed_tasks",
+    "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_prefill_files",
+    "stream.replay_prefill_tasks",
 })  # fmt: skip
 # Of the model only what is no part of its function may change.
 CHANGEABLE = frozenset({
@@ -38,12 +38,12 @@ CHANGEABLE = frozenset({
 
 
 @dataclass(frozen=True)
-class Wish:
+class ContinuationRequest:
     """What a child is to learn, and how it is to differ from its parent.
 
     `keep` is text a saved model knew: measured, not trained. `share` is replayed from now on, whatever the parent
     replayed and whatever its controller would say. `limit` is how much a past task may rise, for whoever brings the
-    child to its end; `foretold` is what trial runs said of it.
+    child to its end; `prediction` is what trial runs said of it.
     """
 
     tasks: tuple[TaskConfig, ...]
@@ -51,7 +51,7 @@ class Wish:
     overrides: tuple[str, ...] = ()
     keep: tuple[TaskConfig, ...] = ()
     limit: float | None = None
-    foretold: Foretold | None = None
+    prediction: Prediction | None = None
 
 
 def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
@@ -62,13 +62,13 @@ def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
     return (parent if parent.name else home).with_name("+".join([home.name, *(task.name for task in tasks)]))
 
 
-def child_config(parent: Path, wish: Wish, folder: Path) -> RunConfig:
+def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
     """What the child will be, before anything of it is made."""
-    if not wish.tasks:
+    if not request.tasks:
         raise UserError("There is no task to go on with: name at least one.")
     run = RunFolder(parent)
     if run.is_run:
-        return _longer_config(run, run.config(), wish, folder)
+        return _longer_config(run, run.config(), request, folder)
     if not parent.is_dir():
         home = parent.resolve().parent
         others = [path.name for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
@@ -81,24 +81,26 @@ def child_config(parent: Path, wish: Wish, folder: Path) -> RunConfig:
         raise UserError(
             f"{parent} holds neither a run ({run.config_file.name}) nor a saved model ({CONFIG_FILE}): name either."
         )
-    return _config_of_model(parent, wish, folder)
+    return _config_of_model(parent, request, folder)
 
 
 # ------------------------------------------------------------------------------------------------------ from a run
 
 
-def _longer_config(parent: RunFolder, config: RunConfig, wish: Wish, folder: Path) -> RunConfig:
+def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRequest, folder: Path) -> RunConfig:
     """The parent's settings with more tasks; a schedule with a horizon starts anew per task."""
     if config.stream is None:
         raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
-    if wish.keep:
-        raise UserError(f"{parent} is a run, which knows its own tasks: leave {wish.keep[0].name} out of what is kept.")
+    if request.keep:
+        raise UserError(
+            f"{parent} is a run, which knows its own tasks: leave {request.keep[0].name} out of what is kept."
+        )
     stream = config.stream.model_dump(mode="json")
-    known, new = [task["name"] for task in stream["tasks"]], [task.name for task in wish.tasks]
+    known, new = [task["name"] for task in stream["tasks"]], [task.name for task in request.tasks]
     for name in new:
         if name in known:
             raise UserError(f"{parent} has learnt a task '{name}' already: give the new one another name.")
-    stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in wish.tasks)]
+    stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in request.tasks)]
     if stream["order"] is not None:  # new tasks come last
         stream["order"] = [*stream["order"], *new]
     if stream["only"] is not None:  # the tasks that are trained: the new ones are
@@ -108,8 +110,8 @@ def _longer_config(parent: RunFolder, config: RunConfig, wish: Wish, folder: Pat
     if not config.train.branches:
         values["train"]["schedule"] = "per_task"
     values["output"]["folder"] = str(folder)
-    longer = RunConfig(**_with_share(parent, config, values, wish.share))
-    changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), wish.overrides))
+    longer = RunConfig(**_with_share(parent, config, values, request.share))
+    changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), request.overrides))
     _check_changes(parent, longer, changed, len(known))
     _check_steps(parent, config, changed)
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
@@ -146,7 +148,7 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
         )
     if [task.name for task in changed.stream.tasks] != [task.name for task in longer.stream.tasks]:
         raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
-    if longer.strategy.serves_other_weights and changed.strategy != longer.strategy:
+    if longer.strategy.has_evaluation_weights and changed.strategy != longer.strategy:
         raise UserError(
             f"{parent} is used with the weights of its strategy {longer.strategy.name}, which cannot be changed on the "
             "way: leave strategy out, or go on from its export."
@@ -155,7 +157,7 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
 
 def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
     """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
-    past, plan = Plan.of_run(config).stretches, Plan.of_run(changed).stretches
+    past, plan = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans
     if config.stream is not None and config.stream.mode == "sequential" and plan[: len(past)] != past:
         raise UserError(
             f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
@@ -171,7 +173,7 @@ def _is_function(path: str) -> bool:
 # ------------------------------------------------------------------------------------------------ from a saved model
 
 
-def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
+def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
     """Settings for a model that says what it is, but not how it was trained or on what.
 
     Replay is on where its backbone has it by default: an export leaves the stores behind, and says so by replay=false.
@@ -186,30 +188,30 @@ def _config_of_model(parent: Path, wish: Wish, folder: Path) -> RunConfig:
     length = trained_length(parent)
     usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
     model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
-    trained = [task.name for task in wish.tasks]
-    kept = [task.replace(holdout=1.0) for task in wish.keep]  # all of it is judged
+    trained = [task.name for task in request.tasks]
+    kept = [task.replace(holdout=1.0) for task in request.keep]  # all of it is judged
     values: dict[str, Any] = {
         "model": model,
         "stream": {
-            "tasks": [task.model_dump(mode="json") for task in (*kept, *wish.tasks)],
-            "only": trained if wish.keep else None,
+            "tasks": [task.model_dump(mode="json") for task in (*kept, *request.tasks)],
+            "only": trained if request.keep else None,
             "tokenizer": {} if is_plain(parent) else {"path": home},
         },
         "train": {"sequence_length": length, "learning_rate": LEARNING_RATE},
         "output": {"folder": str(folder)},
     }
-    if wish.share is not None:
-        values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, wish.share)
-    first = RunConfig(**apply_overrides(values, wish.overrides))
+    if request.share is not None:
+        values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, request.share)
+    first = RunConfig(**apply_overrides(values, request.overrides))
     values["eval"] = _modest_evaluation(first)
-    replayed = _replayable(first, [task.name for task in wish.keep], wish.share)
+    replayed = _replayable(first, [task.name for task in request.keep], request.share)
     if replayed:
         tasks = values["stream"]["tasks"]
         values["stream"]["tasks"] = [
             {**task, "holdout": JUDGED_SHARE} if task["name"] in replayed else task for task in tasks
         ]
-        values["stream"]["replay_seed_tasks"] = replayed
-    changed = RunConfig(**apply_overrides(values, wish.overrides))
+        values["stream"]["replay_prefill_tasks"] = replayed
+    changed = RunConfig(**apply_overrides(values, request.overrides))
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
@@ -238,7 +240,7 @@ def has_old_text(parent: Path, config: RunConfig) -> bool:
     assert config.stream is not None
     if not config.model.replay:
         return False
-    is_seeded = bool(config.stream.replay_seed_files or config.stream.replay_seed_tasks)
+    is_seeded = bool(config.stream.replay_prefill_files or config.stream.replay_prefill_tasks)
     return RunFolder(parent).is_run or is_seeded or (not is_plain(parent) and load_config(parent).replay)
 
 

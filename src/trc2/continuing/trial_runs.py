@@ -15,10 +15,10 @@ from rich.console import Console
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import Verdict, judge
 from trc2.continuing.continue_run import continue_run
-from trc2.continuing.request import MIN_DIVIDED, Wish, child_config, default_folder, has_old_text
+from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
 from trc2.errors import UserError, brief
 from trc2.runs.folder import Warn
-from trc2.runs.lineage import Foretold
+from trc2.runs.lineage import Prediction
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.system.files import finite, reading, write_atomically
 
@@ -39,11 +39,11 @@ class Branch:
 
     @property
     def ceiling(self) -> float:
-        return self.predicted + self.verdict.doubt
+        return self.predicted + self.verdict.interval_width
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class TrialRuns:
     """The branches, cheapest first, as far as they were needed."""
 
     parent: str
@@ -87,7 +87,7 @@ class Rehearsal:
         if not self.has_old_text:
             lines.append(
                 "There is no old text to replay, so no share was tried: name some by --keep NAME=FOLDER, with at least "
-                f"{MIN_DIVIDED} documents, or by stream.replay_seed_files."
+                f"{MIN_DIVIDED} documents, or by stream.replay_prefill_files."
             )
         if self.cheapest is None:
             largest = self.branches[-1].share
@@ -99,7 +99,7 @@ class Rehearsal:
         return [*lines, f"Cheapest under {self.limit:.1%}: --replay-share {self.cheapest}"]
 
 
-def rehearse_shares(
+def try_shares(
     parent: Path,
     task: TaskConfig | Sequence[TaskConfig],
     limit: float,
@@ -110,7 +110,7 @@ def rehearse_shares(
     beside: Path | None = None,
     watch: Callable[[str], None] = lambda _: None,
     warn: Warn = lambda _: None,
-) -> Rehearsal:
+) -> TrialRuns:
     """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
 
     Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
@@ -122,7 +122,7 @@ def rehearse_shares(
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
     whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
-    config = child_config(parent, Wish(tasks, None, tuple(overrides), tuple(keep)), Path("trial"))
+    config = child_config(parent, ContinuationRequest(tasks, None, tuple(overrides), tuple(keep)), Path("trial"))
     is_old = has_old_text(parent, config)
     branches: list[Branch] = []
     scratch = _scratch(beside or default_folder(parent, tasks))
@@ -140,7 +140,7 @@ def rehearse_shares(
             if branches[-1].ceiling <= limit:
                 break
     shutil.rmtree(scratch, ignore_errors=True)
-    return Rehearsal(
+    return TrialRuns(
         str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches),
         config.train.learning_rate, is_old,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _scratch(child: Path) -> Path:
     return child.with_name(f".{child.name[:200]}.trial")
 
 
-def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
+def keep_rehearsal(rehearsal: TrialRuns, child: Path) -> Path:
     """Write it down beside the child's place, so that the child can be compared with it."""
     path = _beside(child)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,14 +165,14 @@ def keep_rehearsal(rehearsal: Rehearsal, child: Path) -> Path:
     return path
 
 
-def foretold(
+def prediction(
     parent: Path,
     child: Path,
     tasks: Sequence[TaskConfig],
     share: float | None,
     overrides: Sequence[str] = (),
     warn: Warn = lambda _: None,
-) -> Foretold | None:
+) -> Prediction | None:
     """What kept trial runs of just this child predicted: same parent, settings, tasks, steps and share, or None.
 
     Where there are trial runs of another child, or none that can be read, the reader hears why there is no comparison.
@@ -195,7 +195,7 @@ def foretold(
     if changed:
         warn(f"{path} is of other settings and is not compared with: it has {brief('; '.join(changed), 300)}.")
         return None
-    return Foretold(share, predicted[share])
+    return Prediction(share, predicted[share])
 
 
 def _beside(child: Path) -> Path:

@@ -25,13 +25,13 @@ Run = Callable[[], object]
 def prepared_model(config: BackboneConfig, seed: int = 0) -> Backbone:
     """A fresh network whose memory and replay stores are full: the cost of a run's later part."""
     net = build_model(config, keyed_generator("bench", seed))
-    chance = keyed_generator("bench fill", seed)
+    rng = keyed_generator("bench fill", seed)
     memory = net.trunk.hippocampus if isinstance(net.trunk, Cortex) else None
     if memory is not None:
-        memory.write(torch.randn(memory.num_slots, config.d_model, generator=chance))
+        memory.write(torch.randn(memory.num_slots, config.d_model, generator=rng))
     if net.replay is not None:
         chunks = torch.randint(
-            config.vocab_size, (net.replay.recent.shape[0], config.replay_chunk_length), generator=chance
+            config.vocab_size, (net.replay.recent.shape[0], config.replay_chunk_length), generator=rng
         )
         net.replay.commit(chunks.to(torch.int32))
     return net.train()

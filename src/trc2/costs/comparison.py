@@ -1,4 +1,4 @@
-"""`trc2 bench`: speed, memory and utilisation of a recipe, beside its lesioned twin, a rival, or other sizes of it."""
+"""`trc2 bench`: speed, memory and utilisation of a recipe, beside its ablated twin, a rival, or other sizes of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bench_recipe(
     twin = None
     if isinstance(config, TRC2Config):
         twin = config.backbone_only()
-        alternatives["learning pass, lesioned"] = learning_pass(prepared_model(twin), rows, length)
+        alternatives["learning pass, ablated"] = learning_pass(prepared_model(twin), rows, length)
     if against is not None:
         other = rival(against, config)
         alternatives[f"learning pass, {against}"] = rival_pass(other, config, rows, length)
@@ -97,7 +97,7 @@ def _results(
         "utilisation": flops / learning.minimum / peak,
     }
     if twin is not None:
-        plain = times["learning pass, lesioned"]
+        plain = times["learning pass, ablated"]
         results["full_over_lesioned"] = ratio(plain, learning)
         results["flops_lesioned_over_full"] = pass_flops(twin, rows, length) / flops
         results["full_over_lesioned_per_flop"] = results["full_over_lesioned"] / results["flops_lesioned_over_full"]
@@ -105,7 +105,7 @@ def _results(
         theirs = times[f"learning pass, {against}"]
         results[f"full_over_{against}"] = ratio(theirs, learning)
         if twin is not None:
-            results[f"lesioned_over_{against}"] = ratio(theirs, times["learning pass, lesioned"])
+            results[f"ablated_over_{against}"] = ratio(theirs, times["learning pass, ablated"])
         for batch in ("1 row", "8 rows"):
             key = f"decoding_{batch.split()[0]}_over_{against}"
             results[key] = ratio(times[f"decoding, {batch}, {against}"], times[f"decoding, {batch}"])

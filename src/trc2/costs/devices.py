@@ -14,7 +14,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig, TRC2Config
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
 from trc2.runs.equal_cost import budget_of
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 
 GB = 1e9
 ADAM = 2  # moments per weight, in float32
@@ -96,15 +96,15 @@ def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompu
     """One way to run it. Where the devices do not divide a step's micro-batches, a step gets enough for all of them."""
     train, budget = run.train, budget_of(run)
     shared = -(-train.micro_batches // devices)
-    stretch = shared * devices / train.micro_batches
+    span = shared * devices / train.micro_batches
     sizes = sizes_of(run.model)
     parts = _parts(run, sizes, device, devices, shared, parallel, recompute)
     messages = _messages(run, sizes, devices, shared, parallel)
     again = _recomputed_share(run) if recompute else 0.0
-    compute = budget.training_flops_per_step * stretch * (1 + again) / (devices * device.flops * device.utilisation)
+    compute = budget.training_flops_per_step * span * (1 + again) / (devices * device.flops * device.utilisation)
     seconds = compute + messages / device.bandwidth
-    tokens = train.tokens_per_step * stretch
-    total_tokens = train.tokens_per_step * Plan.of_run(run).total_steps if run.stream is not None else 0
+    tokens = train.tokens_per_step * span
+    total_tokens = train.tokens_per_step * TaskSchedule.of_run(run).total_steps if run.stream is not None else 0
     return Need(
         devices=devices,
         parallel=parallel if devices > 1 else "none",
@@ -117,7 +117,7 @@ def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompu
         seconds=seconds,
         tokens_per_second=tokens / seconds,
         hours=total_tokens / (tokens / seconds) / 3600,
-        is_stretched=stretch != 1,
+        is_stretched=span != 1,
     )
 
 

@@ -139,18 +139,18 @@ def ratios(config: RunConfig) -> dict[str, float | None]:
     return {ratio.name: ratio.of(config) for ratio in RATIOS}
 
 
-def is_close(ours: float | None, papers: float | None) -> bool:
+def is_close(ours: float | None, model_files: float | None) -> bool:
     """Whether a ratio is the paper's; a part that is switched off has nothing to compare."""
-    return ours is None or papers is None or abs(ours / papers - 1) <= TOLERANCE
+    return ours is None or model_files is None or abs(ours / model_files - 1) <= TOLERANCE
 
 
 def ratio_rows(target: str, config: RunConfig) -> list[dict[str, object]]:
     """Each ratio of a run beside the paper's."""
-    papers, reasons = ratios(load_recipe(PAPER)), REASONS.get(target, {})
+    model_files, reasons = ratios(load_recipe(PAPER)), REASONS.get(target, {})
     return [
         {
-            "ratio": ratio.name, "meaning": ratio.meaning, "value": value, "paper": papers[ratio.name],
-            "close": is_close(value, papers[ratio.name]), "reason": reasons.get(ratio.name),
+            "ratio": ratio.name, "meaning": ratio.meaning, "value": value, "paper": model_files[ratio.name],
+            "close": is_close(value, model_files[ratio.name]), "reason": reasons.get(ratio.name),
         }
         for ratio, value in zip(RATIOS, ratios(config).values(), strict=True)
     ]  # fmt: skip

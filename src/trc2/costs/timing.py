@@ -40,9 +40,9 @@ def take_turns(
     Every round has another order: who comes after a large one finds its memory given back and its caches cold.
     """
     spent: dict[str, list[float]] = {name: [] for name in alternatives}
-    chance = random.Random(0)
+    rng = random.Random(0)
     for turn in range(-warmup, repeats):
-        for name in chance.sample(list(alternatives), len(alternatives)):
+        for name in rng.sample(list(alternatives), len(alternatives)):
             watch(f"{name}, round {max(turn, 0) + 1} of {repeats}")
             seconds = time_once(alternatives[name])
             if turn >= 0:

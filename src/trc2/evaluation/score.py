@@ -123,8 +123,8 @@ def _check_test_split(folder: RunFolder) -> None:
     """Test splits are read once, at the end of a run; scoring them again needs an option, also after a resume."""
     if any(record.kind == "test" and record.metrics for record in folder.all_records()):
         raise UserError(
-            f"The test splits of {folder} were read before, see test/… in its {folder.diary_file.name}: use --again to "
-            "read them once more."
+            f"The test splits of {folder} were read before, see test/… in its {folder.metrics_file.name}: use --again "
+            "to read them once more."
         )
 
 
@@ -132,4 +132,4 @@ def _note_test_split(folder: RunFolder, scores: dict[str, dict[str, float]]) -> 
     """Leave a trace in the diary that the test splits were looked at."""
     last = folder.records()[-1]
     metrics = {f"test/{name}/{key}": value for name, values in scores.items() for key, value in values.items()}
-    append_record(folder.diary_file, Record("test", last.step, last.task, metrics, last.seconds))
+    append_record(folder.metrics_file, Record("test", last.step, last.task, metrics, last.seconds))

@@ -23,7 +23,7 @@ from trc2.metrics.text import plugged_scores, text_scores
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.stream.batches import Batch, SplitWindows, TaskData
 from trc2.stream.tokenizer import Tokenizer
-from trc2.system.rng import chance_unmoved
+from trc2.system.rng import rng_unchanged
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), chance_unmoved():
+        with torch.no_grad(), rng_unchanged():
             yield
     finally:
         model.train(was_training)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.nn.keyed import keyed_generator
-from trc2.nn.linear import Matrix
+from trc2.nn.linear import PlainLinear
 from trc2.stream.tokenizer import Tokenizer
 
 
@@ -58,7 +58,7 @@ def lay_out_for_decoding(net: nn.Module) -> None:
     weights, and only `save_model` writes the usual layout again.
     """
     for module in net.modules():
-        if isinstance(module, nn.Linear | Matrix | nn.Embedding) and module.weight.device.type == "cpu":
+        if isinstance(module, nn.Linear | PlainLinear | nn.Embedding) and module.weight.device.type == "cpu":
             module.weight.data = module.weight.data.T.contiguous().T
 
 
@@ -87,7 +87,7 @@ def generate_ids(
         )
     net.eval()
     device = net.get_input_embeddings().weight.device
-    chance = keyed_generator("generate", seed)
+    rng = keyed_generator("generate", seed)
     decoding = net.start_decoding()
     ahead = torch.tensor([prompt], device=device)
     for _ in range(min(max_new_tokens, room)):
@@ -96,7 +96,7 @@ def generate_ids(
             raise UserError(
                 "The model's scores of the next token are not finite: it is broken, use another checkpoint."
             )
-        token = sample(logits.float().cpu(), temperature, top_p, chance)
+        token = sample(logits.float().cpu(), temperature, top_p, rng)
         if token == end:
             return
         yield token
@@ -108,12 +108,12 @@ def check_top_p(top_p: float) -> None:
         raise UserError(f"top_p={top_p} is not a share: give a number above 0 and up to 1.")
 
 
-def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, chance: torch.Generator) -> int:
+def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, rng: torch.Generator) -> int:
     """One token: the likeliest at temperature 0, else drawn from the smallest set of tokens that holds `top_p`."""
     if temperature < 1e-20:  # next to nothing is left of the others, and float32 cannot divide by much less
         return int(logits.argmax())
     probabilities, order = (logits / temperature).softmax(dim=-1).sort(descending=True, stable=True)
     # At least one: a top_p that float32 rounds to 0 would leave none.
     kept: Int[Tensor, ""] = (probabilities.cumsum(0) - probabilities < top_p).sum().clamp(min=1)
-    drawn = torch.multinomial(probabilities[: int(kept)], 1, generator=chance)
+    drawn = torch.multinomial(probabilities[: int(kept)], 1, generator=rng)
     return int(order[drawn])

@@ -69,7 +69,7 @@ def _round(
     """ROWS documents at once, each until its end or `length` tokens."""
     net.eval()
     device = net.get_input_embeddings().weight.device
-    chance = keyed_generator("dream", seed, number)
+    rng = keyed_generator("dream", seed, number)
     first = (tokenizer.begin_of_text or [tokenizer.end_of_text])[0]
     rows: list[list[int]] = [[] for _ in range(ROWS)]
     is_over = [False] * ROWS
@@ -78,7 +78,7 @@ def _round(
         logits = net.decode(ahead, decoding, last=1)[:, -1].float().cpu()
         if not bool(logits.amax(dim=-1).isfinite().all()):  # the largest of some numbers and a NaN is NaN
             raise UserError("The model's scores are not finite: it is broken, use another checkpoint.")
-        drawn = [sample(scores, temperature, top_p, chance) for scores in logits]
+        drawn = [sample(scores, temperature, top_p, rng) for scores in logits]
         for row, token in enumerate(drawn):
             is_over[row] = is_over[row] or token == tokenizer.end_of_text
             if not is_over[row]:

@@ -73,7 +73,7 @@ def export_run(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         if is_plain:
-            save_plain(net, partial, source.papers, merge=merge)
+            save_plain(net, partial, source.model_files, merge=merge)
         elif not merge:
             raise UserError(f"{run_folder} has no adapters of peft: leave --adapter out.")
         else:
@@ -117,13 +117,13 @@ def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
     }
 
 
-def save_plain(net: Backbone, folder: Path, papers: Path, *, merge: bool = True) -> None:
+def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = True) -> None:
     """Write a Hugging Face model in its own format and dtype, with its tokenizer and settings copied from `papers`."""
     config, trunk = net.config, net.trunk
     assert isinstance(config, HFConfig)
     assert isinstance(trunk, HFTrunk)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (papers / name for name in PAPERS):
+    for path in (model_files / name for name in PAPERS):
         is_wanted = merge or path.name not in (CONFIG_FILE, "generation_config.json")
         if is_wanted and path.is_file() and not path.is_symlink():
             write_atomically(folder / path.name, path.read_bytes())

@@ -117,7 +117,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
                     f"The weights in {pretrained_model_name_or_path} do not fit their config.json: {first} is one of "
                     f"{len(info[problem])} {problem.replace('_', ' ')}; use the files that were saved together."
                 )
-        model.net.follow_state()
+        model.net.sync_from_buffers()
         return (model, info) if wants_info else model
 
     def initialize_weights(self) -> None:

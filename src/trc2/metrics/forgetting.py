@@ -62,7 +62,7 @@ def metrics_of(plugged: Iterable[MetricConfig]) -> dict[str, Metric]:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TaskSpan:
     """When a task was trained: from step `start` to step `end`."""
 
     task: str
@@ -75,7 +75,7 @@ class ScoreTable:
     """Scores by step and task, and when each task was trained. Steps may lack tasks, except at boundaries."""
 
     metric: Metric
-    stretches: tuple[Stretch, ...]
+    spans: tuple[TaskSpan, ...]
     scores: Mapping[int, Mapping[str, float]]
 
     @cached_property
@@ -83,7 +83,7 @@ class ScoreTable:
         return sorted(self.scores)
 
     @cached_property
-    def integrals(self) -> dict[Stretch, tuple[int, int, float, float]]:
+    def integrals(self) -> dict[TaskSpan, tuple[int, int, float, float]]:
         """How far `integral` has come for each task: steps seen, the last measured one, its height, and the sum."""
         return {}
 
@@ -100,41 +100,41 @@ class ScoreTable:
     def has(self, step: int, task: str) -> bool:
         return task in self.scores.get(step, {})
 
-    def past(self, step: int) -> list[Stretch]:
+    def past(self, step: int) -> list[TaskSpan]:
         """Tasks that ended before the step; at its own boundary evaluation a task still counts as current."""
-        return [stretch for stretch in self.stretches if stretch.end < step]
+        return [span for span in self.spans if span.end < step]
 
-    def post(self, stretch: Stretch) -> float:
+    def post(self, span: TaskSpan) -> float:
         """u_k^post, the reference for later forgetting; NaN if it was not measured, or is no number to compare with."""
-        value = self.value(stretch.end, stretch.task) if self.has(stretch.end, stretch.task) else math.nan
+        value = self.value(span.end, span.task) if self.has(span.end, span.task) else math.nan
         return value if math.isfinite(value) else math.nan
 
     def truncated_at(self, step: int) -> ScoreTable:
         if not self.steps or self.steps[-1] <= step:
             return self
-        return ScoreTable(self.metric, self.stretches, {s: row for s, row in self.scores.items() if s <= step})
+        return ScoreTable(self.metric, self.spans, {s: row for s, row in self.scores.items() if s <= step})
 
 
-def gain(table: ScoreTable, stretch: Stretch) -> float:
+def gain(table: ScoreTable, span: TaskSpan) -> float:
     """Divisor of a task's gaps: its gain over the untrained model where the metric asks for it, else 1."""
-    gained = _gained(table, stretch)
+    gained = _gained(table, span)
     if gained is not None and not math.isfinite(gained):
         return math.nan
-    return gained if gained is not None and is_divided(table, stretch) else 1.0
+    return gained if gained is not None and is_divided(table, span) else 1.0
 
 
-def is_divided(table: ScoreTable, stretch: Stretch) -> bool:
+def is_divided(table: ScoreTable, span: TaskSpan) -> bool:
     """Whether a task's gaps are shares of its gain: it gained enough over the untrained model."""
-    gained, least = _gained(table, stretch), table.metric.min_gain
+    gained, least = _gained(table, span), table.metric.min_gain
     return gained is not None and least is not None and gained >= least
 
 
-def _gained(table: ScoreTable, stretch: Stretch) -> float | None:
+def _gained(table: ScoreTable, span: TaskSpan) -> float | None:
     """How much better than the untrained model a task was when it ended; None where the metric does not ask."""
     first = table.steps[0]
-    if table.metric.min_gain is None or not table.has(first, stretch.task):
+    if table.metric.min_gain is None or not table.has(first, span.task):
         return None
-    return table.metric.gap(better=table.post(stretch), worse=table.value(first, stretch.task))
+    return table.metric.gap(better=table.post(span), worse=table.value(first, span.task))
 
 
 def rise(gap: float) -> float:
@@ -142,17 +142,17 @@ def rise(gap: float) -> float:
     return gap if math.isnan(gap) else max(0.0, gap)
 
 
-def forgetting(table: ScoreTable, stretch: Stretch, step: int) -> float:
+def forgetting(table: ScoreTable, span: TaskSpan, step: int) -> float:
     """F_k(t) = max(0, gap from the post-task score), divided by the gain; 0 until the task is past."""
-    if step <= stretch.end:
+    if step <= span.end:
         return 0.0
-    gap = table.metric.gap(better=table.post(stretch), worse=table.value(step, stretch.task))
-    return rise(gap) / gain(table, stretch)
+    gap = table.metric.gap(better=table.post(span), worse=table.value(step, span.task))
+    return rise(gap) / gain(table, span)
 
 
 def backward_transfer(table: ScoreTable, step: int) -> float | None:
     """BWT(t): mean signed change of past tasks since their end; negative is forgetting. None without a past."""
-    past = [stretch for stretch in table.past(step) if table.has(step, stretch.task)]
+    past = [span for span in table.past(step) if table.has(step, span.task)]
     if not past:
         return None
     gaps = [table.metric.gap(better=table.post(s), worse=table.value(step, s.task)) for s in past]
@@ -164,56 +164,56 @@ def forward_transfer(table: ScoreTable) -> float | None:
     first = table.steps[0] if table.steps else None
     gains = [
         table.metric.gap(better=table.value(s.start, s.task), worse=table.value(first, s.task))
-        for s in table.stretches
+        for s in table.spans
         if first is not None and table.has(first, s.task) and table.has(s.start, s.task)
     ]
     return sum(gains) / len(gains) if gains else None
 
 
-def area(table: ScoreTable, stretch: Stretch, step: int, origin: int) -> float:
+def area(table: ScoreTable, span: TaskSpan, step: int, origin: int) -> float:
     """(1 / (t − t₀)) ∫ F_k over [t₀, t] by trapezoids over the steps at which the task was measured."""
     if step <= origin:
         return 0.0
-    if math.isnan(table.post(stretch)):
+    if math.isnan(table.post(span)):
         return math.nan
-    return integral(table, stretch, step) / (step - origin)
+    return integral(table, span, step) / (step - origin)
 
 
-def integral(table: ScoreTable, stretch: Stretch, step: int) -> float:
+def integral(table: ScoreTable, span: TaskSpan, step: int) -> float:
     """∫ F_k from the task's end to t; where it was asked for before, only the evaluations since then are looked at."""
-    start = (bisect_left(table.steps, stretch.end), stretch.end, 0.0, 0.0)
-    seen, last, height, total = table.integrals.get(stretch, start)
+    start = (bisect_left(table.steps, span.end), span.end, 0.0, 0.0)
+    seen, last, height, total = table.integrals.get(span, start)
     if last > step:
         seen, last, height, total = start
     while seen < len(table.steps) and table.steps[seen] <= step:
         now = table.steps[seen]
-        if table.has(now, stretch.task):
-            before, height = height, forgetting(table, stretch, now)
+        if table.has(now, span.task):
+            before, height = height, forgetting(table, span, now)
             total += (now - last) * (before + height) / 2
             last = now
         seen += 1
-    table.integrals[stretch] = (seen, last, height, total)
+    table.integrals[span] = (seen, last, height, total)
     return total
 
 
 def aufc(table: ScoreTable, step: int) -> dict[str, float]:
     """The paper's area: one t₀ for all tasks, the first task boundary of the stream. Past tasks only."""
-    origin = min(stretch.end for stretch in table.stretches)
+    origin = min(span.end for span in table.spans)
     return {s.task: area(table, s, step, origin) for s in table.past(step) if table.has(step, s.task)}
 
 
 def aufc_curve(table: ScoreTable) -> list[tuple[int, dict[str, float]]]:
     """`aufc` at every step of the table; its sums grow along the curve, so that each score is looked at once."""
-    origin = min(stretch.end for stretch in table.stretches)
+    origin = min(span.end for span in table.spans)
     latest: dict[str, tuple[int, float, float]] = {}  # step, forgetting and area so far, before it is divided
     curve = []
     for step in table.steps:
-        for stretch in table.stretches:
-            if stretch.end <= step and table.has(step, stretch.task):
-                height = forgetting(table, stretch, step)
-                before, low, total = latest.get(stretch.task, (step, 0.0, 0.0))
-                latest[stretch.task] = (step, height, total + (step - before) * (low + height) / 2)
-        past = [stretch.task for stretch in table.past(step) if table.has(step, stretch.task)]
+        for span in table.spans:
+            if span.end <= step and table.has(step, span.task):
+                height = forgetting(table, span, step)
+                before, low, total = latest.get(span.task, (step, 0.0, 0.0))
+                latest[span.task] = (step, height, total + (step - before) * (low + height) / 2)
+        past = [span.task for span in table.past(step) if table.has(step, span.task)]
         curve.append((step, {task: latest[task][2] / (step - origin) for task in past}))
     return curve
 
@@ -230,7 +230,7 @@ def mean(values: Sequence[float]) -> float | None:
 def summarise(table: ScoreTable, step: int) -> dict[str, float]:
     """All continual-learning numbers at one step, by metric path: `cl/perplexity/aufc`, `…/aufc/wikitext`."""
     root = f"cl/{table.metric.name}"
-    past = [stretch for stretch in table.past(step) if table.has(step, stretch.task)]
+    past = [span for span in table.past(step) if table.has(step, span.task)]
     result: dict[str, float] = {}
     per_task = {
         "forgetting": {s.task: forgetting(table, s, step) for s in past},

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trc2.metrics.forgetting import PERPLEXITY, ScoreTable, Stretch
+from trc2.metrics.forgetting import PERPLEXITY, ScoreTable, TaskSpan
 
 LEAST_GAIN = 0.3
 KNOWN_SHARE = 0.9
@@ -40,21 +40,21 @@ class Gain:
         return min(self.own, self.whole) >= LEAST_GAIN
 
 
-def gain_of(table: ScoreTable, stretch: Stretch) -> Gain | None:
+def gain_of(table: ScoreTable, span: TaskSpan) -> Gain | None:
     """None unless the task was measured just before and just after its own training."""
     if table.metric != PERPLEXITY:
         raise ValueError(f"gains are measured in nats of log-perplexity, not in {table.metric.name}")
-    if not table.has(stretch.start, stretch.task) or not table.has(stretch.end, stretch.task):
+    if not table.has(span.start, span.task) or not table.has(span.end, span.task):
         return None
-    after = table.post(stretch)
-    own = table.value(stretch.start, stretch.task) - after
+    after = table.post(span)
+    own = table.value(span.start, span.task) - after
     first = table.steps[0]
-    return Gain(own, table.value(first, stretch.task) - after if table.has(first, stretch.task) else own)
+    return Gain(own, table.value(first, span.task) - after if table.has(first, span.task) else own)
 
 
 def learned(table: ScoreTable, task: str) -> bool | None:
     """Whether a task was learnt by the rule above; None while that was not measured. A broken score is not learnt."""
-    gains = {stretch.task: gain for stretch in table.stretches if (gain := gain_of(table, stretch)) is not None}
+    gains = {span.task: gain for span in table.spans if (gain := gain_of(table, span)) is not None}
     if task not in gains:
         return None
     gain = gains.pop(task)
@@ -65,4 +65,4 @@ def learned(table: ScoreTable, task: str) -> bool | None:
 
 def unlearned(table: ScoreTable) -> list[str]:
     """The tasks that were trained but not learnt, in the order of the stream."""
-    return [stretch.task for stretch in table.stretches if learned(table, stretch.task) is False]
+    return [span.task for span in table.spans if learned(table, span.task) is False]

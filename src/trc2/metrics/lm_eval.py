@@ -39,7 +39,7 @@ def with_forgetting(score: Score, earlier: Sequence[Mapping[str, float]]) -> dic
 
 
 def falls(
-    before: Sequence[Score], after: Sequence[Score], chance: np.random.Generator
+    before: Sequence[Score], after: Sequence[Score], rng: np.random.Generator
 ) -> Iterator[tuple[Score, Interval]]:
     """Per metric with a value for every document: by how much it became worse, in its own unit."""
     new = {score.path: score for score in after}
@@ -49,4 +49,4 @@ def falls(
         later = new[score.path].documents
         pairs = np.array([(value, later[document]) for document, value in score.documents.items()])
         sign = 1.0 if score.is_higher_better else -1.0
-        yield score, paired_fall(sign * pairs[:, 0], sign * pairs[:, 1], chance)
+        yield score, paired_fall(sign * pairs[:, 0], sign * pairs[:, 1], rng)

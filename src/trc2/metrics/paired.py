@@ -24,7 +24,7 @@ class Interval:
 
 
 def paired_rise(
-    before: NDArray[np.float64], after: NDArray[np.float64], tokens: NDArray[np.int64], chance: np.random.Generator
+    before: NDArray[np.float64], after: NDArray[np.float64], tokens: NDArray[np.int64], rng: np.random.Generator
 ) -> Interval:
     """By which fraction the perplexity rose, with a 95 % interval over documents, a bootstrap's or a wider Student's.
 
@@ -32,24 +32,24 @@ def paired_rise(
     both models' sums of a document together, so what makes a document hard for both cancels out. NaN stays NaN; with
     one document there is no interval, and the bounds are infinite.
     """
-    mean = _paired_mean(after - before, tokens, chance)
+    mean = _paired_mean(after - before, tokens, rng)
     low, high = (float(np.expm1(bound)) if np.isfinite(bound) else bound for bound in (mean.low, mean.high))
     return Interval(float(np.expm1(mean.value)), low, high)
 
 
-def paired_fall(before: NDArray[np.float64], after: NDArray[np.float64], chance: np.random.Generator) -> Interval:
+def paired_fall(before: NDArray[np.float64], after: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """By how much the mean of a score per document fell, in the score's own unit; the interval is `paired_rise`'s."""
-    return _paired_mean(before - after, np.ones(len(before), dtype=np.int64), chance)
+    return _paired_mean(before - after, np.ones(len(before), dtype=np.int64), rng)
 
 
-def _paired_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], chance: np.random.Generator) -> Interval:
+def _paired_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], rng: np.random.Generator) -> Interval:
     value = float(difference.sum() / max(1, weights.sum()))
     if len(weights) < 2 or not np.isfinite(difference).all():
         nowhere = float("inf") if np.isfinite(value) else float("nan")
         return Interval(value, -nowhere, nowhere)
     drawn = []
     for rounds in np.array_split(np.arange(ROUNDS), 1 + ROUNDS * len(weights) // AT_ONCE):
-        chosen = chance.integers(len(weights), size=(len(rounds), len(weights)))
+        chosen = rng.integers(len(weights), size=(len(rounds), len(weights)))
         drawn.append(difference[chosen].sum(axis=1) / weights[chosen].sum(axis=1))
     low, high = np.quantile(np.concatenate(drawn), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     reach = _student_reach(difference, weights, value)

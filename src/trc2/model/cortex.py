@@ -152,7 +152,7 @@ class Cortex(Trunk):
             "hippocampus": hippocampus,
         }
 
-    def tensors_without_reader(self) -> list[str]:
+    def unused_parameters(self) -> list[str]:
         """Trainable tensors no loss can reach: the last column's L5, kept because the paper's counts contain it."""
         if not self.config.thalamus:
             return []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trc2.config import TRC2Config
-from trc2.nn.linear import Matrix
+from trc2.nn.linear import PlainLinear
 from trc2.nn.norm import cosine
 from trc2.ops.dtypes import at_least_float32
 
@@ -29,8 +29,8 @@ class Predictor(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.inner = Matrix(d_model, d_model)
-        self.outer = Matrix(d_model, d_model)
+        self.inner = PlainLinear(d_model, d_model)
+        self.outer = PlainLinear(d_model, d_model)
 
     def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return self.outer(F.silu(self.inner(states)))
@@ -48,9 +48,9 @@ class Critic(nn.Module):
         super().__init__()
         self.discount, self.clip, self.slow_decay = config.discount, config.td_clip, config.slow_heads_decay
         self.predictor = Predictor(config.d_model)
-        self.value = Matrix(config.d_model, 1)
+        self.value = PlainLinear(config.d_model, 1)
         self.slow_predictor = Predictor(config.d_model).requires_grad_(False)
-        self.slow_value = Matrix(config.d_model, 1).requires_grad_(False)
+        self.slow_value = PlainLinear(config.d_model, 1).requires_grad_(False)
 
     def forward(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
         """Appraise detached cortical states; a transition counts if both of its tokens are real."""

@@ -15,7 +15,7 @@ from trc2.config import TRC2Config
 from trc2.distributed.group import ALONE, Ranks
 from trc2.model.critic import Appraisal, Critic
 from trc2.nn.host import HostState
-from trc2.nn.linear import Matrix, ScaledLinear
+from trc2.nn.linear import PlainLinear, ScaledLinear
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
 from trc2.nn.trunk import Pending, Proposal, WriteReport
 from trc2.ops.dtypes import at_least_float32
@@ -88,8 +88,8 @@ class Hippocampus(nn.Module):
         self.has_readout = config.has_readout
         self.critic = Critic(config)
         # Fixed random maps: the memory stays a nonparametric store over cortical features.
-        self.write_key = Matrix(d_model, key_dim).requires_grad_(False)
-        self.write_value = Matrix(d_model, d_model).requires_grad_(False)
+        self.write_key = PlainLinear(d_model, key_dim).requires_grad_(False)
+        self.write_value = PlainLinear(d_model, d_model).requires_grad_(False)
         self.register_buffer("threshold", torch.zeros(()))
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Matrix(nn.Module):
+class PlainLinear(nn.Module):
     """x Wᵀ, drawn like an `nn.Linear`."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -26,7 +26,7 @@ class Matrix(nn.Module):
         return F.linear(x, self.weight)
 
 
-class ScaledLinear(Matrix):
+class ScaledLinear(PlainLinear):
     """(x Wᵀ) ⊙ s: the scale meets the rows of the matrix where these are fewer than the tokens."""
 
     def forward(self, x: Float[Tensor, "*P I"], scale: Float[Tensor, " #O"]) -> Float[Tensor, "*P O"]:  # type: ignore[override]
@@ -35,7 +35,7 @@ class ScaledLinear(Matrix):
         return F.linear(x, self.weight * scale.unsqueeze(1))
 
 
-class JoinedLinear(Matrix):
+class JoinedLinear(PlainLinear):
     """[x; y] Wᵀ + b as two products: nothing is joined, and a detached half gets no gradient computed."""
 
     def forward(  # type: ignore[override]

@@ -179,7 +179,7 @@ class Trunk(nn.Module):
         """The trunk's modules by the subsystem they are counted in; the first one also gets what is not named."""
         raise NotImplementedError
 
-    def tensors_without_reader(self) -> list[str]:
+    def unused_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss can ever reach."""
         return []
 

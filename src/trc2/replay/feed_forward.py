@@ -16,7 +16,7 @@ class JumpState:
     boost: float = 0.0
 
 
-def feel(config: ReplayControlConfig, state: JumpState, loss: float) -> JumpState:
+def observe_loss(config: ReplayControlConfig, state: JumpState, loss: float) -> JumpState:
     """One step with its L_LM, from which no task label is needed.
 
     j = max(0, L − m − margin)          u ← max(δ u, k_f j)          m ← μ m + (1 − μ) L
@@ -27,7 +27,7 @@ def feel(config: ReplayControlConfig, state: JumpState, loss: float) -> JumpStat
         return JumpState(loss)
     jump = max(0.0, loss - state.loss_mean - config.jump_margin)
     boost = max(config.jump_decay * state.boost, config.jump_gain * jump)
-    return JumpState(config.jump_memory * state.loss_mean + (1.0 - config.jump_memory) * loss, boost)
+    return JumpState(config.loss_ema_decay * state.loss_mean + (1.0 - config.loss_ema_decay) * loss, boost)
 
 
 def boosted(config: ReplayControlConfig, asked: ReplaySettings, boost: float) -> ReplaySettings:

@@ -68,7 +68,7 @@ class Stretches:
     REST = 20  # steps after a jump, or the start, in which no other one counts
     MEMORY = 0.95  # of the running mean
 
-    def hear(self, loss: float) -> None:
+    def observe_loss(self, loss: float) -> None:
         """A step had this loss: a jump begins a new stretch; the last one goes on if there is no room for more."""
         mean = float(self.loss_mean)
         is_jump = int(self.since_jump) >= self.REST and loss > mean + self.MARGIN

@@ -123,9 +123,9 @@ class ReplayStores(HostState):
         chunk is drawn for, by (step, micro-step). A small share is one chunk now and then, of which there is no half.
         """
         assert self.share is not None
-        share, chance = float(self.share), keyed_generator("replay share", self.seed, step, micro_step)
-        chunks = _whole(share / (1.0 - share) * tokens / (self.chunk_length - 1), chance)
-        from_long = _whole(chunks * float(self.long_fraction), chance)
+        share, rng = float(self.share), keyed_generator("replay share", self.seed, step, micro_step)
+        chunks = _whole(share / (1.0 - share) * tokens / (self.chunk_length - 1), rng)
+        from_long = _whole(chunks * float(self.long_fraction), rng)
         return self.draw(chunks, from_long / chunks, "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
@@ -135,9 +135,9 @@ class ReplayStores(HostState):
             return None
         from_long = round(total * long_fraction)  # half to even
         name, *rest = key
-        chance = keyed_generator(str(name), self.seed, *rest)
-        long_slots = torch.randint(min(seen, self.long.shape[0]), (from_long,), generator=chance)
-        recent_slots = torch.randint(min(seen, self.recent.shape[0]), (total - from_long,), generator=chance)
+        rng = keyed_generator(str(name), self.seed, *rest)
+        long_slots = torch.randint(min(seen, self.long.shape[0]), (from_long,), generator=rng)
+        recent_slots = torch.randint(min(seen, self.recent.shape[0]), (total - from_long,), generator=rng)
         return torch.cat((self.recent[recent_slots], self.long[long_slots])).long()
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -184,14 +184,14 @@ class ReplayStores(HostState):
         first = int(self.seen)
         numbers = torch.arange(first, first + chunks.shape[0])
         _write_last(self.recent, numbers % self.recent.shape[0], chunks)
-        chance = keyed_generator("reservoir", self.seed, first)
-        slots = self._choose_slots(first, len(chunks), scores, chance)
+        rng = keyed_generator("reservoir", self.seed, first)
+        slots = self._choose_slots(first, len(chunks), scores, rng)
         kept = slots < self.long.shape[0]
         _write_last(self.long, slots[kept], chunks[kept])
         self.seen += chunks.shape[0]
 
     def _choose_slots(
-        self, first: int, count: int, scores: Float[Tensor, " n"] | None, chance: torch.Generator
+        self, first: int, count: int, scores: Float[Tensor, " n"] | None, rng: torch.Generator
     ) -> Int[Tensor, " n"]:
         """Where each of `count` chunks goes; what nobody scored counts as average."""
         if self.keep == "balanced":
@@ -199,9 +199,9 @@ class ReplayStores(HostState):
                 self.stretch_of_slot, self.stretch_lengths, self.stretch, self.loss_mean, self.since_jump
             )
             if scores is not None and count:
-                stretches.hear(float(scores.mean()))
-            return stretches.slots(torch.rand(count, 2, dtype=torch.float64, generator=chance))
-        draws = torch.rand(count, dtype=torch.float64, generator=chance)
+                stretches.observe_loss(float(scores.mean()))
+            return stretches.slots(torch.rand(count, 2, dtype=torch.float64, generator=rng))
+        draws = torch.rand(count, dtype=torch.float64, generator=rng)
         if self.keep == "uniform":
             return uniform_slots(first, self.long.shape[0], draws)
         return weighted_slots(self.reservoir_keys, torch.ones_like(draws) if scores is None else scores, draws)
@@ -239,6 +239,6 @@ def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
     store[where] = chunks[which]
 
 
-def _whole(exact: float, chance: torch.Generator) -> int:
+def _whole(exact: float, rng: torch.Generator) -> int:
     """A whole number that is `exact` on average."""
-    return int(exact + float(torch.rand((), dtype=torch.float64, generator=chance)))
+    return int(exact + float(torch.rand((), dtype=torch.float64, generator=rng)))

@@ -8,7 +8,7 @@ import json
 from trc2.config.pretrained import HFConfig, base_facts
 from trc2.report.markdown import code, markdown
 from trc2.report.run import Run
-from trc2.report.summary import boundary_table, forgetting_caption, forgetting_table, gate_lines
+from trc2.report.summary import acceptance_lines, boundary_table, forgetting_caption, forgetting_table
 from trc2.runs.first_weights import as_lines
 from trc2.runs.folder import RunFolder
 
@@ -43,7 +43,7 @@ def model_card(
 def _base_facts(run: Run) -> dict[str, str]:
     """Name and licence of the Hugging Face model it began with; nothing for a model of ours."""
     model = run.config.model
-    return base_facts(model.pretrained, RunFolder(run.folder).papers) if isinstance(model, HFConfig) else {}
+    return base_facts(model.pretrained, RunFolder(run.folder).model_files) if isinstance(model, HFConfig) else {}
 
 
 # Two of the built-in corpora are read from the running Python, the third is generated.
@@ -84,7 +84,7 @@ def _front_matter(run: Run, facts: dict[str, str], is_adapter: bool) -> str:
 
 def _origin(run: Run, num_parameters: int, num_events: int, step: int, version: str) -> str:
     model, train = run.config.model, run.config.train
-    total = run.stretches[-1].end
+    total = run.spans[-1].end
     state = "finished" if step == total else f"taken at step {step} of {total}"
     lines = [
         f"- Backbone `{model.name}`: {num_parameters:,} parameters, width {model.d_model}, depth {model.depth}, "
@@ -133,13 +133,13 @@ def _tasks(run: Run) -> str:
 def _acceptance(run: Run, refusal: str | None) -> list[str]:
     """What the acceptance check said of it, if it goes on from another model."""
     warning = [] if refusal is None else [f"**Exported all the same: this model {markdown(refusal)}.**"]
-    table = "\n".join(gate_lines(run)).strip()
+    table = "\n".join(acceptance_lines(run)).strip()
     parts = [*warning, *([table] if table else [])]
     return ["## Acceptance check", *parts] if parts else []
 
 
 def _limits(run: Run, facts: dict[str, str]) -> str:
-    tokens, ancestry = run.stretches[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).ancestry()
+    tokens, ancestry = run.spans[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).ancestry()
     if facts or (ancestry is not None and not ancestry.is_run):
         base = markdown(facts["base_model"]) if facts else "a saved model"
         read = (

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
-from trc2.metrics.forgetting import Stretch, mean
+from trc2.metrics.forgetting import TaskSpan, mean
 from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
@@ -80,20 +80,20 @@ def log_perplexities(task: str) -> Callable[[Run], Points]:
     return points
 
 
-def changes(run: Run, stretch: Stretch) -> Points:
+def changes(run: Run, span: TaskSpan) -> Points:
     """How much worse a task's log-perplexity is than right after its own training; below 0 it is better."""
     table = run.perplexity
-    after = [step for step in table.steps if step >= stretch.end and table.has(step, stretch.task)]
-    post = table.post(stretch)
-    return [(step, table.metric.gap(better=post, worse=table.value(step, stretch.task))) for step in after]
+    after = [step for step in table.steps if step >= span.end and table.has(step, span.task)]
+    post = table.post(span)
+    return [(step, table.metric.gap(better=post, worse=table.value(step, span.task))) for step in after]
 
 
 def mean_changes(run: Run) -> Points:
     """The mean of `changes` over the tasks that are past."""
     by_step: dict[int, list[float]] = {}
-    for stretch in run.stretches:
-        for step, value in changes(run, stretch):
-            if step > stretch.end:
+    for span in run.spans:
+        for step, value in changes(run, span):
+            if step > span.end:
                 by_step.setdefault(step, []).append(value)
     return [(step, sum(values) / len(values)) for step, values in sorted(by_step.items())]
 
@@ -108,11 +108,11 @@ def draw_curve(axes: Any, curve: pd.DataFrame, colour: str, transform: Callable[
     return float(np.asarray(transform(curve["mean"]))[-1])
 
 
-def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[Stretch, ...], int]:
+def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[TaskSpan, ...], int]:
     """The tasks' stretches that are shaded, and the last step."""
     runs = [run for variant in variants for run in table.runs_of(variant)]
-    longest = max(runs, key=lambda run: (len({s.start for s in run.stretches}), run.end))
-    return longest.stretches, max(run.end for run in runs)
+    longest = max(runs, key=lambda run: (len({s.start for s in run.spans}), run.end))
+    return longest.spans, max(run.end for run in runs)
 
 
 def data_words(table: RunTable, variants: Sequence[str]) -> str:
@@ -164,7 +164,7 @@ def curves_figure(table: RunTable) -> Picture:
         tasks = [tasks[place] for place in np.linspace(0, len(tasks) - 1, 6).round().astype(int)]
     title = extremes(table, table.final_loss, list(drawn))
     picture = Picture("curves", title, len(tasks))
-    stretches, end = _stretches(table, drawn)
+    spans, end = _stretches(table, drawn)
     ends = []
     for axes, task in zip(picture.panels, tasks, strict=True):
         curves = {variant: variant_curve(table, variant, log_perplexities(task)) for variant in drawn}
@@ -176,7 +176,7 @@ def curves_figure(table: RunTable) -> Picture:
     for place, axes in enumerate(picture.panels):
         if place % 3 == 0:
             axes.set_ylabel("validation perplexity")
-        draw_tasks(axes, stretches, table.task_titles, end)
+        draw_tasks(axes, spans, table.task_titles, end)
         plain_log_ticks(axes.yaxis)
         if place % 3 == 2 or place == len(tasks) - 1:
             label_ends(axes, ends[place])
@@ -198,14 +198,14 @@ def forgetting_figure(table: RunTable) -> Picture:
     title = extremes(table, FORGETTING, list(drawn))
     picture = Picture("forgetting", title, height=3.4)
     axes = picture.panels[0]
-    stretches, end = _stretches(table, drawn)
+    spans, end = _stretches(table, drawn)
     ends = [(draw_curve(axes, found[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
     axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
     axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.01), max(high, 0.1))
     picture.lay_out()
-    draw_tasks(axes, stretches, table.task_titles, end)
+    draw_tasks(axes, spans, table.task_titles, end)
     label_ends(axes, ends)
     picture.caption = (
         "Mean over past tasks of the rise in log-perplexity since the end of their own training; below 0 they have "
@@ -411,12 +411,12 @@ def replay_figure(table: RunTable) -> Picture:
     )
     for axes, (words, found) in zip(picture.panels, panels, strict=True):
         drawn = drawn_variants(table, list(found))
-        stretches, end = _stretches(table, drawn)
+        spans, end = _stretches(table, drawn)
         heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
         axes.set_ylabel(words)
         axes.set_ylim(bottom=0)
         picture.lay_out()
-        draw_tasks(axes, stretches, table.task_titles, end)
+        draw_tasks(axes, spans, table.task_titles, end)
         label_ends(axes, heights)
     drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
     picture.caption = (
@@ -486,7 +486,7 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
     has_past = any(run.perplexity.past(step) for step in run.perplexity.steps)
     title = f"{run.name}: {_lost_words(run, is_continued)}"
     picture = Picture("summary", title, 2 if has_past else 1, columns=2, height=3.3)
-    drawn = list(run.stretches)
+    drawn = list(run.spans)
     if len(drawn) > MAX_SERIES:
         drawn = [drawn[place] for place in np.linspace(0, len(drawn) - 1, MAX_SERIES).round().astype(int)]
     scores, *rises = picture.panels
@@ -513,13 +513,13 @@ def _exp(value: float) -> float:
 def _draw_run(picture: Picture, axes: Any, run: Run, points: dict[str, Points]) -> None:
     """One line per task, with its name at its end and gaps where a value is not a number."""
     ends = []
-    for stretch, colour in zip([s for s in run.stretches if s.task in points], palette(), strict=False):
-        steps = [step for step, _ in points[stretch.task]]
-        values = [value if math.isfinite(value) else math.nan for _, value in points[stretch.task]]
+    for span, colour in zip([s for s in run.spans if s.task in points], palette(), strict=False):
+        steps = [step for step, _ in points[span.task]]
+        values = [value if math.isfinite(value) else math.nan for _, value in points[span.task]]
         axes.plot(steps, values, color=colour, marker="o", markersize=3)
-        ends += [(values[-1], stretch.task, colour)] if values else []
+        ends += [(values[-1], span.task, colour)] if values else []
     picture.lay_out()
-    draw_tasks(axes, run.stretches, {}, max(1, run.end))
+    draw_tasks(axes, run.spans, {}, max(1, run.end))
     label_ends(axes, ends)
 
 
@@ -550,5 +550,5 @@ def memory_figure(run: Run) -> Any:
         axes.set_title(words, pad=16)
         axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
         picture.lay_out()
-        draw_tasks(axes, run.stretches, {task: task for task in run.tasks}, max(1, run.end))
+        draw_tasks(axes, run.spans, {task: task for task in run.tasks}, max(1, run.end))
     return picture.figure

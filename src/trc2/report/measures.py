@@ -40,7 +40,7 @@ def own_score(task: str, metric: str = "perplexity") -> Callable[[Run], float | 
     """The score of a task right after its own training; None if the run did not train it."""
 
     def of(run: Run) -> float | None:
-        ends = [stretch.end for stretch in run.stretches if stretch.task == task]
+        ends = [span.end for span in run.spans if span.task == task]
         return run.score(metric, task, ends[-1]) if ends else None
 
     return of
@@ -63,7 +63,7 @@ def final_loss(tasks: Sequence[str]) -> Measure:
 def checkpoints(run: Run) -> list[int]:
     """The steps at which areas are tabulated: the last boundary before the final task, if any task is past then, and
     the end."""
-    return sorted({stretch.end for stretch in run.stretches})[1:][-2:]
+    return sorted({span.end for span in run.spans})[1:][-2:]
 
 
 def area_at(metric: str = "perplexity", checkpoint: int = -1) -> Callable[[Run], float | None]:

@@ -183,7 +183,7 @@ def _learned_and_kept(run: Run, task: str) -> str:
         value = run.score("perplexity", task, step)
         return NOTHING if value is None else short(value)
 
-    stretch = next((stretch for stretch in run.stretches if stretch.task == task), None)
-    if stretch is None:
+    span = next((span for span in run.spans if span.task == task), None)
+    if span is None:
         return f"({score(run.end)})" if task in run.tasks else NOTHING
-    return score(run.end) if stretch.end == run.end else f"{score(stretch.end)}→{score(run.end)}"
+    return score(run.end) if span.end == run.end else f"{score(span.end)}→{score(run.end)}"

@@ -10,12 +10,12 @@ from typing import Any
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.metrics.forgetting import METRICS, PERPLEXITY, Metric, ScoreTable, Stretch, metrics_of, summarise
+from trc2.metrics.forgetting import METRICS, PERPLEXITY, Metric, ScoreTable, TaskSpan, metrics_of, summarise
 from trc2.metrics.learning import unlearned
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Ancestry
 from trc2.runs.records import Record, score_tables
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.system.files import reading
 
 
@@ -28,7 +28,7 @@ class Run:
     config: RunConfig
     data: dict[str, Any]
     records: list[Record]
-    stretches: tuple[Stretch, ...]
+    spans: tuple[TaskSpan, ...]
     tables: dict[str, ScoreTable]
 
     @property
@@ -46,7 +46,7 @@ class Run:
     @cached_property
     def perplexity(self) -> ScoreTable:
         """The perplexities; an empty table if none were measured."""
-        return self.tables.get("perplexity") or ScoreTable(PERPLEXITY, self.stretches, {})
+        return self.tables.get("perplexity") or ScoreTable(PERPLEXITY, self.spans, {})
 
     @cached_property
     def as_trained(self) -> RunConfig:
@@ -67,7 +67,7 @@ class Run:
     @property
     def end(self) -> int:
         """The step at which the whole run ends."""
-        return self.stretches[-1].end
+        return self.spans[-1].end
 
     @cached_property
     def unlearned(self) -> list[str]:
@@ -102,14 +102,14 @@ def read_run(folder: Path) -> Run:
     config = files.config()
     if config.stream is None:
         raise UserError(f"{folder} is the folder of a recipe without a stream: there is nothing to report.")
-    for file, exists in ((files.diary_file, files.has_diary), (files.data_file, files.data_file.exists())):
+    for file, exists in ((files.metrics_file, files.has_metrics), (files.data_file, files.data_file.exists())):
         if not exists:
             raise UserError(f"{folder} is not a whole run folder: {file.name} is missing.")
     records, data = files.records(), files.data()
-    stretches = Plan.of_run(config).stretches
+    spans = TaskSchedule.of_run(config).spans
     name = folder.resolve().name or "run"
-    tables = score_tables(records, stretches, metrics_of(config.eval.metrics))
-    run = Run(name, folder, config, data, records, stretches, tables)
+    tables = score_tables(records, spans, metrics_of(config.eval.metrics))
+    run = Run(name, folder, config, data, records, spans, tables)
     _check_data(run)
     if not run.perplexity.steps:
         raise UserError(
@@ -137,15 +137,15 @@ def own_part(run: Run, ancestry: Ancestry) -> Run:
     Tasks of the parent count as learned at step 0, so forgetting is measured against the parent.
     """
     first = ancestry.step
-    trained = {stretch.task for stretch in run.stretches}
+    trained = {span.task for span in run.spans}
     old = [task for task in run.tasks if task not in ancestry.tasks]
     # A parent run did not learn tasks that it only measured; of a saved model every named task counts as learned.
-    stretches = [Stretch(task, 0, 0) for task in old if task in trained or not ancestry.is_run]
-    stretches += [Stretch(s.task, s.start - first, s.end - first) for s in run.stretches if s.task in ancestry.tasks]
+    spans = [TaskSpan(task, 0, 0) for task in old if task in trained or not ancestry.is_run]
+    spans += [TaskSpan(s.task, s.start - first, s.end - first) for s in run.spans if s.task in ancestry.tasks]
     tables = {
         name: ScoreTable(
             table.metric,
-            tuple(stretches),
+            tuple(spans),
             {step - first: row for step, row in table.scores.items() if step >= first},
         )
         for name, table in run.tables.items()
@@ -156,7 +156,7 @@ def own_part(run: Run, ancestry: Ancestry) -> Run:
         if record.step > first or (record.step == first and record.kind not in ("train", "nonfinite"))
     ]
     kept = {name: table for name, table in tables.items() if table.scores}
-    return replace(run, records=records, stretches=tuple(stretches), tables=kept)
+    return replace(run, records=records, spans=tuple(spans), tables=kept)
 
 
 def scores_in(runs: Iterable[Run]) -> dict[str, Metric]:

@@ -390,7 +390,7 @@ def _runs_below(folder: Path) -> list[Path]:
     for name, below, _ in os.walk(folder):
         path = Path(name)
         run = RunFolder(path)
-        if run.is_run and run.has_diary:
+        if run.is_run and run.has_metrics:
             found.append(path)
         is_end = run.is_run or len(path.relative_to(folder).parts) >= MAX_DEPTH
         below[:] = [] if is_end else sorted(entry for entry in below if not entry.startswith("."))
@@ -458,7 +458,7 @@ def _check_one_stream(runs: Sequence[Run]) -> None:
     first = runs[0]
     lengths: dict[frozenset[tuple[str, int]], Run] = {}
     for run in (run for run in runs if not declares_length(run)):
-        lengths.setdefault(frozenset((s.task, s.end - s.start) for s in run.stretches), run)
+        lengths.setdefault(frozenset((s.task, s.end - s.start) for s in run.spans), run)
     for run in runs[1:]:
         if run.tasks != first.tasks:
             raise UserError(

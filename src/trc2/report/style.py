@@ -21,7 +21,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from trc2.errors import plain
-from trc2.metrics.forgetting import Stretch
+from trc2.metrics.forgetting import TaskSpan
 from trc2.system.files import write_atomically
 
 # Okabe–Ito colours can be told apart without full colour vision. Its yellow is hard to see on white and is left out.
@@ -146,12 +146,12 @@ class Picture:
 # ------------------------------------------------------------------------------------------------------ parts of panels
 
 
-def draw_tasks(axes: Any, stretches: Iterable[Stretch], titles: dict[str, str], end: int) -> None:
+def draw_tasks(axes: Any, spans: Iterable[TaskSpan], titles: dict[str, str], end: int) -> None:
     """Shaded bands for the tasks' own training, with their names above where there is room."""
     bands: dict[tuple[int, int], list[str]] = {}
-    for stretch in stretches:
-        if stretch.end > 0:  # tasks that a parent learned have no steps here
-            bands.setdefault((stretch.start, stretch.end), []).append(stretch.task)
+    for span in spans:
+        if span.end > 0:  # tasks that a parent learned have no steps here
+            bands.setdefault((span.start, span.end), []).append(span.task)
     width = axes.get_position().width * axes.figure.get_size_inches()[0] if axes.figure else 3.0
     for index, ((start, stop), tasks) in enumerate(bands.items()):
         axes.axvspan(start, stop, color=ink("bands").split()[index % 2], zorder=0, linewidth=0)

@@ -76,14 +76,14 @@ def child_text(run: Run, ancestry: Ancestry, pictures: list[str]) -> str:
         "Validation perplexity per token, of the parent and after each new task (bold: just after its own training):",
         "", boundary_table(own, first="parent"), "",
     ]  # fmt: skip
-    if any(stretch.end == 0 for stretch in own.stretches):
+    if any(span.end == 0 for span in own.spans):
         caption = f"Forgetting against the parent, {_when(own)} (perplexity in nats):"
         lines += [caption, "", forgetting_table(own), ""]
     else:
         lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
     if ancestry.is_run:
         lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
-    lines += [*gate_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
+    lines += [*acceptance_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
     lines += [*[f"![{name}]({name})" for name in pictures], ""]
     return "\n".join(lines)
 
@@ -93,19 +93,17 @@ def _in_words(run: Run) -> list[str]:
     table = run.perplexity
     last = table.steps[-1] if table.steps else 0
     sentences = []
-    for stretch in run.stretches:
-        if stretch.end >= last or not (table.has(stretch.end, stretch.task) and table.has(last, stretch.task)):
+    for span in run.spans:
+        if span.end >= last or not (table.has(span.end, span.task) and table.has(last, span.task)):
             continue
-        before, learnt, now = (
-            table.scores.get(step, {}).get(stretch.task, math.nan) for step in (0, stretch.end, last)
-        )
+        before, learnt, now = (table.scores.get(step, {}).get(span.task, math.nan) for step in (0, span.end, last))
         numbers = f"(perplexity {short(learnt)} → {short(now)})"
-        if stretch.end > 0 and before <= learnt:
-            sentences.append(f"{stretch.task} was not learnt, so it could not be forgotten {numbers}.")
+        if span.end > 0 and before <= learnt:
+            sentences.append(f"{span.task} was not learnt, so it could not be forgotten {numbers}.")
         elif math.isfinite(now / learnt):
             change = now / learnt - 1.0
             kept = f"lost {_share(change)}" if change > 0 else f"improved by {_share(-change)}"
-            sentences.append(f"{stretch.task} {kept} {numbers}.")
+            sentences.append(f"{span.task} {kept} {numbers}.")
     return [" ".join(map(markdown, sentences)), ""] if sentences else []
 
 
@@ -139,9 +137,9 @@ def _overlap_lines(run: Run) -> list[str]:
     ]
 
 
-def gate_lines(run: Run) -> list[str]:
+def acceptance_lines(run: Run) -> list[str]:
     """What the acceptance check said of every task the parent knew, if it was asked."""
-    path = run.folder / "gate.json"
+    path = run.folder / "acceptance.json"
     if not path.is_file():
         return []
     with reading(path):
@@ -188,17 +186,17 @@ def forgetting_caption(run: Run) -> str:
 def boundary_table(run: Run, first: str = "step 0") -> str:
     """The score matrix: every task's perplexity at every boundary, as Markdown; `first` is what step 0 is called."""
     table = run.perplexity
-    ends = [0, *[stretch.end for stretch in run.stretches if stretch.end > 0]]
+    ends = [0, *[span.end for span in run.spans if span.end > 0]]
     lines = [f"| task | {first}" + "".join(f" | step {end}" for end in ends[1:]) + f" | bits/byte {_when(run)} |"]
     lines += ["|---|" + "---:|" * (len(ends) + 1)]
-    for stretch in run.stretches:
+    for span in run.spans:
         cells = []
         for end in ends:
-            text = f"{table.scores[end][stretch.task]:.4g}" if table.has(end, stretch.task) else "–"
-            cells.append(f"**{text}**" if end == stretch.end > 0 and text != "–" else text)
-        bits = run.final("eval").get(f"eval/{stretch.task}/bits_per_byte")
+            text = f"{table.scores[end][span.task]:.4g}" if table.has(end, span.task) else "–"
+            cells.append(f"**{text}**" if end == span.end > 0 and text != "–" else text)
+        bits = run.final("eval").get(f"eval/{span.task}/bits_per_byte")
         cells.append("–" if bits is None else f"{bits:.3f}")
-        lines.append(f"| {markdown(stretch.task)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {markdown(span.task)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -214,10 +212,8 @@ def forgetting_table(run: Run) -> str:
 
 
 def _state_line(run: Run) -> str:
-    order = " → ".join(
-        f"{markdown(stretch.task)} ({stretch.end - stretch.start} steps)" for stretch in run.stretches if stretch.end
-    )
-    state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.stretches[-1].end}"
+    order = " → ".join(f"{markdown(span.task)} ({span.end - span.start} steps)" for span in run.spans if span.end)
+    state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.spans[-1].end}"
     return f"{order}; seed {run.config.train.seed}; {run.config.train.tokens_per_step} tokens a step; {state}."
 
 
@@ -292,17 +288,17 @@ def numbers_of(run: Run) -> dict[str, Any]:
 
     tasks = {}
     for task in run.tasks:
-        stretch = next((stretch for stretch in run.stretches if stretch.task == task), None)
+        span = next((span for span in run.spans if span.task == task), None)
         prefix = f"test/{task}/"
         tasks[task] = {
-            "steps": 0 if stretch is None else stretch.end - stretch.start,
+            "steps": 0 if span is None else span.end - span.start,
             "before": score(task, 0),
-            "learnt": score(task, None if stretch is None else stretch.end),
+            "learnt": score(task, None if span is None else span.end),
             "kept": score(task, max(table.steps, default=None)),
             "test": {name.removeprefix(prefix): value for name, value in tests.items() if name.startswith(prefix)},
         }
     return {
         "run": run.name, "folder": str(run.folder), "finished": run.is_finished, "step": run.last_step,
-        "steps": run.stretches[-1].end, "seed": run.config.train.seed, "perplexity": tasks,
+        "steps": run.spans[-1].end, "seed": run.config.train.seed, "perplexity": tasks,
         "forgetting": {metric: run.summary(metric) for metric in run.tables}, "cost": run.final("end"),
     }  # fmt: skip

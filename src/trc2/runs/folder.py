@@ -10,7 +10,7 @@ from typing import Any
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
-from trc2.config.pretrained import HFConfig, keep_base_card, keep_papers
+from trc2.config.pretrained import HFConfig, copy_model_files, keep_base_card
 from trc2.errors import UserError, brief
 from trc2.runs.checkpoint import (
     Checkpoint,
@@ -26,7 +26,7 @@ from trc2.runs.first_weights import as_lines, read_sums, sums_of
 from trc2.runs.identity import Binding, check_binding, learning_hash
 from trc2.runs.lineage import Ancestry, read_ancestry
 from trc2.runs.lock import LOCK, OWNER
-from trc2.runs.records import Diary, Record, current, read_all_records
+from trc2.runs.records import MetricsLog, Record, current, read_all_records
 from trc2.strategies import build_strategy
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
@@ -45,7 +45,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.data_file = path / "data.json"
         self.tokenizer_file = path / TOKENIZER_FILE
-        self.diary_file = path / "metrics.jsonl"
+        self.metrics_file = path / "metrics.jsonl"
         self.packed_diary_file = path / "metrics.jsonl.gz"
         self.budget_file = path / "budget.json"
         self.environment_file = path / "environment.json"
@@ -53,7 +53,7 @@ class RunFolder:
         self.variant_file = path / "variant.json"  # what a sweep calls this run, docs/sweeps.md
         self.checkpoints = path / "checkpoints"
         self.first_weights_file = path / "pretrained.sha256"
-        self.papers = path / "pretrained"  # the small files of the Hugging Face folder it began with
+        self.model_files = path / "pretrained"  # the small files of the Hugging Face folder it began with
 
     def __str__(self) -> str:
         return str(self.path)
@@ -70,13 +70,13 @@ class RunFolder:
         return self.config_file.is_file()
 
     @property
-    def has_diary(self) -> bool:
-        return self.diary_file.exists() or self.packed_diary_file.exists()
+    def has_metrics(self) -> bool:
+        return self.metrics_file.exists() or self.packed_diary_file.exists()
 
     @property
     def is_taken(self) -> bool:
         """Whether a run has begun here."""
-        return self.has_diary or bool(list_checkpoints(self.checkpoints))
+        return self.has_metrics or bool(list_checkpoints(self.checkpoints))
 
     def check_is_free(self, advice: str) -> None:
         """Refuse a folder in which a run has begun."""
@@ -107,7 +107,7 @@ class RunFolder:
     def _description(self) -> tuple[Path, ...]:
         return (
             self.config_file, self.data_file, self.tokenizer_file, self.path / SETTINGS_FILE, self.budget_file,
-            self.environment_file, self.first_weights_file, self.papers,
+            self.environment_file, self.first_weights_file, self.model_files,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -174,8 +174,8 @@ class RunFolder:
 
     def all_records(self) -> list[Record]:
         """Every record ever written; also from a diary that was compressed to save room."""
-        is_packed = not self.diary_file.exists() and self.packed_diary_file.exists()
-        return read_all_records(self.packed_diary_file if is_packed else self.diary_file)
+        is_packed = not self.metrics_file.exists() and self.packed_diary_file.exists()
+        return read_all_records(self.packed_diary_file if is_packed else self.metrics_file)
 
     def newest_checkpoint(self, warn: Warn) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are named and passed over. None before the first one.
@@ -214,7 +214,7 @@ class RunFolder:
         config = run.model
         net = build_model(config if with_replay else config.replace(replay=False))
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))
-        if run.strategy.serves_other_weights:
+        if run.strategy.has_evaluation_weights:
             strategy = build_strategy(run.strategy, net)
             try:
                 strategy.restore(checkpoint.part("strategy"))
@@ -223,7 +223,7 @@ class RunFolder:
                     f"{checkpoint.name} holds no weights that {run.strategy.name} could serve ({brief(error)}): read "
                     "it with the version that saved it."
                 ) from error
-            strategy.settle()
+            strategy.apply_evaluation_weights()
         return net
 
     # ------------------------------------------------------------------------------------------------ writing
@@ -241,8 +241,8 @@ class RunFolder:
             settings = {"eos_token": prepared.tokenizer.end}
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         if isinstance(config.model, HFConfig):
-            keep_papers(config.model.pretrained, self.papers)
-            keep_base_card(config.model.pretrained, self.papers)
+            copy_model_files(config.model.pretrained, self.model_files)
+            keep_base_card(config.model.pretrained, self.model_files)
             sums = self._sums_of(config) if parent is None else parent.first_weights()
             if sums:
                 write_atomically(self.first_weights_file, as_lines(sums).encode())
@@ -275,13 +275,13 @@ class RunFolder:
             write_atomically(self.environment_file, json.dumps(content, indent=2).encode())
         return changed
 
-    def open_diary(self) -> Diary:
-        return Diary(self.diary_file)
+    def open_metrics_log(self) -> MetricsLog:
+        return MetricsLog(self.metrics_file)
 
-    def binding(self, diary: Diary) -> Binding:
+    def binding(self, metrics_log: MetricsLog) -> Binding:
         """What ties a checkpoint to this run: its settings, its data and its diary."""
-        return Binding(learning_hash(self.config_file), self.data()["fingerprint"], diary)
+        return Binding(learning_hash(self.config_file), self.data()["fingerprint"], metrics_log)
 
     def _check_binding(self, checkpoint: Checkpoint) -> None:
         if checkpoint.run:  # a checkpoint that was saved outside of a run has none
-            check_binding(checkpoint, self.config_file, self.data_file, self.data()["fingerprint"], self.diary_file)
+            check_binding(checkpoint, self.config_file, self.data_file, self.data()["fingerprint"], self.metrics_file)

@@ -12,7 +12,7 @@ from trc2.config import RunConfig, read_settings
 from trc2.config.flat import flat, is_within
 from trc2.errors import UserError
 from trc2.runs.checkpoint import Checkpoint
-from trc2.runs.records import Diary
+from trc2.runs.records import MetricsLog
 from trc2.system.files import reading
 
 # Free to change on resume: where the data lies is not what it says, the fingerprint guards that.
@@ -59,10 +59,10 @@ class Binding:
 
     learning: str
     data: str
-    diary: Diary
+    metrics_log: MetricsLog
 
     def describe(self) -> dict[str, Any]:
-        return {"learning": self.learning, "data": self.data, "diary": self.diary.mark()}
+        return {"learning": self.learning, "data": self.data, "diary": self.metrics_log.mark()}
 
 
 def learning_hash(config_file: Path) -> str:
@@ -82,7 +82,7 @@ def learning_hash(config_file: Path) -> str:
 
 
 def check_binding(
-    checkpoint: Checkpoint, config_file: Path, data_file: Path, fingerprint: str, diary_file: Path
+    checkpoint: Checkpoint, config_file: Path, data_file: Path, fingerprint: str, metrics_file: Path
 ) -> None:
     """Refuse a checkpoint whose settings, data or diary are not those of its folder; name the file that differs."""
     bound, name = checkpoint.run, f"checkpoints/{checkpoint.name}"
@@ -96,10 +96,10 @@ def check_binding(
             f"{data_file} describes other data than the run that saved {name}: restore the file, or remove the "
             "checkpoint if it belongs to another run."
         )
-    if not diary_file.is_file():
-        raise UserError(f"There is no {diary_file}, on which {name} builds: restore it from a copy.")
+    if not metrics_file.is_file():
+        raise UserError(f"There is no {metrics_file}, on which {name} builds: restore it from a copy.")
     mark = bound.get("diary", {})
-    with reading(diary_file), diary_file.open("rb") as file:
+    with reading(metrics_file), metrics_file.open("rb") as file:
         content = file.read(int(mark["bytes"]))
     if hashlib.sha256(content).hexdigest() != mark["sha256"]:
-        raise UserError(f"{diary_file} is not the one on which {name} builds: restore it from a copy.")
+        raise UserError(f"{metrics_file} is not the one on which {name} builds: restore it from a copy.")

@@ -15,7 +15,7 @@ SCHEMA = 3
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Prediction:
     """What trial runs said of a child: with this share of replay, no past task would rise by more."""
 
     share: float
@@ -37,7 +37,7 @@ class Ancestry:
     is_run: bool
     weights: str | None = None
     limit: float | None = None
-    foretold: Foretold | None = None
+    prediction: Prediction | None = None
     kept: tuple[str, ...] = ()  # texts of --keep: of this run, and of those it goes on from
     relative: str | None = None  # the parent as seen from the child's folder, for commands from elsewhere
 
@@ -46,8 +46,8 @@ class Ancestry:
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
         content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit}
         content |= {"kept": list(self.kept), "relative": self.relative}
-        if self.foretold is not None:
-            content["trial"] = {"share": self.foretold.share, "predicted": self.foretold.predicted}
+        if self.prediction is not None:
+            content["trial"] = {"share": self.prediction.share, "predicted": self.prediction.predicted}
         write_atomically(path, to_json(content, indent=2).encode())
 
     def find(self, child: Path) -> Path:
@@ -81,6 +81,6 @@ def read_ancestry(path: Path) -> Ancestry:
         trial = content.get("trial")
         return Ancestry(
             parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
-            None if trial is None else Foretold(float(trial["share"]), float(trial["predicted"])),
+            None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trc2.errors import UserError
-from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, Stretch
+from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, TaskSpan
 from trc2.system.files import about, reading, refuse_link, to_json
 
 SCHEMA = 1
@@ -135,14 +135,14 @@ def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
     return records, keep
 
 
-def score_table(records: Iterable[Record], metric: Metric, stretches: tuple[Stretch, ...]) -> ScoreTable:
+def score_table(records: Iterable[Record], metric: Metric, spans: tuple[TaskSpan, ...]) -> ScoreTable:
     """score[step, task] of one metric from the evaluation records."""
     scores: dict[int, dict[str, float]] = {}
     for record in records:
         row = scores_by_task(record, metric) if record.kind == "eval" else {}
         if row:
             scores.setdefault(record.step, {}).update(row)
-    return ScoreTable(metric, stretches, scores)
+    return ScoreTable(metric, spans, scores)
 
 
 def scores_by_task(record: Record, metric: Metric) -> dict[str, float]:
@@ -156,14 +156,14 @@ def scores_by_task(record: Record, metric: Metric) -> dict[str, float]:
 
 
 def score_tables(
-    records: Iterable[Record], stretches: tuple[Stretch, ...], metrics: Mapping[str, Metric] = METRICS
+    records: Iterable[Record], spans: tuple[TaskSpan, ...], metrics: Mapping[str, Metric] = METRICS
 ) -> dict[str, ScoreTable]:
     records = list(records)
-    tables = {name: score_table(records, metric, stretches) for name, metric in metrics.items()}
+    tables = {name: score_table(records, metric, spans) for name, metric in metrics.items()}
     return {name: table for name, table in tables.items() if any(table.scores.values())}
 
 
-class Diary:
+class MetricsLog:
     """Appends every record to metrics.jsonl at once, so that a killed run loses no record.
 
     It is only ever appended to. So a checkpoint can remember how long it was and its hash (`mark`), and a later reader

@@ -6,80 +6,80 @@ import math
 from dataclasses import dataclass
 
 from trc2.config import RunConfig, StreamConfig, TrainConfig
-from trc2.metrics.forgetting import Stretch
+from trc2.metrics.forgetting import TaskSpan
 from trc2.runs.equal_cost import budget_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class TaskSchedule:
     """The stream laid out over optimizer steps; `steps` is each task's own share of them."""
 
-    stretches: tuple[Stretch, ...]
+    spans: tuple[TaskSpan, ...]
     train: TrainConfig
     steps: tuple[int, ...]
 
     @classmethod
-    def of(cls, stream: StreamConfig, train: TrainConfig, scale: float = 1.0) -> Plan:
+    def of(cls, stream: StreamConfig, train: TrainConfig, scale: float = 1.0) -> TaskSchedule:
         """Task after task; in a joint stream all of them at once, from the first step to the last.
 
         `scale` stretches every task, see `trc2.runs.equal_cost`.
         """
         steps = tuple(max(1, round(task.steps * scale)) for task in stream.trained)
-        stretches, start = [], 0
+        spans, start = [], 0
         for task, count in zip(stream.trained, steps, strict=True):
-            stretches.append(Stretch(task.name, start, start + count))
+            spans.append(TaskSpan(task.name, start, start + count))
             start += count
         if stream.mode == "joint":
-            stretches = [Stretch(task.name, 0, start) for task in stream.trained]
-        return cls(tuple(stretches), train, steps)
+            spans = [TaskSpan(task.name, 0, start) for task in stream.trained]
+        return cls(tuple(spans), train, steps)
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> Plan:
+    def of_run(cls, config: RunConfig) -> TaskSchedule:
         """The plan of a whole run, with its budget."""
         assert config.stream is not None
         return cls.of(config.stream, config.train, budget_of(config).scale)
 
     @property
     def total_steps(self) -> int:
-        return self.stretches[-1].end
+        return self.spans[-1].end
 
-    def at(self, step: int) -> Stretch:
+    def at(self, step: int) -> TaskSpan:
         """The task trained in the given step, counted from 0."""
-        for stretch in self.stretches:
-            if step < stretch.end:
-                return stretch
+        for span in self.spans:
+            if step < span.end:
+                return span
         raise IndexError(f"step {step} is past the end of the stream, {self.total_steps}")
 
     def is_boundary(self, step: int) -> bool:
-        return any(step == stretch.end for stretch in self.stretches)
+        return any(step == span.end for span in self.spans)
 
     def seen(self, step: int) -> list[str]:
         """Tasks trained at least one step."""
-        return [stretch.task for stretch in self.stretches if stretch.start < step]
+        return [span.task for span in self.spans if span.start < step]
 
     def index(self, step: int) -> int:
         """How many tasks came before the one trained in the given step."""
-        return self.stretches.index(self.at(step))
+        return self.spans.index(self.at(step))
 
     def past(self, step: int) -> list[str]:
         """Tasks that ended before the step; one that ends right now is still current."""
-        return [stretch.task for stretch in self.stretches if stretch.end < step]
+        return [span.task for span in self.spans if span.end < step]
 
-    def anneal_start(self, stretch: Stretch) -> int | None:
+    def anneal_start(self, span: TaskSpan) -> int | None:
         """The step before which a task's anneal begins; None without one."""
         if not self.train.branches:
             return None
-        return stretch.end - max(1, round(self.train.anneal_share * (stretch.end - stretch.start)))
+        return span.end - max(1, round(self.train.anneal_share * (span.end - span.start)))
 
     @property
     def branch_points(self) -> set[int]:
         """Steps whose checkpoints are kept because the next task goes on from there."""
-        found = (self.anneal_start(stretch) for stretch in self.stretches)
+        found = (self.anneal_start(span) for span in self.spans)
         return {step for step in found if step}
 
-    def goes_back_to(self, step: int) -> int | None:
+    def step_before_anneal(self, step: int) -> int | None:
         """Where the task that begins at a step goes on from, if that is before the anneal of the one before it."""
-        ended = [stretch for stretch in self.stretches if stretch.end == step]
+        ended = [span for span in self.spans if span.end == step]
         return self.anneal_start(ended[-1]) or None if ended else None
 
     def learning_rate(self, step: int) -> float:
@@ -92,8 +92,8 @@ class Plan:
             return self._held_rate(step)
         begin, end = 0, self.total_steps
         if self.train.schedule == "per_task":
-            stretch = self.at(step)
-            begin, end = stretch.start, stretch.end
+            span = self.at(step)
+            begin, end = span.start, span.end
         warmup = self.train.warmup_of(end - begin)
         done = step - begin
         if done < warmup:
@@ -102,8 +102,8 @@ class Plan:
         return self.train.learning_rate * _cosine(progress, self.train.min_lr_ratio)
 
     def _held_rate(self, step: int) -> float:
-        train, stretch = self.train, self.at(step)
-        begin = self.anneal_start(stretch)
+        train, span = self.train, self.at(step)
+        begin = self.anneal_start(span)
         assert begin is not None
         warmup = train.warmup_of(self.total_steps)
         held = train.learning_rate * min(1.0, (min(step, begin) + 1) / max(1, warmup))
@@ -112,7 +112,7 @@ class Plan:
             held *= _cosine(min(1.0, max(0.0, cooled)), train.constant_lr_ratio)
         if step < begin:
             return held
-        left = (stretch.end - 1 - step) / max(1, stretch.end - begin)
+        left = (span.end - 1 - step) / max(1, span.end - begin)
         low = train.min_lr_ratio * train.learning_rate
         return min(held, low + (held - low) * left)
 

@@ -17,7 +17,7 @@ import torch
 
 from trc2.config import StreamConfig, load_recipe
 from trc2.runs.environment import PACKAGES
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.setup.speed_probe import measure_speed
 from trc2.stream.cache import expanded
 from trc2.system.machine import available_cores, busy_cores, crowding
@@ -156,7 +156,7 @@ def _speed() -> Iterator[Finding]:
     yield Finding("speed, products", f"{flops / 1e9:,.0f} GFLOP/s in float32", "What all other speeds are limited by.")
     run = load_recipe("demo")
     speed = measure_speed(run, 8.0)
-    minutes = Plan.of_run(run).total_steps * speed.step / 60
+    minutes = TaskSchedule.of_run(run).total_steps * speed.step / 60
     remark = speed.remark()
     takes = f"`trc2 train demo` takes about {minutes:.1f} minutes and its evaluations; `trc2 init` sizes one of yours."
     yield Finding(

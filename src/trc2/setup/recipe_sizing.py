@@ -19,13 +19,13 @@ from trc2.config import RunConfig, TaskConfig, parse_settings, settings_text
 from trc2.config.pretrained import DESCRIBED, HFConfig, describe
 from trc2.errors import UserError
 from trc2.runs.equal_cost import budget_of
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.setup.speed_probe import Speed, measure_speed
 from trc2.stream.prepare import PreparedStream
 from trc2.stream.sources import FileSource
 from trc2.system.machine import available_cores
 from trc2.system.precision import choose_device
-from trc2.training.data import Feed
+from trc2.training.data import StreamData
 from trc2.training.efficiency import peak_matmul_flops
 from trc2.training.forecast import Agenda
 
@@ -124,7 +124,7 @@ class Proposal:
 
     @property
     def steps(self) -> int:
-        return Plan.of_run(self.config).total_steps
+        return TaskSchedule.of_run(self.config).total_steps
 
     def caution(self) -> str | None:
         """A sentence on a busy machine: the same command gives another recipe when it is not."""
@@ -161,8 +161,10 @@ def propose(
         candidates = [partial(_pretrained_config, corpora, pretrained, folder)]
     proposal = _sized(candidates, MIN_STEPS * len(corpora), budget, probe, start_up)
     config = proposal.config
-    feed = Feed(config, Plan.of_run(config), prepare(config))  # refuses here what training would refuse
-    return _timed(proposal, corpora, feed, seconds)
+    stream_data = StreamData(
+        config, TaskSchedule.of_run(config), prepare(config)
+    )  # refuses here what training would refuse
+    return _timed(proposal, corpora, stream_data, seconds)
 
 
 def _sized(
@@ -182,16 +184,16 @@ def _sized(
         number -= 1
 
 
-def _timed(proposal: Proposal, corpora: list[Corpus], feed: Feed, seconds: float) -> Proposal:
+def _timed(proposal: Proposal, corpora: list[Corpus], stream_data: StreamData, seconds: float) -> Proposal:
     """Scale the steps until steps and evaluations take the time; a text that is soon known by heart takes less."""
-    per_step = feed.tasks[corpora[0].name].batch_size * feed.tasks[corpora[0].name].micro_batches
-    most = {c.name: max(1, MAX_PASSES * feed.tasks[c.name].num_pool // per_step) for c in corpora}
+    per_step = stream_data.tasks[corpora[0].name].batch_size * stream_data.tasks[corpora[0].name].micro_batches
+    most = {c.name: max(1, MAX_PASSES * stream_data.tasks[c.name].num_pool // per_step) for c in corpora}
     steps = {name: max(1, proposal.steps // len(corpora)) for name in most}
     for _ in range(6):
         steps = {name: max(1, min(most[name], count)) for name, count in steps.items()}
         proposal = _with_steps(proposal, steps)
-        plan = Plan.of_run(proposal.config)
-        agenda = Agenda(proposal.config, plan, feed)
+        plan = TaskSchedule.of_run(proposal.config)
+        agenda = Agenda(proposal.config, plan, stream_data)
         scored = agenda.evaluation(0).tokens + agenda.after(0).tokens
         length, rows = proposal.config.train.sequence_length, proposal.config.eval.batch_size
         work = OVERHEAD * (plan.total_steps * proposal.speed.step + scored * proposal.speed.scoring / (rows * length))

@@ -45,14 +45,14 @@ class Strategy:
     def skip_step(self) -> None:
         """Called instead of `after_step` when a step came to nothing: forget what it left."""
 
-    def serving(self) -> AbstractContextManager[None]:
+    def evaluation_weights(self) -> AbstractContextManager[None]:
         """Inside, the model is as it should be evaluated and exported; outside, as it is trained."""
         return nullcontext()
 
-    def settle(self) -> None:
+    def apply_evaluation_weights(self) -> None:
         """Make the model for good what it is inside `serving`, to be scored or exported after training."""
 
-    def begin_with_saved(self) -> None:
+    def start_from_saved_model(self) -> None:
         """Called before the first step of a run that begins with a saved model, whose text is not known."""
 
     def end_task(self, sequences: Sequences) -> None:

@@ -91,16 +91,16 @@ class DarkExperience(Strategy):
     def _draw(self, word: str) -> Int[Tensor, " B"]:
         filled = min(int(self.tensors["seen"]), self.settings.chunks)
         clock = self.model.clock
-        chance = keyed_generator(f"der {word}", self.seed, int(clock.step), int(clock.micro_step))
-        return torch.randint(filled, (self.settings.batch_size,), generator=chance)
+        rng = keyed_generator(f"der {word}", self.seed, int(clock.step), int(clock.micro_step))
+        return torch.randint(filled, (self.settings.batch_size,), generator=rng)
 
     def after_step(self) -> None:
         """What the micro-batches left enters the reservoir, where every row ever seen has the same chance to stay."""
         tokens, names, logits = self._gathered()
         self.staged.clear()
         first = int(self.tensors["seen"])
-        chance = keyed_generator("der reservoir", self.seed, first)
-        draws = torch.rand(len(tokens), dtype=torch.float64, generator=chance)
+        rng = keyed_generator("der reservoir", self.seed, first)
+        draws = torch.rand(len(tokens), dtype=torch.float64, generator=rng)
         slots, chosen = last_for_each(uniform_slots(first, self.settings.chunks, draws))
         kept = slots < self.settings.chunks
         for name, rows in (("tokens", tokens), ("names", names), ("logits", logits)):

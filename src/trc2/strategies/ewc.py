@@ -37,7 +37,7 @@ class ElasticWeights(PullToBoundary):
     def _weigh(self, name: str, away: Tensor) -> Tensor:
         return self.tensors[f"fisher.{name}"] * away
 
-    def begin_with_saved(self) -> None:
+    def start_from_saved_model(self) -> None:
         raise UserError(
             "strategy=ewc measures on old text which weights matter, and a saved model brings none: use l2 or lwf, "
             "which need only the weights."

@@ -51,7 +51,7 @@ class PullToBoundary(Strategy):
     def _weigh(self, name: str, away: Tensor) -> Tensor:
         return away
 
-    def begin_with_saved(self) -> None:
+    def start_from_saved_model(self) -> None:
         self.end_task(())  # what a saved model knows is worth as much as a task's end
 
     def end_task(self, sequences: Sequences) -> None:

@@ -52,7 +52,7 @@ class LearningWithoutForgetting(Strategy):
         )
         return (Loss("lwf", distance / max(1, len(rows)), self.settings.strength),)
 
-    def begin_with_saved(self) -> None:
+    def start_from_saved_model(self) -> None:
         self._begin()  # as in its paper: the teacher is the model that came
 
     def end_task(self, sequences: Sequences) -> None:

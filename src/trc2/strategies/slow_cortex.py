@@ -49,7 +49,7 @@ class Settings(StrategyConfig):
         return replayed if self.distil > 0.0 else 0.0
 
     @property
-    def serves_other_weights(self) -> bool:
+    def has_evaluation_weights(self) -> bool:
         return self.serve
 
 
@@ -84,14 +84,14 @@ class SlowCortex(Strategy):
             self.teacher.pull(self.settings.pull)
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def evaluation_weights(self) -> Iterator[None]:
         if not self.settings.serve:
             yield
             return
         with self.teacher.in_charge():
             yield
 
-    def settle(self) -> None:
+    def apply_evaluation_weights(self) -> None:
         if self.settings.serve:
             self.teacher.pull(1.0)
 

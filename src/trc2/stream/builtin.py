@@ -115,23 +115,23 @@ THINGS = ("apples", "books", "coins", "eggs", "lamps", "marbles", "pens", "seeds
 def arithmetic() -> Iterator[Document]:
     """Word problems of two to four steps; every step shows its calculation, the last line is the answer."""
     for number in range(ARITHMETIC_PROBLEMS):
-        chance = random.Random(f"arithmetic {number}")
-        question, answer = PROBLEMS[number % len(PROBLEMS)](chance)
+        rng = random.Random(f"arithmetic {number}")
+        question, answer = PROBLEMS[number % len(PROBLEMS)](rng)
         yield Document(f"Question: {question}\nAnswer: {answer}", f"problem {number}")
 
 
-def _shopping(chance: random.Random) -> tuple[str, str]:
-    name, thing = chance.choice(NAMES), chance.choice(THINGS)
-    price, count, paid = chance.randint(2, 19), chance.randint(3, 24), 0
+def _shopping(rng: random.Random) -> tuple[str, str]:
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    price, count, paid = rng.randint(2, 19), rng.randint(3, 24), 0
     total = price * count
-    paid = (total // 50 + chance.randint(1, 3)) * 50
+    paid = (total // 50 + rng.randint(1, 3)) * 50
     question = f"{name} buys {count} {thing} at {price} each and pays with {paid}. How much change does {name} get?"
     return question, f"{count} * {price} = {total}.\n{paid} - {total} = {paid - total}.\n#### {paid - total}"
 
 
-def _collecting(chance: random.Random) -> tuple[str, str]:
-    name, thing = chance.choice(NAMES), chance.choice(THINGS)
-    start, daily, days, lost = chance.randint(5, 80), chance.randint(2, 15), chance.randint(3, 14), chance.randint(1, 9)
+def _collecting(rng: random.Random) -> tuple[str, str]:
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    start, daily, days, lost = rng.randint(5, 80), rng.randint(2, 15), rng.randint(3, 14), rng.randint(1, 9)
     found = daily * days
     question = (
         f"{name} has {start} {thing}, finds {daily} more every day for {days} days, and loses {lost}. "
@@ -145,10 +145,10 @@ def _collecting(chance: random.Random) -> tuple[str, str]:
     return question, "\n".join([*steps, f"#### {start + found - lost}"])
 
 
-def _sharing(chance: random.Random) -> tuple[str, str]:
-    name, other = chance.sample(NAMES, 2)
-    thing = chance.choice(THINGS)
-    friends, each, left = chance.randint(3, 12), chance.randint(4, 20), chance.randint(0, 2)
+def _sharing(rng: random.Random) -> tuple[str, str]:
+    name, other = rng.sample(NAMES, 2)
+    thing = rng.choice(THINGS)
+    friends, each, left = rng.randint(3, 12), rng.randint(4, 20), rng.randint(0, 2)
     total = friends * each + left
     question = (
         f"{name} and {other} have {total} {thing} together. They keep {left} and share the rest equally among "
@@ -157,13 +157,13 @@ def _sharing(chance: random.Random) -> tuple[str, str]:
     return question, f"{total} - {left} = {total - left}.\n{total - left} / {friends} = {each}.\n#### {each}"
 
 
-def _travelling(chance: random.Random) -> tuple[str, str]:
-    name = chance.choice(NAMES)
+def _travelling(rng: random.Random) -> tuple[str, str]:
+    name = rng.choice(NAMES)
     speed, hours, faster, more = (
-        chance.randint(20, 90),
-        chance.randint(2, 6),
-        chance.randint(5, 30),
-        chance.randint(1, 4),
+        rng.randint(20, 90),
+        rng.randint(2, 6),
+        rng.randint(5, 30),
+        rng.randint(1, 4),
     )
     first, second = speed * hours, (speed + faster) * more
     question = (

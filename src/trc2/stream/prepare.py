@@ -168,10 +168,10 @@ def prepare_stream(
                 tasks[task.name] = replace(found, notes=(note,))
     files = {
         f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
-        for number, name in enumerate(stream.replay_seed_files, 1)
+        for number, name in enumerate(stream.replay_prefill_files, 1)
     }
     overlap = overlap_matrix(tasks, files, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
-    seeds = (*files.values(), *(tasks[name] for name in stream.replay_seed_tasks))
+    seeds = (*files.values(), *(tasks[name] for name in stream.replay_prefill_tasks))
     return PreparedStream(tasks, tokenizer, overlap, seeds)
 
 

@@ -1,4 +1,4 @@
-"""A matrix of runs: backbones × sizes × lesions × strategies × seeds × orders, read from YAML."""
+"""A matrix of runs: backbones × sizes × ablations × strategies × seeds × orders, read from YAML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from trc2.config import RunConfig, load_recipe, parse_settings, read_settings
 from trc2.config.section import Section, Seed, SettingError, shown
 from trc2.errors import UserError, brief, did_you_mean
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 
 MAX_CELLS = 10_000
 Changes = dict[str, tuple[str, ...]]
@@ -34,7 +34,7 @@ class Variant:
 
     @cached_property
     def total_steps(self) -> int:
-        return Plan.of_run(self.config).total_steps
+        return TaskSchedule.of_run(self.config).total_steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Cell:
     overrides: tuple[str, ...]
     seed: int
     variant: Variant
-    axes: Mapping[str, str] = field(default_factory=dict)  # names of recipe, size, lesion and strategy; "" if not used
+    axes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # names of recipe, size, ablation and strategy; "" if not used
     order: tuple[str, ...] = ()
 
     @cached_property
@@ -65,7 +67,7 @@ class Grid(Section):
 
     recipes: tuple[str, ...] = Field(min_length=1, description="recipes: backbones, and streams")
     sizes: Changes = Field({}, description="name: [model.d_model=256, …]")
-    lesions: Changes = Field({}, description="name: [model.memory=false, …]")
+    ablations: Changes = Field({}, description="name: [model.memory=false, …]")
     strategies: Changes = Field({}, description="names of strategies, or name: [strategy=ewc, strategy.strength=10]")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1)
     orders: Orders = Field(
@@ -73,7 +75,7 @@ class Grid(Section):
     )
     settings: tuple[str, ...] = Field((), description="overrides of every run; {seed} stands for its seed")
 
-    @field_validator("sizes", "lesions", "strategies", mode="before")
+    @field_validator("sizes", "ablations", "strategies", mode="before")
     @classmethod
     def _named_overrides(cls, changes: Any, info: ValidationInfo) -> Any:
         is_list = isinstance(changes, list | tuple) and all(isinstance(name, str) for name in changes)
@@ -89,7 +91,7 @@ class Grid(Section):
     @property
     def num_cells(self) -> int:
         """How many runs there are at least; how many orders `all` are is known when the recipe is read."""
-        axes = (self.seeds, self.recipes, *map(_entries, (self.sizes, self.lesions, self.strategies)))
+        axes = (self.seeds, self.recipes, *map(_entries, (self.sizes, self.ablations, self.strategies)))
         return math.prod(map(len, axes))
 
     def cells(self, extra: tuple[str, ...]) -> Iterable[Cell]:
@@ -97,10 +99,10 @@ class Grid(Section):
         variants: dict[tuple[str, ...], Variant] = {}
         orders: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for seed, recipe in itertools.product(self.seeds, self.recipes):
-            for size, lesion, strategy in itertools.product(
-                *map(_entries, (self.sizes, self.lesions, self.strategies))
+            for size, ablation, strategy in itertools.product(
+                *map(_entries, (self.sizes, self.ablations, self.strategies))
             ):
-                fixed = (*size[1], *lesion[1], *strategy[1], *self.settings, *extra)
+                fixed = (*size[1], *ablation[1], *strategy[1], *self.settings, *extra)
                 every = EVERY_ORDER in fixed
                 fixed = tuple(override.replace("{seed}", str(seed)) for override in fixed if override != EVERY_ORDER)
                 of = (recipe, *fixed, *([EVERY_ORDER] if every else []))
@@ -108,12 +110,12 @@ class Grid(Section):
                     orders[of] = list(self._orders_of(recipe, fixed, "all" if every else self.orders))
                 for order in orders[of]:
                     overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
-                    words = [recipe_name(recipe), size[0], lesion[0], strategy[0], "-".join(order), f"s{seed}"]
+                    words = [recipe_name(recipe), size[0], ablation[0], strategy[0], "-".join(order), f"s{seed}"]
                     name = "+".join(word for word in words if word and word != "none")
                     key = (recipe, *fixed, *_order_override(order))
                     if key not in variants:
                         variants[key] = Variant(_config(name, recipe, overrides))
-                    axes = dict(zip(("recipe", "size", "lesion", "strategy"), words, strict=False))
+                    axes = dict(zip(("recipe", "size", "ablation", "strategy"), words, strict=False))
                     yield Cell(name, recipe, overrides, seed, variants[key], axes, order)
 
     @staticmethod
@@ -160,8 +162,8 @@ class Matrix(Section):
             is_same = known is cell or (known.recipe, known.overrides) == (cell.recipe, cell.overrides)
             if not is_same and known.config != cell.config:
                 raise UserError(
-                    f"Two runs of the matrix are called {brief(cell.name, 120)} but differ: give their grids a lesion "
-                    "or size with a name that tells them apart."
+                    f"Two runs of the matrix are called {brief(cell.name, 120)} but differ: give their grids an "
+                    "ablation or size with a name that tells them apart."
                 )
         return list(found.values())
 

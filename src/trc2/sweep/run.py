@@ -155,7 +155,7 @@ class _Sweep:
 
     def _begin(self, name: str) -> None:
         folder = RunFolder(self.out / name)
-        begun = folder.is_run and folder.has_diary
+        begun = folder.is_run and folder.has_metrics
         arguments = ["resume", str(folder)] if begun else self.cells[name].command(folder.path)
         arguments.append(f"output.threads={self.threads[name]}")
         self._describe(self.cells[name])
@@ -189,7 +189,7 @@ class _Sweep:
         if ended:
             self._shrink_ended()
         for name in self.running:
-            self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).diary_file)
+            self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).metrics_file)
 
     @contextmanager
     def _heeding_signals(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ def standing(cell: Cell, out: Path) -> Standing:
     """What the folder of a run says about it."""
     folder, total = RunFolder(out / cell.name), cell.variant.total_steps
     failure = folder.path / FAILURE
-    records = folder.records() if folder.has_diary else []  # an end that a resume went back on is no end
+    records = folder.records() if folder.has_metrics else []  # an end that a resume went back on is no end
     step, seconds = (max(0, records[-1].step), records[-1].seconds) if records else (0, 0.0)
     if any(record.kind == "end" for record in records):
         return Standing("ended", total, total, seconds)
@@ -50,9 +50,9 @@ def standing(cell: Cell, out: Path) -> Standing:
     return Standing("begun" if records else "waiting", step, total, seconds)
 
 
-def progressed(before: Standing, diary: Path) -> Standing:
+def progressed(before: Standing, metrics_log: Path) -> Standing:
     """How far a run is that is being trained."""
-    newest = last_record(diary) if diary.exists() else None
+    newest = last_record(metrics_log) if metrics_log.exists() else None
     return before if newest is None else replace(before, state="begun", step=newest.step, seconds=newest.seconds)
 
 
@@ -86,10 +86,10 @@ def compact(folder: RunFolder) -> None:
 
     Whatever happens in between, the diary is there whole, packed or not.
     """
-    if folder.diary_file.exists():
-        content = folder.diary_file.read_bytes()
+    if folder.metrics_file.exists():
+        content = folder.metrics_file.read_bytes()
         write_atomically(folder.packed_diary_file, gzip.compress(content, mtime=0))
-        folder.diary_file.unlink()
+        folder.metrics_file.unlink()
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))
     for path in (folder.tokenizer_file, *named, *folder.path.glob("*.png")):

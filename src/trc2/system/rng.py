@@ -21,7 +21,7 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)
 
 
-def chance_tensors() -> dict[str, Tensor]:
+def rng_tensors() -> dict[str, Tensor]:
     """States of torch's generators."""
     states = {"chance.torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -29,7 +29,7 @@ def chance_tensors() -> dict[str, Tensor]:
     return states
 
 
-def chance_state() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
     """States of Python's and numpy's generators, as JSON."""
     version, numbers, gauss = random.getstate()
     name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
@@ -51,9 +51,9 @@ def restore_chance(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def chance_unmoved() -> Iterator[None]:
+def rng_unchanged() -> Iterator[None]:
     """Whatever is drawn inside, outside it is as if nothing had been."""
-    tensors, state = chance_tensors(), chance_state()
+    tensors, state = rng_tensors(), rng_state()
     try:
         yield
     finally:

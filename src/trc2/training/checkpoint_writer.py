@@ -14,9 +14,9 @@ from trc2.errors import UserError
 from trc2.runs.checkpoint import Checkpoint, begin_checkpoint, prune_checkpoints, save_checkpoint, save_rows
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import Binding
-from trc2.runs.records import Diary
-from trc2.runs.schedule import Plan
-from trc2.training.observers import Story
+from trc2.runs.records import MetricsLog
+from trc2.runs.schedule import TaskSchedule
+from trc2.training.observers import Recorder
 from trc2.training.state import RunState
 
 
@@ -92,27 +92,27 @@ class Saver:
     What is the same on all ranks the first one writes; what is divided everyone.
     """
 
-    def __init__(self, folder: RunFolder, plan: Plan, keep_last: int, ranks: Ranks = ALONE) -> None:
+    def __init__(self, folder: RunFolder, plan: TaskSchedule, keep_last: int, ranks: Ranks = ALONE) -> None:
         self.total_steps, self.ranks = plan.total_steps, ranks
-        ends = {stretch.end for stretch in plan.stretches} | plan.branch_points
+        ends = {span.end for span in plan.spans} | plan.branch_points
         self.writer = CheckpointWriter(folder.checkpoints, keep_last, ends, ranks=ranks)
         self.binding: Binding | None = None
         self.saved_step: int | None = None
 
-    def bind(self, folder: RunFolder, diary: Diary) -> None:
+    def bind(self, folder: RunFolder, metrics_log: MetricsLog) -> None:
         """From now on every checkpoint says to which settings, data and diary it belongs, and waits for the diary."""
-        self.binding = folder.binding(diary)
-        self.writer.before = diary.sync
+        self.binding = folder.binding(metrics_log)
+        self.writer.before = metrics_log.sync
 
-    def save(self, state: RunState, story: Story) -> None:
+    def save(self, state: RunState, recorder: Recorder) -> None:
         """Hand over a copy. In a row of failing steps nothing is pruned: one goes back to before it."""
-        state.progress.total_seconds = story.seconds
+        state.progress.total_seconds = recorder.seconds
         if self.ranks.is_first or state.parallel.is_divided:
             run = {} if self.binding is None else self.binding.describe()
             self.writer.write(state.to_checkpoint(run), prune=state.progress.nonfinite_streak == 0)
         self.saved_step = state.progress.step
 
-    def save_unless_failing(self, state: RunState, story: Story) -> None:
+    def save_unless_failing(self, state: RunState, recorder: Recorder) -> None:
         """No checkpoint in a row of failing steps, or it would push out those from before; but one at the very end."""
         if state.progress.nonfinite_streak == 0 or state.progress.step == self.total_steps:
-            self.save(state, story)
+            self.save(state, recorder)

@@ -11,21 +11,21 @@ from torch import Tensor
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.replay.stores import ReplayStores, cut_chunks
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import check_vocabulary
 from trc2.stream.batches import Batch, Mixture, TaskData
 from trc2.stream.prepare import PreparedStream
 
 
-class Feed:
+class StreamData:
     """All tasks of a stream as windows of tokens, laid out over the steps of a plan."""
 
-    def __init__(self, config: RunConfig, plan: Plan, prepared: PreparedStream) -> None:
+    def __init__(self, config: RunConfig, plan: TaskSchedule, prepared: PreparedStream) -> None:
         assert config.stream is not None
         self.plan, self.tokenizer, self.seeds = plan, prepared.tokenizer, prepared.seeds
         check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
-        learnt = {stretch.task for stretch in plan.stretches}
+        learnt = {span.task for span in plan.spans}
         self.tasks = {
             task.name: TaskData(
                 prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
@@ -40,15 +40,15 @@ class Feed:
                     f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
                     "validation.txt into its folder, or set its holdout above 0."
                 )
-        trained = [self.tasks[stretch.task] for stretch in plan.stretches]
+        trained = [self.tasks[span.task] for span in plan.spans]
         self.mixture = Mixture(trained, plan.steps) if config.stream.mode == "joint" else None
 
     def batches(self, step: int, share: range | None = None) -> list[Batch]:
         """A share of a step's micro-batches, all by default: of the task that is trained, or of all of them mixed."""
         if self.mixture is not None:
             return self.mixture.train_batches(step, share)
-        stretch = self.plan.at(step)
-        return self.tasks[stretch.task].train_batches(step - stretch.start, share)
+        span = self.plan.at(step)
+        return self.tasks[span.task].train_batches(step - span.start, share)
 
     def check_unchanged(self) -> None:
         """Refuse to keep what was learnt from tokens that somebody changed while the run read them."""
@@ -76,5 +76,5 @@ class Feed:
 
     def steps_of(self, task: str) -> range:
         """The numbers of a task's own steps, newest first."""
-        stretch = next(stretch for stretch in self.plan.stretches if stretch.task == task)
-        return range(stretch.end - stretch.start - 1, -1, -1)
+        span = next(span for span in self.plan.spans if span.task == task)
+        return range(span.end - span.start - 1, -1, -1)

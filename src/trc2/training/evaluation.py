@@ -15,9 +15,9 @@ from trc2.metrics.lm_eval import Score, with_forgetting
 from trc2.nn.trunk import WriteReport
 from trc2.replay.controller import ControllerState, base_settings, steer
 from trc2.runs.records import Kind, Record, score_table, scores_by_task
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.system.failpoints import failpoint
-from trc2.training.data import Feed
+from trc2.training.data import StreamData
 from trc2.training.efficiency import (
     PEAK_MEMORY,
     efficiency,
@@ -25,8 +25,8 @@ from trc2.training.efficiency import (
     peak_memory_gb,
     training_flops_per_token,
 )
-from trc2.training.guards import fence
-from trc2.training.observers import Story
+from trc2.training.guards import no_side_effects
+from trc2.training.observers import Recorder
 from trc2.training.state import RunState
 
 
@@ -63,11 +63,13 @@ def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
     return metrics
 
 
-class Measure:
-    """Scores the model between steps and records what was found. Only `steer` changes what is learnt later."""
+class Evaluator:
+    """Scores the model between steps and records what was found. Only `update_replay` changes what is learnt later."""
 
-    def __init__(self, config: RunConfig, plan: Plan, feed: Feed, state: RunState, story: Story) -> None:
-        self.config, self.plan, self.feed, self.state, self.story = config, plan, feed, state, story
+    def __init__(
+        self, config: RunConfig, plan: TaskSchedule, stream_data: StreamData, state: RunState, recorder: Recorder
+    ) -> None:
+        self.config, self.plan, self.stream_data, self.state, self.recorder = config, plan, stream_data, state, recorder
         self._tables: list[ScoreTable] = []
         self._num_seen = -1  # evaluations that are in the tables
 
@@ -75,32 +77,40 @@ class Measure:
         """Score tasks on their validation splits and derive what was forgotten."""
         failpoint("evaluation")
         state, step, config = self.state, self.state.progress.step, self.config.eval
-        if config.text_when == "boundaries" and step > 0 and not self.plan.is_boundary(step):
+        if config.text_metrics_at == "boundaries" and step > 0 and not self.plan.is_boundary(step):
             config = config.replace(text_sequences=0)
         metrics: dict[str, float] = {}
         examined: list[Score] = []
-        with fence(config.fence, state.model, state.optimizer), state.strategy.serving():
+        with (
+            no_side_effects(config.check_no_side_effects, state.model, state.optimizer),
+            state.strategy.evaluation_weights(),
+        ):
             if step == 0 or self.plan.is_boundary(step):
-                examined = examine(state.model, self.feed.tokenizer, config)
+                examined = examine(state.model, self.stream_data.tokenizer, config)
             for name in names:
                 scores = score_task(
-                    state.model, self.feed.tasks[name], "validation", config, self.feed.tokenizer, state.device
+                    state.model,
+                    self.stream_data.tasks[name],
+                    "validation",
+                    config,
+                    self.stream_data.tokenizer,
+                    state.device,
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
         for score in examined:
-            metrics |= with_forgetting(score, [record.metrics for record in self.story.evaluations])
+            metrics |= with_forgetting(score, [record.metrics for record in self.recorder.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)
         for table in self._tables_with(record):
             if step > 0 and table.has(step, names[0]):
                 record.metrics.update(summarise(table, step))
-        self.story.tell(record)
+        self.recorder.tell(record)
 
     def _tables_with(self, record: Record) -> list[ScoreTable]:
         """The scores so far and those of this evaluation; made anew only when the run has gone back."""
-        earlier, metrics = self.story.evaluations, metrics_of(self.config.eval.metrics).values()
+        earlier, metrics = self.recorder.evaluations, metrics_of(self.config.eval.metrics).values()
         if len(earlier) != self._num_seen:
-            self._tables = [score_table(earlier, metric, self.plan.stretches) for metric in metrics]
+            self._tables = [score_table(earlier, metric, self.plan.spans) for metric in metrics]
         for table in self._tables:
             if row := scores_by_task(record, table.metric):
                 table.add(record.step, row)
@@ -113,9 +123,9 @@ class Measure:
         name = self.current_task
         value = self.control_perplexities([name])[name]
         self.state.control_post[name] = value
-        self.story.tell(self.record("boundary", {f"control/{name}/perplexity": value}))
+        self.recorder.tell(self.record("boundary", {f"control/{name}/perplexity": value}))
 
-    def steer(self) -> None:
+    def update_replay(self) -> None:
         """The replay controller, once some task is past."""
         config, state, progress = self.config.control, self.state, self.state.progress
         past = self.plan.past(progress.step)
@@ -128,13 +138,19 @@ class Measure:
         progress.gap_average, progress.integral = after.gap_average, after.integral
         state.apply(trace.settings)
         measured = {f"control/{name}/perplexity": value for name, value in current.items()}
-        self.story.tell(self.record("control", trace.metrics() | measured))
+        self.recorder.tell(self.record("control", trace.metrics() | measured))
 
     def control_perplexities(self, names: list[str]) -> dict[str, float]:
         """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
         state, rows = self.state, self.config.eval.batch_size
-        with fence(self.config.eval.fence, state.model, state.optimizer), state.strategy.serving():
-            found = {name: control_perplexity(state.model, self.feed.tasks[name], rows, state.device) for name in names}
+        with (
+            no_side_effects(self.config.eval.check_no_side_effects, state.model, state.optimizer),
+            state.strategy.evaluation_weights(),
+        ):
+            found = {
+                name: control_perplexity(state.model, self.stream_data.tasks[name], rows, state.device)
+                for name in names
+            }
         for name, value in found.items():
             if not math.isfinite(value):
                 raise UserError(
@@ -149,26 +165,28 @@ class Measure:
         config, state = self.config, self.state
         metrics: dict[str, float] = {}
         if config.eval.test:
-            with state.strategy.serving():
-                for name, data in self.feed.tasks.items():
+            with state.strategy.evaluation_weights():
+                for name, data in self.stream_data.tasks.items():
                     if data.task.splits["test"].tokens > 1:
-                        scores = score_task(state.model, data, "test", config.eval, self.feed.tokenizer, state.device)
+                        scores = score_task(
+                            state.model, data, "test", config.eval, self.stream_data.tokenizer, state.device
+                        )
                         metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
-            self.story.tell(self.record("test", metrics))
+            self.recorder.tell(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
-        own = (max(peak_memory_gb(state.device), self.story.peak_memory_gb), peak_matmul_flops(state.device))
+        own = (max(peak_memory_gb(state.device), self.recorder.peak_memory_gb), peak_matmul_flops(state.device))
         memories, peaks = zip(*state.ranks.gather_rows([own], 2), strict=True)
         cost = efficiency(
             tokens,
             state.progress.train_seconds,
-            self.story.seconds,
-            last_speed=self.story.last_speed,
+            self.recorder.seconds,
+            last_speed=self.recorder.last_speed,
             memory_gb=max(memories),
             flops_per_token=per_token,
             peak_flops=sum(peaks),
         )
-        self.story.tell(self.record("end", cost))
+        self.recorder.tell(self.record("end", cost))
 
     @property
     def current_task(self) -> str:
@@ -176,4 +194,4 @@ class Measure:
         return self.plan.at(max(0, self.state.progress.step - 1)).task
 
     def record(self, kind: Kind, metrics: dict[str, float]) -> Record:
-        return Record(kind, self.state.progress.step, self.current_task, metrics, self.story.seconds)
+        return Record(kind, self.state.progress.step, self.current_task, metrics, self.recorder.seconds)

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from trc2.config import RunConfig
 from trc2.runs.records import Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.batches import TaskData
-from trc2.training.data import Feed
+from trc2.training.data import StreamData
 
 RECENT = 50  # steps whose mean is believed: a run slows down as its memory fills, and as others use the machine
 SCORING_SPEED = 3.0  # scoring a token beside training on it, until it has been measured: backward costs two forwards
@@ -33,9 +33,9 @@ class Work:
 class Agenda:
     """All scoring of a run, laid out over its steps."""
 
-    def __init__(self, config: RunConfig, plan: Plan, feed: Feed) -> None:
-        self.config, self.plan, self.feed = config, plan, feed
-        self.bounds = sorted({0, *(stretch.end for stretch in plan.stretches)})
+    def __init__(self, config: RunConfig, plan: TaskSchedule, stream_data: StreamData) -> None:
+        self.config, self.plan, self.stream_data = config, plan, stream_data
+        self.bounds = sorted({0, *(span.end for span in plan.spans)})
 
     def after(self, step: int) -> Work:
         """What is still to be scored once the work at this step is done; counted, not listed: runs can be long."""
@@ -53,33 +53,37 @@ class Agenda:
         """What is scored when this step is done."""
         work = self.evaluation(step) + self.control(step)
         if step == self.plan.total_steps and self.config.eval.test:
-            work += self._scored("test", list(self.feed.tasks), with_text=True)
+            work += self._scored("test", list(self.stream_data.tasks), with_text=True)
         return work
 
     def evaluation(self, step: int) -> Work:
         if step in self.bounds:
-            return self._scored("validation", list(self.feed.tasks), with_text=True)
+            return self._scored("validation", list(self.stream_data.tasks), with_text=True)
         return self._regular(step) if step % self.config.eval.every_steps == 0 else Work()
 
     def control(self, step: int) -> Work:
         """The reference of a task that ended, and what the replay controller looks at."""
-        ended = [stretch.task for stretch in self.plan.stretches if stretch.end == step]
+        ended = [span.task for span in self.plan.spans if span.end == step]
         work = self._controlled(ended[-1:])
         return work + self._steering(step) if step % self.config.control.period == 0 else work
 
     def _regular(self, step: int) -> Work:
-        return self._scored("validation", self.plan.seen(step), with_text=self.config.eval.text_when == "always")
+        return self._scored("validation", self.plan.seen(step), with_text=self.config.eval.text_metrics_at == "always")
 
     def _steering(self, step: int) -> Work:
         steers = self.config.control.mode == "closed_loop" and self.config.model.replay
         return self._controlled(self.plan.past(step)) if steers else Work()
 
     def _controlled(self, names: list[str]) -> Work:
-        return Work(float(sum(self.feed.tasks[name].num_control * self.feed.tasks[name].length for name in names)))
+        return Work(
+            float(sum(self.stream_data.tasks[name].num_control * self.stream_data.tasks[name].length for name in names))
+        )
 
     def _scored(self, split: str, names: list[str], *, with_text: bool) -> Work:
         settings = self.config.eval
-        tokens = sum(_tokens(self.feed.tasks[name], split, settings.batch_size, settings.max_batches) for name in names)
+        tokens = sum(
+            _tokens(self.stream_data.tasks[name], split, settings.batch_size, settings.max_batches) for name in names
+        )
         return Work(tokens, len(names) if with_text and settings.text_sequences else 0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.distributed.group import Ranks, bytes_of
 from trc2.distributed.sharded import own_rows
-from trc2.system.rng import chance_state, chance_tensors
+from trc2.system.rng import rng_state, rng_tensors
 
 
 class EvaluationMovedState(RuntimeError):
@@ -31,12 +31,12 @@ def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> di
     state["mode"] = [module.training for module in model.modules()]
     state["pending"] = len(model.pending)
     state["staged"] = 0 if model.replay is None else model.replay.num_staged
-    state |= chance_tensors() | chance_state()
+    state |= rng_tensors() | rng_state()
     return {name: _hash(value) for name, value in state.items()}
 
 
 @contextmanager
-def fence(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+def no_side_effects(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
     """Fail if anything differs after the block; off, it costs nothing."""
     if not is_on:
         yield
@@ -61,7 +61,7 @@ class RanksDiffer(RuntimeError):
     """Something that must be the same on all ranks is not."""
 
 
-def check_unison(ranks: Ranks, model: Backbone, others: dict[str, Tensor]) -> None:
+def check_ranks_agree(ranks: Ranks, model: Backbone, others: dict[str, Tensor]) -> None:
     """Compare hashes of weights, memory, stores, clock and `others` over all ranks; name what differs.
 
     A divided tensor is its own on every rank, so it is left out.

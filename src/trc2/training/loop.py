@@ -11,14 +11,14 @@ from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Kind, Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.stream.prepare import PreparedStream
 from trc2.system.failpoints import failpoint
 from trc2.system.precision import autocast, choose_device
 from trc2.training.checkpoint_writer import Saver
-from trc2.training.data import Feed
-from trc2.training.evaluation import Measure, add_up_losses, dynamics
-from trc2.training.observers import Observer, Story
+from trc2.training.data import StreamData
+from trc2.training.evaluation import Evaluator, add_up_losses, dynamics
+from trc2.training.observers import Observer, Recorder
 from trc2.training.optimizer import set_learning_rate
 from trc2.training.state import RunState
 
@@ -32,55 +32,55 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.folder, self.ranks = config, folder, ranks
         self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
-        self.plan = Plan.of_run(config)
-        self.feed = Feed(config, self.plan, prepared)
+        self.plan = TaskSchedule.of_run(config)
+        self.stream_data = StreamData(config, self.plan, prepared)
         self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
-        self.story = Story(observers)
-        self.measure = Measure(config, self.plan, self.feed, self.state, self.story)
+        self.recorder = Recorder(observers)
+        self.evaluator = Evaluator(config, self.plan, self.stream_data, self.state, self.recorder)
         self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
         self.stop_requested = self.stopped = False
 
     def run(self) -> None:
         """From wherever the run stands to the end of the stream."""
-        config, plan, state, measure = self.config, self.plan, self.state, self.measure
-        progress, tasks = state.progress, list(self.feed.tasks)
+        config, plan, state, evaluator = self.config, self.plan, self.state, self.evaluator
+        progress, tasks = state.progress, list(self.stream_data.tasks)
         if progress.step == 0:
-            self.feed.fill(state.model.replay)
-            measure.evaluate(tasks)  # before any training
+            self.stream_data.fill(state.model.replay)
+            evaluator.evaluate(tasks)  # before any training
         self.stopped = self.ranks.any(self.stop_requested)
         while progress.step < plan.total_steps and not self.stopped:
             if progress.step == plan.at(progress.step).start:
                 # Done again when a run is resumed at this very step, to no effect.
-                self.leave_the_branch()
+                self.restore_pre_anneal_weights()
                 task = plan.at(progress.step).task
-                sequences = self.feed.sequences(task, count(), state.device)
+                sequences = self.stream_data.sequences(task, count(), state.device)
                 state.model.begin_task(plan.index(progress.step), (x for x, _ in sequences))
             record = self.train_step()
             if config.output.check_ranks:
-                state.check_unison()
-            self.story.tell(record)
+                state.check_ranks_agree()
+            self.recorder.tell(record)
             is_boundary = plan.is_boundary(progress.step)
             if is_boundary or progress.step % config.eval.every_steps == 0:
-                measure.evaluate(tasks if is_boundary else plan.seen(progress.step))
+                evaluator.evaluate(tasks if is_boundary else plan.seen(progress.step))
             if is_boundary:
-                measure.remember_reference()
-                last_steps = self.feed.steps_of(record.task)
-                state.strategy.end_task(self.feed.sequences(record.task, last_steps, state.device))
+                evaluator.remember_reference()
+                last_steps = self.stream_data.steps_of(record.task)
+                state.strategy.end_task(self.stream_data.sequences(record.task, last_steps, state.device))
             if progress.step % config.control.period == 0:
-                measure.steer()
+                evaluator.update_replay()
             self.stopped = self.ranks.any(self.stop_requested)
             is_branch = progress.step in plan.branch_points
             if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
-                self.ranks.on_first(self.feed.check_unchanged)
-                self.saver.save_unless_failing(state, self.story)
+                self.ranks.on_first(self.stream_data.check_unchanged)
+                self.saver.save_unless_failing(state, self.recorder)
         if progress.step == plan.total_steps:
-            measure.finish()
-            self.ranks.on_first(self.feed.check_unchanged)
+            evaluator.finish()
+            self.ranks.on_first(self.stream_data.check_unchanged)
         self.saver.writer.wait()
 
-    def leave_the_branch(self) -> None:
+    def restore_pre_anneal_weights(self) -> None:
         """The last task was annealed on a branch; the next one learns from the weights before that."""
-        before = self.plan.goes_back_to(self.state.progress.step)
+        before = self.plan.step_before_anneal(self.state.progress.step)
         if before is not None:
             self.ranks.on_first(self.saver.writer.wait)
             self.state.go_back(self.folder.checkpoint_of(before))
@@ -91,7 +91,7 @@ class Trainer:
         begun = time.monotonic()
         failpoint("step")
         task = self.plan.at(progress.step).task
-        batches = self.feed.batches(progress.step, self.share)
+        batches = self.stream_data.batches(progress.step, self.share)
         num_labels = self.ranks.total(sum(batch.num_labels for batch in batches))
         rate = self.plan.learning_rate(progress.step)
         set_learning_rate(state.optimizer, rate)
@@ -122,7 +122,7 @@ class Trainer:
             state.scaler.step(state.optimizer)
             model.after_step()
             state.strategy.after_step()
-            corrections |= state.feel(losses["loss_lm"])
+            corrections |= state.observe_loss(losses["loss_lm"])
             progress.nonfinite_streak = 0
         else:  # decided before anything is written: a failed step leaves no trace but its number
             model.skip_step()
@@ -140,11 +140,11 @@ class Trainer:
         metrics |= {f"train/{name}": norm for name, norm in norms.items()}
         metrics |= {"train/tokens_per_second": self.config.train.tokens_per_step / seconds, **dynamics(model, writes)}
         kind: Kind = "nonfinite" if writes is None else "train"
-        return Record(kind, progress.step, task, metrics, self.story.seconds)
+        return Record(kind, progress.step, task, metrics, self.recorder.seconds)
 
     def _hopeless(self, task: str) -> UserError:
         progress = self.state.progress
-        self.story.tell(Record("nonfinite", progress.step, task, {}, self.story.seconds))
+        self.recorder.tell(Record("nonfinite", progress.step, task, {}, self.recorder.seconds))
         return UserError(
             f"The gradients were not finite in {progress.nonfinite_streak} steps in a row, up to step {progress.step}: "
             f"lower train.learning_rate and start again, or resume from the last good checkpoint in {self.folder}."

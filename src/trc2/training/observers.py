@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
-from trc2.runs.schedule import Plan
+from trc2.runs.schedule import TaskSchedule
 from trc2.system.console import clock
 from trc2.system.files import reading, write_atomically
 from trc2.training.efficiency import PEAK_MEMORY
@@ -34,7 +34,7 @@ class Screen:
     """
 
     def __init__(
-        self, plan: Plan, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None,
+        self, plan: TaskSchedule, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None,
         first: int = 0,
     ) -> None:  # fmt: skip
         self.first, self.total = first, plan.total_steps - first
@@ -166,7 +166,7 @@ def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dic
     ]
 
 
-class Story:
+class Recorder:
     """Hands records to observers, keeps the evaluations among them, and knows what the run has taken so far."""
 
     def __init__(self, observers: list[Observer]) -> None:

@@ -16,10 +16,10 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
     """Weight decay on tensors of two or more dimensions, the embedding included, but not on those that the model
     names in `tensors_without_decay`.
 
-    Tensors that no loss can reach (`tensors_without_reader`) get no gradient; they are left out, so that decay cannot
+    Tensors that no loss can reach (`unused_parameters`) get no gradient; they are left out, so that decay cannot
     move them either.
     """
-    idle, spared = set(model.tensors_without_reader()), set(model.tensors_without_decay())
+    idle, spared = set(model.unused_parameters()), set(model.tensors_without_decay())
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad and name not in idle]
     decayed = [p for name, p in trainable if p.ndim >= 2 and name not in spared]
     others = [p for name, p in trainable if p.ndim < 2 or name in spared]

@@ -99,7 +99,7 @@ class DataParallel(Parallel):
 
 def reachable(model: Backbone) -> list[str]:
     """Names of the tensors that get a gradient in every step of this task."""
-    idle = {*model.tensors_without_reader(), *model.tensors_waiting()}
+    idle = {*model.unused_parameters(), *model.untrained_parameters()}
     return [name for name, p in model.named_parameters() if p.requires_grad and name not in idle]
 
 

@@ -31,7 +31,7 @@ from trc2.training.setup import (
 )
 
 
-def start_or_go_on(config: RunConfig, console: Console) -> Path:
+def train_or_resume(config: RunConfig, console: Console) -> Path:
     """What `trc2 train` does: a new run; or, where torchrun has started the group again, the one that had begun."""
     with taking_part(config, console) as (ranks, quiet):
         folder = RunFolder(config.output.folder)
@@ -61,7 +61,7 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
             config, console, folder.tokenizer(), folder.data()["tasks"], with_notes=with_notes
         )
         folder.check_data(prepared)
-        history = folder.records() if folder.has_diary else []
+        history = folder.records() if folder.has_metrics else []
         checkpoint = _newest_checkpoint(folder, console, ranks)
         if checkpoint is None and folder.parent_file.exists():
             raise UserError(
@@ -78,10 +78,10 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
         if checkpoint is not None:
             trainer.state.restore(checkpoint)
             kept = [record for record in history if record.step <= checkpoint.step]
-            trainer.story.go_on(kept, trainer.state.progress.total_seconds)
+            trainer.recorder.go_on(kept, trainer.state.progress.total_seconds)
         changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
         watch(trainer, console)
-        trainer.story.tell(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
+        trainer.recorder.tell(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
         run(trainer)
 
 

@@ -25,13 +25,13 @@ from trc2.evaluation.tasks import check_trusted
 from trc2.metrics.text import text_scores
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
-from trc2.runs.records import Diary
+from trc2.runs.records import MetricsLog
 from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, PreparedStream, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.allocator import keep_freed_memory
 from trc2.system.machine import available_cores, busy_cores, crowding
 from trc2.system.precision import choose_device
-from trc2.system.rng import chance_unmoved, seed_everything
+from trc2.system.rng import rng_unchanged, seed_everything
 from trc2.system.torchrun import left_over, world_of_process
 from trc2.training.forecast import Agenda, Forecast
 from trc2.training.loop import Trainer
@@ -72,7 +72,7 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             watch(trainer, console)
             run(trainer)
     except BaseException:
-        if is_ours and new and not folder.has_diary:  # who did not get the lock removes nothing of whoever did
+        if is_ours and new and not folder.has_metrics:  # who did not get the lock removes nothing of whoever did
             _remove(new)
         raise
 
@@ -127,7 +127,7 @@ def run(trainer: Trainer) -> None:
         for number, handler in earlier.items():
             signal.signal(number, handler)
         trainer.saver.writer.join()  # it needs the diary
-        trainer.story.close()
+        trainer.recorder.close()
 
 
 def _where_it_stopped(trainer: Trainer) -> str:
@@ -214,14 +214,14 @@ def watch(trainer: Trainer, console: Console) -> None:
     """Give a run its diary, its screen, and whoever else the config names; of several ranks the first is watched."""
     if not trainer.ranks.is_first:
         return
-    output, observers = trainer.config.output, trainer.story.observers
+    output, observers = trainer.config.output, trainer.recorder.observers
     trackers = build_observers(output.report_to, trainer.folder, trainer.config.model_dump(mode="json"))
-    observers.append(keep_diary(trainer))  # after what may be refused: a folder with a diary holds a run
+    observers.append(keep_metrics_log(trainer))  # after what may be refused: a folder with a diary holds a run
     start = trainer.state.progress.step
     if trainer.config.eval.text_sequences:
-        with chance_unmoved():
+        with rng_unchanged():
             text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
-    forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.feed), start, time.monotonic())
+    forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.stream_data), start, time.monotonic())
     first = trainer.folder.first_step
     if console.is_jupyter and not console.quiet:
         observers.append(NotebookBar(trainer.plan.total_steps, first, forecast))
@@ -230,8 +230,8 @@ def watch(trainer: Trainer, console: Console) -> None:
     observers += trackers
 
 
-def keep_diary(trainer: Trainer) -> Diary:
+def keep_metrics_log(trainer: Trainer) -> MetricsLog:
     """Open the run's diary and tie its checkpoints to it."""
-    diary = trainer.folder.open_diary()
-    trainer.saver.bind(trainer.folder, diary)
-    return diary
+    metrics_log = trainer.folder.open_metrics_log()
+    trainer.saver.bind(trainer.folder, metrics_log)
+    return metrics_log

@@ -18,12 +18,12 @@ from trc2.distributed.sharded import is_divided, own_rows
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
 from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
-from trc2.replay.feed_forward import JumpState, boosted, feel
+from trc2.replay.feed_forward import JumpState, boosted, observe_loss
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.system.precision import choose_dtype, loss_scaler
-from trc2.system.rng import chance_state, chance_tensors, chance_unmoved, restore_chance
-from trc2.training.guards import check_unison
+from trc2.system.rng import restore_chance, rng_state, rng_tensors, rng_unchanged
+from trc2.training.guards import check_ranks_agree
 from trc2.training.optimizer import build_optimizer
 from trc2.training.parallel import build_parallel
 
@@ -51,8 +51,8 @@ class RunState:
         """`will_restore`: its weights come from a checkpoint, so none are drawn or read."""
         self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
-        chance = None if will_restore else keyed_generator("weights", config.train.seed)
-        self.model = build_model(config.model, chance).to(device).train()
+        rng = None if will_restore else keyed_generator("weights", config.train.seed)
+        self.model = build_model(config.model, rng).to(device).train()
         self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
@@ -75,19 +75,19 @@ class RunState:
         Dropout's masks follow from (seed, step, number), whichever rank draws them.
         """
         has_masks = self.model.config.dropout > 0
-        with chance_unmoved() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
+        with rng_unchanged() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
             if has_masks:
                 torch.manual_seed(keyed_generator("dropout", self.seed, self.progress.step, number).initial_seed())
             yield
 
-    def feel(self, loss: float) -> dict[str, float]:
+    def observe_loss(self, loss: float) -> dict[str, float]:
         """A step had this L_LM: if it jumped, more is replayed from the next step on.
 
         Its mean is kept without a gain too: a run that goes on from this one may have one, and feels its first jump.
         """
         if not math.isfinite(loss):  # a step that came to nothing
             return {}
-        felt = feel(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
+        felt = observe_loss(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
         self.progress.loss_mean, self.progress.boost = felt.loss_mean, felt.boost
         if self.control.jump_gain == 0.0 or self.control.mode == "off":
             return {}
@@ -102,23 +102,23 @@ class RunState:
                 settings.coefficient, settings.batch_size, settings.long_fraction, settings.share
             )
 
-    def check_unison(self) -> None:
+    def check_ranks_agree(self) -> None:
         """Fail unless all ranks hold the same weights, memory, stores, optimizer and strategy."""
         others = {**pack_optimizer(self.optimizer), **self.strategy.tensors}
-        check_unison(self.ranks, self.model, others)
+        check_ranks_agree(self.ranks, self.model, others)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
         """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         tensors |= pack_optimizer(self.optimizer)
         tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
-        tensors |= chance_tensors()
+        tensors |= rng_tensors()
         state = {
             "progress": asdict(self.progress),
             "control_post": dict(self.control_post),
             "asked": asdict(self.asked),
             "scaler": self.scaler.state_dict(),
-            "chance": chance_state(),
+            "chance": rng_state(),
         }
         rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
         whole = {name: tensor for name, tensor in tensors.items() if name not in rows}

@@ -98,19 +98,19 @@ class Subject:
                 module.attention_dropout = 0.0  # type: ignore[assignment]
         clone.discard_pending_write()
         memory, stores = memory_of(clone), clone.replay
-        chance = keyed_generator("verify fill", self.seed)
+        rng = keyed_generator("verify fill", self.seed)
         if stores is not None and stores.share is not None:
             stores.share.fill_(0.5)  # a small share of a small batch is often no chunk at all
         if memory is not None and fill == "empty":
             memory.forget()
         elif memory is not None and memory.count == 0:
             shape = (min(memory.num_slots, FILLED_EVENTS), memory.values.shape[1])
-            memory.write(torch.randn(shape, generator=chance, dtype=torch.float64))
+            memory.write(torch.randn(shape, generator=rng, dtype=torch.float64))
         if stores is not None and fill == "empty":
             stores.seen.zero_()
         elif stores is not None and stores.num_seen == 0:
             shape = (2 * int(stores.batch_size), stores.chunk_length)
-            stores.commit(torch.randint(self.vocab_size, shape, generator=chance, dtype=torch.int32))
+            stores.commit(torch.randint(self.vocab_size, shape, generator=rng, dtype=torch.int32))
         return clone
 
     def tokens(self, name: str, *, length: int | None = None) -> Tensor:

@@ -44,7 +44,7 @@ def graph_coverage(subject: Subject) -> list[Check]:
         train_forward(model, subject.tokens("batch"), subject.tokens("targets"))
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         without = {name for name, p in named if p.grad is None}
-        documented = {*model.tensors_without_reader(), *model.tensors_waiting()}
+        documented = {*model.unused_parameters(), *model.untrained_parameters()}
         wrong = sorted(without ^ documented)
         note = "no gradient, as documented: " + (", ".join(sorted(without)) or "none")
         if wrong:

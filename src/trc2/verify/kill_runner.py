@@ -41,8 +41,8 @@ class Losses:
     differences: list[str]
 
 
-def besiege(
-    trial: Trial, target: Path, whole: Path, kills: int, length: float, chance: random.Random, losses: Losses,
+def kill_and_restart(
+    trial: Trial, target: Path, whole: Path, kills: int, length: float, rng: random.Random, losses: Losses,
     watch: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Kill a command `kills` times, starting it again each time; whenever it ends, compare with the undisturbed one.
@@ -55,7 +55,7 @@ def besiege(
         tries += 1
         if tries > 20 * kills + 20:
             raise RuntimeError(f"only {done} of {kills} kills of {trial.name} hit a running process")
-        point, delay = _plan_kill(chance, trial.points, length) if done < kills else (None, None)
+        point, delay = _plan_kill(rng, trial.points, length) if done < kills else (None, None)
         is_open = True
         if run_in_child(trial.attempt, target, point, delay, trial.exit_code) < 0:
             done += 1
@@ -68,14 +68,14 @@ def besiege(
             trial.wipe(target)
 
 
-def besiege_together(
-    trial: Trial, target: Path, whole: Path, processes: int, kills: int, length: float, chance: random.Random,
+def kill_concurrently(
+    trial: Trial, target: Path, whole: Path, processes: int, kills: int, length: float, rng: random.Random,
     losses: Losses,
 ) -> None:  # fmt: skip
     """Many processes at once on one target, some of them killed; those that are left must all end well."""
     running = [_start(trial.attempt, target, None) for _ in range(processes)]
     for process in running[:kills]:
-        process.join(chance.uniform(0.0, length))
+        process.join(rng.uniform(0.0, length))
         if process.is_alive() and process.pid is not None:
             os.kill(process.pid, signal.SIGKILL)
             losses.killed[f"{trial.name}: random moment"] += 1
@@ -110,12 +110,12 @@ def run_in_child(
 
 
 def _plan_kill(
-    chance: random.Random, points: tuple[str, ...], length: float
+    rng: random.Random, points: tuple[str, ...], length: float
 ) -> tuple[str | None, float | None]:  # fmt: skip
     """A named point, hit for the n-th time, or a moment of the clock."""
-    if points and chance.random() < 0.7:
-        return f"{chance.choice(points)}:{chance.randint(1, 4)}", None
-    return None, chance.uniform(0.0, length)
+    if points and rng.random() < 0.7:
+        return f"{rng.choice(points)}:{rng.randint(1, 4)}", None
+    return None, rng.uniform(0.0, length)
 
 
 def _start(attempt: Attempt, target: Path, point: str | None) -> multiprocessing.context.ForkProcess:

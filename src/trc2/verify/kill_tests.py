@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 
 from trc2.config import RunConfig, TaskConfig
-from trc2.continuing.acceptance import GATE_FILE, REFUSED, Verdict, judge_child
+from trc2.continuing.acceptance import ACCEPTANCE_FILE, REFUSED, Verdict, judge_child
 from trc2.continuing.continue_run import continue_run
-from trc2.continuing.trial_runs import keep_rehearsal, rehearse_shares
+from trc2.continuing.trial_runs import keep_rehearsal, try_shares
 from trc2.generate.self_replay import dream
 from trc2.hf.export import export_run
 from trc2.metrics.text import text_scores
@@ -33,7 +33,7 @@ from trc2.system.failpoints import CONTINUING, EXPORTING, JUDGING, PREPARING, TR
 from trc2.system.files import make_folder, write_atomically
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
-from trc2.verify.kill_runner import Losses, Trial, besiege, besiege_together, run_in_child
+from trc2.verify.kill_runner import Losses, Trial, kill_and_restart, kill_concurrently, run_in_child
 
 # What depends on the clock; everything else must be equal to the bit.
 TIMED = ("train/tokens_per_second", "efficiency/")
@@ -78,7 +78,7 @@ def verify_resume(
 ) -> ResumeReport:
     """Run every command that writes once undisturbed and many times with kills; compare all they leave behind."""
     begun = time.monotonic()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     write_small_data(folder / "data", WORDS)
     write_small_data(folder / "data", WORDS_OF_NEWCOMER)
     text_scores(["a word"], ["a word"])  # imports its libraries here, and not in every process that is forked
@@ -90,11 +90,11 @@ def verify_resume(
         lengths[name] = run_in_child(trial.attempt, folder / name / "whole", exit_code=trial.exit_code)
     for name, count in shares(kills).items():
         parted = folder / name / "parted"
-        besiege(trials[name], parted, folder / name / "whole", count, lengths[name], chance, losses, watch)
+        kill_and_restart(trials[name], parted, folder / name / "whole", count, lengths[name], rng, losses, watch)
     watch(f"prepare: {PROCESSES} processes at once")
     together, whole = folder / "prepare" / "together", folder / "prepare" / "whole"
     for _ in range(max(1, kills // 50)):
-        besiege_together(trials["prepare"], together, whole, PROCESSES, 2, lengths["prepare"], chance, losses)
+        kill_concurrently(trials["prepare"], together, whole, PROCESSES, 2, lengths["prepare"], rng, losses)
     whole_run = RunFolder(folder / "train" / "whole")
     last = load_checkpoint(list_checkpoints(whole_run.checkpoints)[-1])
     return ResumeReport(
@@ -138,12 +138,12 @@ def _trials(folder: Path) -> dict[str, Trial]:
     def check(target: Path) -> None:
         if not target.exists():  # a child that has ended and was not judged
             copy = shutil.copytree(child, target.with_name("copy"), dirs_exist_ok=True)
-            (copy / GATE_FILE).unlink(missing_ok=True)
+            (copy / ACCEPTANCE_FILE).unlink(missing_ok=True)
             copy.rename(target)
         _exit_as(judge_child(target, QUIET.print, again=True))
 
     def rehearse(target: Path) -> None:
-        found = rehearse_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
+        found = try_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
         make_folder(target)
         keep_rehearsal(found, target / "child")
 
@@ -231,7 +231,7 @@ def _different_runs(whole: Path, parted: Path) -> list[str]:
 
 def _different_children(whole: Path, parted: Path) -> list[str]:
     """The same of a continued run, and that its verdict is the same but for the name of its own folder."""
-    first, second = (json.loads((path / GATE_FILE).read_text(encoding="utf-8")) for path in (whole, parted))
+    first, second = (json.loads((path / ACCEPTANCE_FILE).read_text(encoding="utf-8")) for path in (whole, parted))
     for verdict in (first, second):
         del verdict["child"]
     return _different_runs(whole, parted) + ([] if first == second else [f"verdict: {first} ≠ {second}"])
@@ -259,10 +259,10 @@ def _different_files(whole: Path, parted: Path) -> list[str]:
 
 def write_small_data(root: Path, words: Mapping[str, tuple[str, ...]]) -> None:
     """Tasks of made-up sentences, a few kilobytes each."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     for name, choices in words.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for split, count in (("train", 40), ("validation", 4), ("test", 4)):
-            texts = [f"{split} {n}: " + " ".join(chance.choice(choices) for _ in range(50)) for n in range(count)]
+            texts = [f"{split} {n}: " + " ".join(rng.choice(choices) for _ in range(50)) for n in range(count)]
             rows = [json.dumps({"text": text}) for text in texts]
             (root / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")

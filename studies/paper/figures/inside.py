@@ -68,7 +68,7 @@ def _draw(subject: Subject, name: str, title: str, signals: tuple[tuple[str, str
                 axes.set_ylim(0, 1.2 * max(band.middle) or 1.0)
         else:
             axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", color=ink("grey"))
-        draw_tasks(axes, runs[0].stretches, roles.table.task_titles, runs[0].end)
+        draw_tasks(axes, runs[0].spans, roles.table.task_titles, runs[0].end)
         axes.set_title(label(words), pad=14)
         if place < len(signals) - 3:
             axes.set_xlabel("")
@@ -119,7 +119,7 @@ def dynamics(subject: Subject) -> Picture:
                 ends.append((band.middle[-1], roles.title(variant), colour))
         run = roles.runs(variants[0])[0]
         is_first = axes is picture.panels[0]
-        draw_tasks(axes, run.stretches, roles.table.task_titles if is_first else {}, run.end)
+        draw_tasks(axes, run.spans, roles.table.task_titles if is_first else {}, run.end)
         axes.set_ylabel(label(words))
         axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
         if not is_first:

@@ -60,7 +60,7 @@ def nine_curves(subject: Subject) -> Picture:
                 draw_band(axes, band, colour, is_main=is_ours)
                 last = band.middle[-1]
                 ends.append((last, family_of(roles, variant), colour_of(roles, variant) if is_ours else ink("grey")))
-        draw_tasks(axes, example.stretches, roles.table.task_titles if place < columns else {}, example.end)
+        draw_tasks(axes, example.spans, roles.table.task_titles if place < columns else {}, example.end)
         if place >= columns:
             _remove_names(axes)
         axes.set_title(label(title), pad=14 if place < columns else 6)

@@ -96,7 +96,7 @@ def trajectories(subject: Subject) -> Picture:
                 draw_band(axes, band, colour_of(roles, variant), is_main=variant == variants[0], linestyle=line)
                 ends.append((band.middle[-1], roles.title(variant), colour_of(roles, variant)))
         run = roles.runs(variants[0], [order])[0]
-        draw_tasks(axes, run.stretches, roles.table.task_titles, run.end)
+        draw_tasks(axes, run.spans, roles.table.task_titles, run.end)
         axes.set_title(short(subject, order), pad=14)
         axes.set_ylabel("AUFC ↓ (nats)" if place % 3 == 0 else "")
         if place < len(orders) - 3:

@@ -16,7 +16,7 @@ from tests.command import trc2
 from trc2 import RunConfig
 from trc2.backbones.saved import load_model
 from trc2.config import model_config
-from trc2.config.pretrained import HFConfig, keep_papers
+from trc2.config.pretrained import HFConfig, copy_model_files
 from trc2.errors import UserError
 from trc2.generate.sampling import generate_ids
 from trc2.runs.first_weights import sums_of
@@ -194,7 +194,7 @@ def test_only_known_files_go_into_a_run_and_nothing_of_somebodys_machine(llama: 
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": "evil.py"}}
     (llama / "tokenizer_config.json").write_text(json.dumps(settings))
     rewrite(llama, auto_map={"AutoModel": "evil.Model"}, _name_or_path="/home/somebody/llama")
-    keep_papers(str(llama), tmp_path / "kept")
+    copy_model_files(str(llama), tmp_path / "kept")
     kept = {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()}
     assert sorted(kept) == ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
     assert not any(word in text for text in kept.values() for word in ("auto_map", "somebody", "secret"))
@@ -204,7 +204,7 @@ def test_only_known_files_go_into_a_run_and_nothing_of_somebodys_machine(llama: 
     blobs.mkdir()
     (tmp_path / "hub" / "snapshots" / "1" / "tokenizer.json").rename(blobs / "a1b2")
     (tmp_path / "hub" / "snapshots" / "1" / "tokenizer.json").symlink_to("../../blobs/a1b2")
-    keep_papers(str(tmp_path / "hub" / "snapshots" / "1"), tmp_path / "from_hub")
+    copy_model_files(str(tmp_path / "hub" / "snapshots" / "1"), tmp_path / "from_hub")
     assert (tmp_path / "from_hub" / "tokenizer.json").is_file()
 
 

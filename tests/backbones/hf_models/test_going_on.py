@@ -32,7 +32,7 @@ def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(
     assert done.code == 0, done.err
     assert list(json.loads(done.out)["tasks"]) == ["news"]
     run = read_run(tmp_path / "child")
-    assert [(stretch.task, stretch.start, stretch.end) for stretch in run.stretches] == [("law", 0, 2), ("tax", 2, 4)]
+    assert [(span.task, span.start, span.end) for span in run.spans] == [("law", 0, 2), ("tax", 2, 4)]
     assert run.config.model.name == "hf"
     assert run.config.train.learning_rate == 1e-4
 
