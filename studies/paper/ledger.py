@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from studies.paper.roles import Roles
 from trc2.stats.equivalence import ALPHA, Verdict, decide, tost
-from trc2.stats.intervals import bounds, number
+from trc2.stats.intervals import Interval
 from trc2.stats.paired import PairedDifference, holm, paired_difference
 
 Better = Literal["lower", "higher"]
@@ -98,6 +98,18 @@ class Comparison:
         return f"{self.about}: {self.first} against {self.second}"
 
 
+def number(value: float, interval: Interval) -> str:
+    """A number with as many digits as its interval supports: two of the interval's half width."""
+    half = (interval.high - interval.low) / 2
+    if not math.isfinite(value):
+        text = str(value)
+    elif math.isfinite(half) and half > 0 and 1e-6 < half < 1e6 and abs(value) < 1e9:
+        text = f"{value:.{max(0, 1 - math.floor(math.log10(half)))}f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", "−")
+
+
 @dataclass(frozen=True)
 class Finding:
     """A comparison and what its pairs allow to say."""
@@ -131,7 +143,9 @@ class Finding:
     @property
     def interval_text(self) -> str:
         interval = self.difference.interval
-        return bounds(interval).split(", n =")[0] if interval.is_known else "no interval"
+        if not interval.is_known:
+            return "no interval"
+        return f"95 % CI {number(interval.low, interval)} to {number(interval.high, interval)}"
 
     @property
     def n_text(self) -> str:

@@ -12,10 +12,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from studies.paper import numbers
-from studies.paper.ledger import AREA_MARGIN, LOSS_MARGIN, Claim, Ledger, Ruling, Scope
+from studies.paper.ledger import AREA_MARGIN, LOSS_MARGIN, Claim, Ledger, Ruling, Scope, number
 from trc2.costs.tables import quantity
 from trc2.report.markdown import markdown
-from trc2.stats.intervals import number
 
 TEMPLATE = Path(__file__).with_name("claims.md.j2")
 SCOPES = {

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.errors import UserError
-from trc2.stats.equivalence import margin_from_aa, noise_floor, tost, without_largest
+from trc2.stats.equivalence import Verdict, decide, margin_from_aa, noise_floor, tost, without_largest
 from trc2.stats.intervals import interval_of
-from trc2.stats.paired import PairedDifference, paired_difference
+from trc2.stats.paired import PairedDifference, compare_all, paired_difference
 
 DIFFERENCES = st.lists(st.floats(-10, 10).filter(lambda x: abs(x) > 1e-6), min_size=1, max_size=8)
 
@@ -105,3 +106,49 @@ def test_one_pair_that_went_astray_does_not_widen_the_margin() -> None:
 @given(st.lists(st.floats(-10, 10).filter(lambda x: abs(x) > 1e-6), min_size=1, max_size=12))
 def test_leaving_the_largest_out_only_narrows_the_margin(differences: list[float]) -> None:
     assert margin_from_aa(without_largest(differences)) <= margin_from_aa(differences) * (1 + 1e-12)
+
+
+CLEAR, SMALL, NOISY = (-1.0, -1.1, -0.9), (0.01, -0.01, 0.005), (-1.0, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "direction", "verdict"),
+    [
+        (CLEAR, 0.2, "min", Verdict.better),
+        (CLEAR, 0.2, "max", Verdict.worse),
+        ([-value for value in CLEAR], 0.2, "min", Verdict.worse),
+        (SMALL, 0.2, "min", Verdict.equivalent),
+        (NOISY, 0.2, "min", Verdict.undecided),
+        (SMALL, None, "min", Verdict.undecided),  # without a margin nothing is equivalent
+        (SMALL, math.nan, "min", Verdict.undecided),
+        (CLEAR, 5.0, "min", Verdict.equivalent),  # a certain difference within the margin
+        ([5.0], 100.0, "min", Verdict.undecided),  # one pair, a broken run, no spread
+        ([1.0, math.nan, 1.0], 100.0, "min", Verdict.undecided),
+        ([0.3, 0.3, 0.3], 100.0, "min", Verdict.undecided),
+    ],
+)
+def test_each_verdict_has_its_case(
+    values: list[float], margin: float | None, direction: Literal["min", "max"], verdict: Verdict
+) -> None:
+    assert decide(difference(*values), margin, direction=direction) is verdict
+
+
+def test_the_corrected_p_decides_not_the_raw_one() -> None:
+    base, zero = dict(enumerate((-1.0, -1.3, -0.7))), dict.fromkeys(range(3), 0.0)
+    noise = {f"noise {i}": dict(enumerate((-2.0, 0.0, i / 9))) for i in range(9)}
+    alone, among = compare_all(base, {"zero": zero})["zero"], compare_all(base, {"zero": zero, **noise})["zero"]
+    assert alone.p == among.p < 0.05 < among.p_holm
+    assert decide(alone, None, direction="min") is Verdict.better
+    assert decide(among, None, direction="min") is Verdict.undecided
+
+
+@given(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.floats(0, 2), st.sampled_from(["min", "max"]))
+@settings(deadline=None)
+def test_each_verdict_needs_its_test(values: list[float], margin: float, direction: Literal["min", "max"]) -> None:
+    found = difference(*values)
+    verdict = decide(found, margin, direction=direction)
+    if verdict is Verdict.equivalent:
+        assert tost(found, margin) < 0.05
+    elif verdict is not Verdict.undecided:
+        assert found.p_holm < 0.05
+        assert (verdict is Verdict.better) == ((found.mean < 0) == (direction == "min"))

@@ -1,1 +1,1 @@
-"""What repeated runs allow to be said: intervals, paired tests, equivalence. Pure functions; see docs/statistics.md."""
+"""Statistics over repeated runs: intervals, paired tests and equivalence, as pure functions; see docs/statistics.md."""
