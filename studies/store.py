@@ -28,12 +28,12 @@ from trc2.report.markdown import markdown
 from trc2.report.measures import AUFC, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable, interval_of, read_runs
-from trc2.report.style import COLOURS, DPI, Picture, label, plain_log_ticks, style
 from trc2.report.tables import Column, Table, interval_text
 from trc2.report.variants import title_of
 from trc2.runs.identity import variant_settings
 from trc2.stats.paired import paired_difference
 from trc2.system.files import write_atomically
+from trc2.system.plot_style import COLOURS, DPI, Figure, label, plain_log_ticks, style
 
 STORES = {"model.replay_long_chunks", "model.replay_recent_chunks", "model.replay_seed"}
 TITLES = {"final_loss": "final loss ↓", "aufc": "forgetting (AUFC) ↓", "gap": "held-out old − stored loss"}
@@ -200,15 +200,15 @@ def smallest_words(store: Store) -> str:
     )
 
 
-def retention_figure(store: Store) -> Picture:
+def retention_figure(store: Store) -> Figure:
     """Final loss, forgetting and the gap between held-out and stored text against the stored fraction."""
     drawn = store.series[: len(COLOURS)]
     slopes = [mean(list(store.slopes(series, store.table.final_loss).values())) for series in drawn]
     known = [slope for slope in slopes if math.isfinite(slope)]
     span = " to ".join(dict.fromkeys(f"{slope:+.2f}" for slope in (min(known), max(known))))
     title = f"Ten times more stored text changes the final loss by {span} nats"
-    picture = Picture("retention", title.replace("-", "−"), len(store.measures), height=3.2)
-    for axes, measure in zip(picture.panels, store.measures, strict=True):
+    figure = Figure("retention", title.replace("-", "−"), len(store.measures), height=3.2)
+    for axes, measure in zip(figure.panels, store.measures, strict=True):
         means = store.table.means(measure)
         for series, colour in zip(drawn, COLOURS, strict=False):
             points = [(size, means.loc[variant]) for size, variant in series.variants.items() if variant in means.index]
@@ -223,18 +223,18 @@ def retention_figure(store: Store) -> Picture:
         axes.set_xlabel("stored (% of the stream)")
         axes.set_title(label(TITLES[measure.name]))
         axes.set_ylabel(measure.unit)
-    picture.figure.legend(
+    figure.drawing.legend(
         handles=[Line2D([], [], color=colour, marker="o", markersize=4, label=label(series.title, 60))
                  for series, colour in zip(drawn, COLOURS, strict=False)],
         loc="outside lower center", ncols=2, frameon=False, fontsize=8.5,
     )  # fmt: skip
     skipped = len(store.series) - len(drawn)
     more = f" {skipped} more configurations are in the table." if skipped else ""
-    picture.caption = (
+    figure.caption = (
         f"Final loss, forgetting (AUFC), and held-out loss of old tasks minus the loss on stored text. Bands: 95 % "
         f"t-intervals over seeds. Stream of {store.stream_tokens:,.0f} new tokens, {store.table.order}.{more}"
     )
-    return picture
+    return figure
 
 
 def write_store(folders: Sequence[Path], out: Path, dpi: int = DPI) -> Path:
@@ -246,9 +246,9 @@ def write_store(folders: Sequence[Path], out: Path, dpi: int = DPI) -> Path:
         table.write(out)
         lines += [f"## {markdown(table.title)}", "", table.to_markdown(), "", markdown(table.caption), ""]
     with style():
-        picture = retention_figure(store)
-        picture.write(out, dpi)
-    lines += [f"![{markdown(picture.title)}](retention.png)", "", markdown(picture.caption), ""]
+        figure = retention_figure(store)
+        figure.write(out, dpi)
+    lines += [f"![{markdown(figure.title)}](retention.png)", "", markdown(figure.caption), ""]
     write_atomically(out / "README.md", "\n".join(lines).encode())
     return out / "README.md"
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for title, reason in written.left_out.items():
         print(f"missing: {title}: {reason}")
-    print(f"{len(written.files)} files in {written.seconds:.0f} s: {out / 'README.md'}")
+    print(f"{len(written.written)} files in {written.seconds:.0f} s: {out / 'README.md'}")
     return 0
 
 

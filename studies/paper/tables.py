@@ -18,7 +18,7 @@ from trc2.costs.parameters import PAPER_COLUMNS, paper_accounting
 from trc2.model.flops import pass_cost
 from trc2.report.measures import AUFC, FORGETTING, Measure, area_at, final_score
 from trc2.report.runs import interval_of
-from trc2.report.tables import INTERVALS, Column, LeftOut, Table, checkpoint_titles, marked, not_learned_note
+from trc2.report.tables import INTERVALS, Column, NotWritten, Table, checkpoint_titles, marked, not_learned_note
 
 BILL = [
     Measure("mflops", "training FLOPs per token", FLOPS_PER_TOKEN.of, unit="M", factor=1e-6),
@@ -60,7 +60,7 @@ def _heads(roles: Roles, variants: Sequence[str]) -> tuple[pd.Index, list[Column
 def _area_measures(roles: Roles) -> list[Measure]:
     titles = checkpoint_titles(roles.table)
     if not titles:
-        raise LeftOut("needs runs that train at least two tasks one after another")
+        raise NotWritten("needs runs that train at least two tasks one after another")
     runs = [run for variant in roles.table.competitors for run in roles.runs(variant)]
     metrics = [name for name in ("perplexity", *TEXT_TITLES) if all(name in run.tables for run in runs)]
     return [
@@ -121,7 +121,7 @@ def _ablation_rows(roles: Roles) -> dict[str, tuple[str, str]]:
         if variant is not None:
             found[variant] = "✓" if thalamus else "✗", "✓" if hippocampus else "✗"
     if len(found) < 2:
-        raise LeftOut("needs TRC² with and without its thalamus or hippocampus (memory and replay)")
+        raise NotWritten("needs TRC² with and without its thalamus or hippocampus (memory and replay)")
     return found
 
 
@@ -166,7 +166,7 @@ def factorial_table(subject: Subject) -> Table:
     combinations = [c for size in range(4) for c in itertools.combinations(PARTS, size)]
     rows = {variant: missing for missing in combinations if (variant := roles.ablation(*missing)) is not None}
     if len(rows) < 2:
-        raise LeftOut("needs TRC² with and without some of thalamus, memory and replay")
+        raise NotWritten("needs TRC² with and without some of thalamus, memory and replay")
     index, heads = _heads(roles, list(rows))
     ticks = [Column(part, pd.Series(["✗" if part in missing else "✓" for missing in rows.values()], index=index))
              for part in PARTS]  # fmt: skip
@@ -189,7 +189,7 @@ def effects_table(subject: Subject) -> Table:
                 interval = interval_of([plus[seed] - minus[seed] for seed in plus])
                 rows[" × ".join(parts)] = interval.mean, interval.low, interval.high, interval.n
         if not rows:
-            raise LeftOut("needs a seed of all eight combinations of thalamus, memory and replay")
+            raise NotWritten("needs a seed of all eight combinations of thalamus, memory and replay")
         frame = pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "n"])
         columns += [Column("n", frame.n)] if not columns else []
         columns.append(Column(measure.label, frame[["mean", "low", "high"]]))
@@ -222,7 +222,7 @@ def closed_table(subject: Subject) -> Table:
                 interval = interval_of(shares)
                 rows[marked(roles.table, variant)] = interval.mean, interval.low, interval.high, interval.n
     if not rows:
-        raise LeftOut("needs joint training that ends better than the same backbone without protection")
+        raise NotWritten("needs joint training that ends better than the same backbone without protection")
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "n"])
     caption = (
         "Share of the distance from the backbone without replay (0 %) to joint training of the same backbone (100 %), "
@@ -245,7 +245,7 @@ def component_table(subject: Subject) -> Table:
             shares = [100 * part[place] / sum(p[place] for p in parts) for place in (0, 1) for part in parts]
             rows[title] = [*shares, sum(part[1] for part in parts) / 2**20]
     if not rows:
-        raise LeftOut("needs a run of TRC²")
+        raise NotWritten("needs a run of TRC²")
     titles = [f"{name}, {what} (%)" for what in ("parameters", "memory") for name in PAPER_COLUMNS]
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=[*titles, "memory (MiB)"])
     caption = (
@@ -268,7 +268,7 @@ def complexity_table(subject: Subject) -> Table:
     """The paper's orders beside counted FLOPs, and how these grow when one size doubles."""
     roles = subject.roles
     if roles.trc2 is None:
-        raise LeftOut("needs a run of TRC²")
+        raise NotWritten("needs a run of TRC²")
     run = roles.run(roles.trc2)
     model, train = run.config.model, run.config.train
     assert isinstance(model, TRC2Config)

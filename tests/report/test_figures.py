@@ -13,7 +13,7 @@ from tests.report.common import forgets, write_run
 from tests.report.invented import invent_run
 from trc2.report.figures import (
     FIGURES,
-    LeftOut,
+    NotWritten,
     changes,
     curves_figure,
     differences_figure,
@@ -25,17 +25,17 @@ from trc2.report.figures import (
 )
 from trc2.report.run import read_run
 from trc2.report.runs import RunTable, read_runs
-from trc2.report.style import MAX_SERIES, Picture, label, shorten, style
+from trc2.system.plot_style import MAX_SERIES, Figure, label, shorten, style
 
 
 def test_every_figure_of_the_lab_is_drawn_and_readable(table: RunTable, tmp_path: Path) -> None:
     for _, draw in FIGURES:
         with style():
-            picture = draw(table)
-            png, svg = picture.write(tmp_path, dpi=50)
+            figure = draw(table)
+            png, svg = figure.write(tmp_path, dpi=50)
         assert imread(png).shape[1] == 400
         assert "<dc:date>" not in svg.read_text()
-        assert "n = " in picture.caption
+        assert "n = " in figure.caption
 
 
 def test_a_panel_has_at_most_six_series_and_the_reference_is_one(table: RunTable) -> None:
@@ -46,8 +46,8 @@ def test_a_panel_has_at_most_six_series_and_the_reference_is_one(table: RunTable
     losses = table.means(table.final_loss)["mean"].loc[table.learned]
     assert losses.idxmin() in drawn
     with style():
-        picture = curves_figure(table)
-    assert all(len(axes.lines) == MAX_SERIES for axes in picture.panels)
+        figure = curves_figure(table)
+    assert all(len(axes.lines) == MAX_SERIES for axes in figure.panels)
 
 
 def test_a_variant_has_one_colour_in_all_figures(table: RunTable) -> None:
@@ -73,7 +73,7 @@ def test_variants_that_did_not_learn_are_left_out_with_a_sentence(tmp_path: Path
         failed = table.runs.variant["frozen"]
         assert f"did not learn all their tasks: {failed}." in curves_figure(table).caption
         for draw in (keeping_figure, differences_figure):  # one point is not a figure
-            with pytest.raises(LeftOut):
+            with pytest.raises(NotWritten):
                 draw(table)
 
 
@@ -118,9 +118,9 @@ def test_the_memory_of_a_run_is_drawn(tmp_path: Path) -> None:
 def test_the_same_picture_has_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with style():
-            picture = Picture("p", "title", 2)
-            picture.panels[0].plot([1, 2], [3, 4])
+            figure = Figure("p", "title", 2)
+            figure.panels[0].plot([1, 2], [3, 4])
             (tmp_path / name).mkdir()
-            picture.write(tmp_path / name)
+            figure.write(tmp_path / name)
     for suffix in ("png", "svg"):
         assert (tmp_path / "a" / f"p.{suffix}").read_bytes() == (tmp_path / "b" / f"p.{suffix}").read_bytes()

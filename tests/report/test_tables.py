@@ -16,7 +16,7 @@ from trc2.report.runs import RunTable, read_runs
 from trc2.report.tables import (
     TABLES,
     Column,
-    LeftOut,
+    NotWritten,
     Table,
     boundary_table,
     cost_table,
@@ -74,7 +74,7 @@ def test_forgetting_is_tabulated_at_the_last_boundary_and_at_the_end(table: RunT
 
 def test_a_run_of_one_task_has_no_forgetting_table(tmp_path: Path) -> None:
     invent_run(tmp_path / "one", "lab_single_c4")
-    with pytest.raises(LeftOut):
+    with pytest.raises(NotWritten):
         forgetting_table(read_runs([tmp_path]))
 
 

@@ -21,8 +21,8 @@ from studies.paper.tables import TABLES
 from tests.report.invented import TASKS, invent_run
 from trc2.report.measures import AUFC, own_score
 from trc2.report.runs import read_runs
-from trc2.report.style import style
-from trc2.report.tables import LeftOut
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import style
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {"unigram": 1020.0, "bigram": 192.0, "trigram": 156.0}
@@ -76,7 +76,7 @@ def test_every_table_and_figure_is_made_or_says_what_it_needs(subject: Subject) 
         try:
             with style():
                 made = make(subject)
-        except LeftOut as reason:
+        except NotWritten as reason:
             left_out[title] = str(reason)
         else:
             assert made.caption, title
@@ -87,7 +87,7 @@ def test_every_table_and_figure_is_made_or_says_what_it_needs(subject: Subject) 
 @pytest.mark.slow
 def test_the_study_writes_its_parts_and_names_what_is_missing(lab: Path, tmp_path: Path) -> None:
     written = write_study([lab], tmp_path, dpi=20)
-    names = {path.name for path in written.files}
+    names = {path.name for path in written.written}
     assert {"README.md", "claims.md", "claims.json", "boundary.csv", "learning_curves.png", "causality.png"} <= names
     assert set(written.left_out) == MISSING
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -137,9 +137,9 @@ def test_the_dynamics_figure_needs_only_runs_with_a_memory(tmp_path: Path) -> No
         invent_run(tmp_path / f"memory_s{seed}", "lab_trc2", ["model.replay=false", f"train.seed={seed}"])
     alone = Subject(Roles(read_runs([tmp_path])))
     with style():
-        picture = dict(FIGURES)["Surprise, threshold and writes"](alone)
-    assert len(picture.panels) == 3
-    assert "0.1–0.4" in picture.caption  # the paper's description
+        figure = dict(FIGURES)["Surprise, threshold and writes"](alone)
+    assert len(figure.panels) == 3
+    assert "0.1–0.4" in figure.caption  # the paper's description
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_the_committed_study_of_the_lab_is_that_of_its_runs(tmp_path: Path) -> N
     lab = ROOT / "results" / "lab"
     written = write_study([lab], tmp_path, dpi=10)
     committed = lab / "paper"
-    assert {path.relative_to(tmp_path) for path in written.files} == {
+    assert {path.relative_to(tmp_path) for path in written.written} == {
         path.relative_to(committed) for path in committed.rglob("*") if path.is_file()
     }
     verdicts = [
@@ -156,7 +156,7 @@ def test_the_committed_study_of_the_lab_is_that_of_its_runs(tmp_path: Path) -> N
         for folder in (tmp_path, committed)
     ]
     assert verdicts[0] == verdicts[1]
-    for path in (path for path in written.files if path.suffix == ".csv"):
+    for path in (path for path in written.written if path.suffix == ".csv"):
         ours, theirs = (numbers_in(folder / "tables" / path.name) for folder in (tmp_path, committed))
         assert ours == pytest.approx(theirs, rel=1e-9, nan_ok=True), path.name
 

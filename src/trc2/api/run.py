@@ -244,7 +244,7 @@ class Run:
         if kind not in PICTURES:
             raise UserError(f"There is no figure '{kind}': {did_you_mean(str(kind), PICTURES)}")
         from trc2.report.figures import memory_figure, run_figure  # matplotlib and pandas take a second to import
-        from trc2.report.style import style
+        from trc2.system.plot_style import style
 
         run, ancestry = self._read(), RunFolder(self.folder).ancestry()
         run = run if ancestry is None else own_part(run, ancestry)
@@ -257,10 +257,10 @@ class Run:
         return bytes(self.figure().png())
 
     def _repr_html_(self) -> str:
-        """A table of scores and the picture, for notebooks."""
+        """A table of scores and the figure, for notebooks."""
         try:
             scores = self.scores()
-            picture = base64.b64encode(self._repr_png_()).decode()
+            figure = base64.b64encode(self._repr_png_()).decode()
         except UserError as problem:
             return f"<pre>{html.escape(f'{self.folder}: {problem}')}</pre>"
         rows = "".join(
@@ -270,7 +270,7 @@ class Run:
         head = "<tr><th>perplexity</th><th>before</th><th>just learnt</th><th>now</th></tr>"
         return (
             f"<p><b>{html.escape(repr(self))}</b></p><table>{head}{rows}</table>"
-            f'<img src="data:image/png;base64,{picture}" style="max-width:100%">'
+            f'<img src="data:image/png;base64,{figure}" style="max-width:100%">'
         )
 
     # ------------------------------------------------------------------------------------------------ reading

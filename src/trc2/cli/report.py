@@ -72,8 +72,9 @@ def _write(table: RunTable, place: Path, as_json: bool) -> None:
         out.print(shown)
     for sentence in findings(table):
         out.print(sentence)
-    tables = sum(path.suffix == ".tex" for path in written.written)
     runs = f"{len(table.runs)} runs, {table.runs.variant.nunique()} variants"
     missing = f" {len(written.left_out)} were left out; report.md says what each needs." if written.left_out else ""
-    out.print(f"{runs}: {tables} tables and {len(written.pictures)} figures in {written.seconds:.1f} s.{missing}")
+    out.print(
+        f"{runs}: {written.count('.tex')} tables and {written.count('.svg')} figures in {written.seconds:.1f} s.{missing}"
+    )
     out.print("  ".join(str(path) for path in written.written if path.parent == place), soft_wrap=True)

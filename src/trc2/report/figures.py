@@ -14,11 +14,11 @@ from trc2.metrics.forgetting import TaskSpan, mean
 from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
-from trc2.report.style import (
+from trc2.report.tables import NotWritten, number_text
+from trc2.system.plot_style import (
     MARKERS,
     MAX_SERIES,
-    Picture,
-    draw_tasks,
+    Figure,
     ink,
     label,
     label_ends,
@@ -27,7 +27,6 @@ from trc2.report.style import (
     plain_log_ticks,
     shorten,
 )
-from trc2.report.tables import LeftOut, number_text
 
 Points = list[tuple[int, float]]
 MAX_ROWS = 30  # variants in one figure with a row each
@@ -108,6 +107,26 @@ def draw_curve(axes: Any, curve: pd.DataFrame, colour: str, transform: Callable[
     return float(np.asarray(transform(curve["mean"]))[-1])
 
 
+def draw_tasks(axes: Any, spans: Iterable[TaskSpan], titles: dict[str, str], end: int) -> None:
+    """Shaded bands for the tasks' own training, with their names above where there is room."""
+    bands: dict[tuple[int, int], list[str]] = {}
+    for span in spans:
+        if span.end > 0:  # tasks that a parent learned have no steps here
+            bands.setdefault((span.start, span.end), []).append(span.task)
+    width = axes.get_position().width * axes.figure.get_size_inches()[0] if axes.figure else 3.0
+    for index, ((start, stop), tasks) in enumerate(bands.items()):
+        axes.axvspan(start, stop, color=ink("bands").split()[index % 2], zorder=0, linewidth=0)
+        text = titles.get(tasks[0], tasks[0]) if len(tasks) == 1 else f"{len(tasks)} tasks at once"
+        room = int(width * (stop - start) / max(1, end) / 0.09)
+        if room >= min(len(text), 5):
+            place = axes.get_xaxis_transform()
+            middle = (start + stop) / 2
+            axes.text(middle, 1.01, label(text, room), transform=place, ha="center", fontsize=8, color=ink("grey"))
+    axes.set_xlim(0, end)
+    axes.set_xlabel("optimizer step")
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+
+
 def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[TaskSpan, ...], int]:
     """The tasks' stretches that are shaded, and the last step."""
     runs = [run for variant in variants for run in table.runs_of(variant)]
@@ -156,24 +175,24 @@ def extremes(table: RunTable, measure: Measure, variants: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------ the figures
 
 
-def curves_figure(table: RunTable) -> Picture:
+def curves_figure(table: RunTable) -> Figure:
     """Perplexity of every task over training."""
     drawn = drawn_variants(table)
     tasks = table.all_tasks
     if len(tasks) > 6:
         tasks = [tasks[place] for place in np.linspace(0, len(tasks) - 1, 6).round().astype(int)]
     title = extremes(table, table.final_loss, list(drawn))
-    picture = Picture("curves", title, len(tasks))
+    figure = Figure("curves", title, len(tasks))
     spans, end = _stretches(table, drawn)
     ends = []
-    for axes, task in zip(picture.panels, tasks, strict=True):
+    for axes, task in zip(figure.panels, tasks, strict=True):
         curves = {variant: variant_curve(table, variant, log_perplexities(task)) for variant in drawn}
         ends.append([(draw_curve(axes, curves[variant], colour, np.exp), variant, colour)
                      for variant, (colour, _) in drawn.items()])  # fmt: skip
         axes.set_yscale("log")
         axes.set_title(label(table.task_titles[task], 30), pad=16)
-    picture.lay_out()
-    for place, axes in enumerate(picture.panels):
+    figure.lay_out()
+    for place, axes in enumerate(figure.panels):
         if place % 3 == 0:
             axes.set_ylabel("validation perplexity")
         draw_tasks(axes, spans, table.task_titles, end)
@@ -181,50 +200,50 @@ def curves_figure(table: RunTable) -> Picture:
         if place % 3 == 2 or place == len(tasks) - 1:
             label_ends(axes, ends[place])
     shown = f" {len(tasks)} of {len(table.all_tasks)} tasks are shown." if len(tasks) < len(table.all_tasks) else ""
-    picture.caption = (
+    figure.caption = (
         "Validation perplexity of every task over training, log scale. Lines: mean over seeds; bands: lowest to "
         f"highest seed; shaded: the tasks' own training. {data_words(table, list(drawn))}"
         f"{shown}{selection_words(table, drawn)}"
     )
-    return picture
+    return figure
 
 
-def forgetting_figure(table: RunTable) -> Picture:
+def forgetting_figure(table: RunTable) -> Figure:
     """How much worse past tasks have become."""
     drawn = drawn_variants(table)
     found = {variant: variant_curve(table, variant, mean_changes) for variant in drawn}
     if all(curve.empty for curve in found.values()):
-        raise LeftOut("needs runs that train at least two tasks one after another")
+        raise NotWritten("needs runs that train at least two tasks one after another")
     title = extremes(table, FORGETTING, list(drawn))
-    picture = Picture("forgetting", title, height=3.4)
-    axes = picture.panels[0]
+    figure = Figure("forgetting", title, height=3.4)
+    axes = figure.panels[0]
     spans, end = _stretches(table, drawn)
     ends = [(draw_curve(axes, found[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
     axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
     axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.01), max(high, 0.1))
-    picture.lay_out()
+    figure.lay_out()
     draw_tasks(axes, spans, table.task_titles, end)
     label_ends(axes, ends)
-    picture.caption = (
+    figure.caption = (
         "Mean over past tasks of the rise in log-perplexity since the end of their own training; below 0 they have "
         "become better. A rise of 0.1 nats is about 10 % more perplexity. Lines: mean over seeds; bands: lowest to "
         f"highest seed. {data_words(table, list(drawn))}{selection_words(table, drawn)}"
     )
-    return picture
+    return figure
 
 
 def _scatter(
-    table: RunTable, picture: Picture, across: Measure, up: Measure, drawn: dict[str, tuple[str, str]]
+    table: RunTable, figure: Figure, across: Measure, up: Measure, drawn: dict[str, tuple[str, str]]
 ) -> list[str]:
     """All learned variants as points with intervals: the drawn ones in colour and with names, the others grey."""
-    axes = picture.panels[0]
+    axes = figure.panels[0]
     x, y = table.means(across), table.means(up)
     shown = [v for v in table.learned if v in x.index and v in y.index]
     shown = [v for v in shown if math.isfinite(x["mean"][v]) and math.isfinite(y["mean"][v])]
     if len(shown) < 2:
-        raise LeftOut("needs two variants that learned their tasks")
+        raise NotWritten("needs two variants that learned their tasks")
     for variant in shown:
         colour, marker = drawn.get(variant, (ink("pale"), "o"))
         place = (x["mean"][variant], y["mean"][variant])
@@ -241,12 +260,12 @@ def _scatter(
     return shown
 
 
-def _name_points(table: RunTable, picture: Picture, across: Measure, up: Measure, shown: Sequence[str],
+def _name_points(table: RunTable, figure: Figure, across: Measure, up: Measure, shown: Sequence[str],
                  drawn: dict[str, tuple[str, str]]) -> None:  # fmt: skip
-    picture.lay_out()
+    figure.lay_out()
     x, y = table.means(across)["mean"], table.means(up)["mean"]
     named = [variant for variant in shown if variant in drawn]
-    label_points(picture.panels[0], [(x[v], y[v], v, drawn[v][0]) for v in named])
+    label_points(figure.panels[0], [(x[v], y[v], v, drawn[v][0]) for v in named])
 
 
 def _grey_words(shown: Sequence[str], drawn: Iterable[str]) -> str:
@@ -254,64 +273,64 @@ def _grey_words(shown: Sequence[str], drawn: Iterable[str]) -> str:
     return f" Grey: {grey} further variants, named in the tables." if grey else ""
 
 
-def keeping_figure(table: RunTable) -> Picture:
+def keeping_figure(table: RunTable) -> Figure:
     """What was kept against what was learned."""
     drawn = drawn_variants(table)
     title = extremes(table, FORGETTING, table.learned)
-    picture = Picture("keeping_learning", title, height=4.2)
-    shown = _scatter(table, picture, OWN_LOSS, FORGETTING, drawn)
-    picture.panels[0].set(xlabel="loss right after each task's own training (nats)  ← learned better",
+    figure = Figure("keeping_learning", title, height=4.2)
+    shown = _scatter(table, figure, OWN_LOSS, FORGETTING, drawn)
+    figure.panels[0].set(xlabel="loss right after each task's own training (nats)  ← learned better",
                           ylabel="forgetting at the end (nats)  ↓ kept better")  # fmt: skip
-    _name_points(table, picture, OWN_LOSS, FORGETTING, shown, drawn)
-    picture.caption = (
+    _name_points(table, figure, OWN_LOSS, FORGETTING, shown, drawn)
+    figure.caption = (
         "How well tasks were learned (across: mean log-perplexity right after their own training) and how much was "
         "lost since (up: mean rise of past tasks). The best place is the lower left. Whiskers: 95 % t-intervals, cut "
         f"at the frame. {data_words(table, shown)}{_grey_words(shown, drawn)}{selection_words(table, shown)}"
     )
-    return picture
+    return figure
 
 
-def cost_figure(table: RunTable) -> Picture:
+def cost_figure(table: RunTable) -> Figure:
     """Final loss against training FLOPs."""
     drawn = drawn_variants(table)
     title = extremes(table, table.final_loss, table.learned)
-    picture = Picture("cost", title, height=4.2)
-    shown = _scatter(table, picture, FLOPS, table.final_loss, drawn)
+    figure = Figure("cost", title, height=4.2)
+    shown = _scatter(table, figure, FLOPS, table.final_loss, drawn)
     values = table.means(FLOPS)["mean"].loc[shown]
     if values.max() <= 1.02 * values.min():
-        raise LeftOut("needs variants whose training costs differ by more than 2 %")
-    axes = picture.panels[0]
+        raise NotWritten("needs variants whose training costs differ by more than 2 %")
+    axes = figure.panels[0]
     axes.set(xlabel="training FLOPs of a run  ← cheaper", ylabel="final loss (nats)  ↓ better")
     axes.xaxis.set_major_formatter(EngFormatter(unit="FLOP"))
-    _name_points(table, picture, FLOPS, table.final_loss, shown, drawn)
-    picture.caption = (
+    _name_points(table, figure, FLOPS, table.final_loss, shown, drawn)
+    figure.caption = (
         "Final loss, the mean log-perplexity of all tasks after the last step, against FLOPs of matrix products in "
         f"training, replay included. Whiskers: 95 % t-intervals, cut at the frame. {data_words(table, shown)}"
         f"{_grey_words(shown, drawn)}{selection_words(table, shown)}"
     )
-    return picture
+    return figure
 
 
-def final_figure(table: RunTable) -> Picture:
+def final_figure(table: RunTable) -> Figure:
     """Final loss and forgetting of every variant with intervals, best first."""
     means = table.means(table.final_loss)
     rows = means.loc[means.index.intersection(table.learned)].dropna(subset=["mean"]).sort_values("mean")
     if len(rows) < 2:
-        raise LeftOut("needs two variants that learned their tasks")
+        raise NotWritten("needs two variants that learned their tasks")
     hidden, rows = max(0, len(rows) - MAX_ROWS), rows.iloc[:MAX_ROWS]
     title = extremes(table, table.final_loss, list(rows.index))
     measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
-    picture = Picture("final_scores", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    figure = Figure("final_scores", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
+    for axes, measure in zip(figure.panels, measures, strict=True):
         found = table.means(measure).reindex(rows.index)
-        _rows(axes, found, dict.fromkeys(map(str, rows.index), palette()[0]), first=axes is picture.panels[0])
+        _rows(axes, found, dict.fromkeys(map(str, rows.index), palette()[0]), first=axes is figure.panels[0])
         axes.set_xlabel(f"{measure.title.split(',')[0]} ({measure.unit})  ← better")
     references = [v for v in table.variants.index if v not in table.competitors and v in means.index
                   and len(table.example(v).order) == len(table.all_tasks)]  # fmt: skip
     if references:
         best = min(references, key=lambda variant: means["mean"][variant])
-        picture.panels[0].axvline(means["mean"][best], color=ink("grey"), linestyle=":", linewidth=1.2)
-    picture.caption = (
+        figure.panels[0].axvline(means["mean"][best], color=ink("grey"), linestyle=":", linewidth=1.2)
+    figure.caption = (
         "Final loss, the mean log-perplexity of all tasks after the last step, and forgetting (AUFC), the area under "
         "the forgetting curve; lower is better. Mean over seeds with 95 % t-interval; without a line: one seed. "
         + (f"Dotted: {best}, a reference. " if references else "")
@@ -319,7 +338,7 @@ def final_figure(table: RunTable) -> Picture:
         + (f" {hidden} further variants end worse." if hidden else "")
         + selection_words(table, table.learned)
     )
-    return picture
+    return figure
 
 
 def _rows(axes: Any, found: pd.DataFrame, colours: dict[str, str], *, first: bool) -> None:
@@ -343,34 +362,34 @@ def _rows(axes: Any, found: pd.DataFrame, colours: dict[str, str], *, first: boo
 VERDICT_COLOURS = {"better": "#0072B2", "worse": "#D55E00", "equivalent": "#009E73", "undecided": "#8a8a8a"}
 
 
-def differences_figure(table: RunTable) -> Picture:
+def differences_figure(table: RunTable) -> Figure:
     """The reference against every other variant, with verdicts."""
     measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
     found = {measure.name: table.differences(measure) for measure in measures}
     main = found[table.final_loss.name]
     rows = [str(variant) for variant in main.sort_values("mean").index if variant in table.learned]
     if not rows:
-        raise LeftOut("needs a second variant that learned its tasks on a seed that the reference has too")
+        raise NotWritten("needs a second variant that learned its tasks on a seed that the reference has too")
     hidden, rows = max(0, len(rows) - MAX_ROWS), rows[:MAX_ROWS]
     counts = main.verdict.loc[rows].value_counts()
     parts = [f"{verdict} in {counts[verdict]}" for verdict in VERDICT_COLOURS if verdict in counts]
     title = f"{shorten(table.reference)} against {len(rows)} variants, final loss: {', '.join(parts)}"
-    picture = Picture("differences", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    figure = Figure("differences", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
+    for axes, measure in zip(figure.panels, measures, strict=True):
         frame = found[measure.name].reindex(rows)
         colours = {variant: VERDICT_COLOURS.get(str(frame.verdict[variant]), ink("pale")) for variant in rows}
-        _rows(axes, frame, colours, first=axes is picture.panels[0])
+        _rows(axes, frame, colours, first=axes is figure.panels[0])
         axes.axvline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
         axes.set_title(measure.title.split(",")[0])
         axes.set_xlabel(f"{label(table.reference, 18)} − other ({measure.unit})\n← {label(table.reference, 18)} better")
     tones = "blue: the reference is better, orange: worse, green: equivalent, grey: undecided"
-    picture.caption = (
+    figure.caption = (
         f"{table.reference} − other variant on equal seeds, mean with 95 % t-interval, cut at the frame. Colours are "
         f"verdicts at a Holm-corrected p below 0.05: {tones}. Without a line: one pair, which decides nothing. "
         f"{data_words(table, rows)}" + (f" {hidden} further variants are in the table." if hidden else "")
         + selection_words(table, table.learned)
     )  # fmt: skip
-    return picture
+    return figure
 
 
 STRENGTHS = (
@@ -388,7 +407,7 @@ def train_points(path: str) -> Callable[[Run], Points]:
     return points
 
 
-def replay_figure(table: RunTable) -> Picture:
+def replay_figure(table: RunTable) -> Figure:
     """What the replay controller did."""
     controlled = [v for v in table.learned if table.example(v).config.control.mode == "closed_loop"]
     panels = []
@@ -398,46 +417,46 @@ def replay_figure(table: RunTable) -> Picture:
         if found:
             panels.append((words, found))
     if not panels:
-        raise LeftOut("needs a run with a replay controller (control.mode=closed_loop)")
+        raise NotWritten("needs a run with a replay controller (control.mode=closed_loop)")
     last = {variant: curve["mean"].iloc[-1] for variant, curve in panels[0][1].items()}
     low, high = min(last.values()), max(last.values())
     ends = number_text(low) if number_text(low) == number_text(high) else f"{number_text(low)} to {number_text(high)}"
-    picture = Picture(
+    figure = Figure(
         "replay",
         f"The replay controller ends at a {panels[0][0].split()[0]} of {ends}",
         len(panels),
         columns=1,
         height=3.0,
     )
-    for axes, (words, found) in zip(picture.panels, panels, strict=True):
+    for axes, (words, found) in zip(figure.panels, panels, strict=True):
         drawn = drawn_variants(table, list(found))
         spans, end = _stretches(table, drawn)
         heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
         axes.set_ylabel(words)
         axes.set_ylim(bottom=0)
-        picture.lay_out()
+        figure.lay_out()
         draw_tasks(axes, spans, table.task_titles, end)
         label_ends(axes, heights)
     drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
-    picture.caption = (
+    figure.caption = (
         "Strength of replay over training, as the controller set it. Lines: mean over seeds; bands: lowest to highest "
         f"seed. {data_words(table, drawn_all)}"
     )
-    return picture
+    return figure
 
 
-def orders_figure(table: RunTable) -> Picture:
+def orders_figure(table: RunTable) -> Figure:
     """Forgetting of variants that were trained in several orders of the tasks."""
     by_order = {order: table.means(AUFC, order=order)["mean"] for order in table.orders}
     frame = pd.DataFrame(by_order)
     frame = frame.loc[[v for v in table.learned if v in frame.index and frame.loc[v].notna().sum() > 1]]
     if frame.empty:
-        raise LeftOut("needs a variant that was trained in several orders of the tasks (stream.order)")
+        raise NotWritten("needs a variant that was trained in several orders of the tasks (stream.order)")
     drawn = drawn_variants(table, list(frame.index))
     spread = (frame.max(axis=1) - frame.min(axis=1)).loc[list(drawn)]
     title = f"Forgetting by order of the tasks: the order changes it by {spread.min():.2f} to {spread.max():.2f} nats"
-    picture = Picture("orders", title, height=3.6)
-    axes = picture.panels[0]
+    figure = Figure("orders", title, height=3.6)
+    axes = figure.panels[0]
     orders = [order for order in table.orders if frame[order].notna().any()]
     for variant, (colour, marker) in drawn.items():
         axes.plot(range(len(orders)), frame.loc[variant, orders], marker=marker, color=colour, linewidth=0.8)
@@ -447,16 +466,16 @@ def orders_figure(table: RunTable) -> Picture:
     axes.set_xticks(range(len(orders)), words if len(orders) <= 8 else [str(place + 1) for place in range(len(orders))])
     axes.set_ylim(bottom=0)
     axes.set_ylabel("forgetting (AUFC) at the end (nats)\n↓ better")
-    picture.lay_out()
+    figure.lay_out()
     label_ends(axes, [(frame.loc[variant, orders].iloc[-1], variant, colour) for variant, (colour, _) in drawn.items()])
-    picture.caption = (
+    figure.caption = (
         "Forgetting (AUFC) at the end of every order of the tasks that a variant was trained in, mean over its seeds "
         f"in that order. {data_words(table, list(drawn))}"
     )
-    return picture
+    return figure
 
 
-FIGURES: tuple[tuple[str, Callable[[RunTable], Picture]], ...] = (
+FIGURES: tuple[tuple[str, Callable[[RunTable], Figure]], ...] = (
     ("Perplexity over training", curves_figure),
     ("Forgetting over training", forgetting_figure),
     ("Final scores", final_figure),
@@ -485,15 +504,15 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
     """
     has_past = any(run.perplexity.past(step) for step in run.perplexity.steps)
     title = f"{run.name}: {_lost_words(run, is_continued)}"
-    picture = Picture("summary", title, 2 if has_past else 1, columns=2, height=3.3)
+    figure = Figure("summary", title, 2 if has_past else 1, columns=2, height=3.3)
     drawn = list(run.spans)
     if len(drawn) > MAX_SERIES:
         drawn = [drawn[place] for place in np.linspace(0, len(drawn) - 1, MAX_SERIES).round().astype(int)]
-    scores, *rises = picture.panels
+    scores, *rises = figure.panels
     scores.set_title("validation perplexity", pad=16)
     scores.set_yscale("log")
     scored = {s.task: [(step, _exp(value)) for step, value in log_perplexities(s.task)(run)] for s in drawn}
-    _draw_run(picture, scores, run, scored)
+    _draw_run(figure, scores, run, scored)
     plain_log_ticks(scores.yaxis)
     for axes in rises:
         since = "the parent or its own training" if is_continued else "its own training"
@@ -502,15 +521,15 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
         risen = {s.task: changes(run, s) for s in drawn}
         finite = [value for points in risen.values() for _, value in points if math.isfinite(value)]
         axes.set_ylim(min([-0.01, *(1.1 * value for value in finite)]), max([0.1, *(1.1 * value for value in finite)]))
-        _draw_run(picture, axes, run, {task: points for task, points in risen.items() if len(points) > 1})
-    return picture.figure
+        _draw_run(figure, axes, run, {task: points for task, points in risen.items() if len(points) > 1})
+    return figure.drawing
 
 
 def _exp(value: float) -> float:
     return math.exp(value) if math.isfinite(value) and value < 700 else math.nan
 
 
-def _draw_run(picture: Picture, axes: Any, run: Run, points: dict[str, Points]) -> None:
+def _draw_run(figure: Figure, axes: Any, run: Run, points: dict[str, Points]) -> None:
     """One line per task, with its name at its end and gaps where a value is not a number."""
     ends = []
     for span, colour in zip([s for s in run.spans if s.task in points], palette(), strict=False):
@@ -518,13 +537,13 @@ def _draw_run(picture: Picture, axes: Any, run: Run, points: dict[str, Points]) 
         values = [value if math.isfinite(value) else math.nan for _, value in points[span.task]]
         axes.plot(steps, values, color=colour, marker="o", markersize=3)
         ends += [(values[-1], span.task, colour)] if values else []
-    picture.lay_out()
+    figure.lay_out()
     draw_tasks(axes, run.spans, {}, max(1, run.end))
     label_ends(axes, ends)
 
 
 def _lost_words(run: Run, is_continued: bool) -> str:
-    """What the run lost in one clause, for the title of its picture."""
+    """What the run lost in one clause, for the title of its figure."""
     lost = {task.removeprefix("cl/perplexity/forgetting/"): value for task, value in run.summary().items()
             if task.startswith("cl/perplexity/forgetting/") and math.isfinite(value)}  # fmt: skip
     if not lost:
@@ -543,12 +562,12 @@ def memory_figure(run: Run) -> Any:
     shown = [(path, words) for path, words in MEMORY_SIGNALS if run.series("train", path)[0]]
     written = mean(run.series("train", "hippocampus/keep_fraction")[1])
     title = "Episodic memory" if written is None else f"Episodic memory: {written:.0%} of the candidates were written"
-    picture = Picture("hippocampus", f"{run.name}. {title}", len(shown), height=2.8)
-    for axes, (path, words) in zip(picture.panels, shown, strict=True):
+    figure = Figure("hippocampus", f"{run.name}. {title}", len(shown), height=2.8)
+    for axes, (path, words) in zip(figure.panels, shown, strict=True):
         points = train_points(path)(run)
         axes.plot([step for step, _ in points], [value for _, value in points], color=palette()[0], linewidth=1.0)
         axes.set_title(words, pad=16)
         axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
-        picture.lay_out()
+        figure.lay_out()
         draw_tasks(axes, run.spans, {task: task for task in run.tasks}, max(1, run.end))
-    return picture.figure
+    return figure.drawing

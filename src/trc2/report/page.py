@@ -20,9 +20,9 @@ from trc2.report.figures import VERDICT_COLOURS, data_words, drawn_variants, log
 from trc2.report.figures import variant_curve as curve_of
 from trc2.report.measures import FORGETTING
 from trc2.report.runs import RunTable
-from trc2.report.style import COLOURS
-from trc2.report.tables import LeftOut, final_table, paired_forgetting_table, paired_loss_table
+from trc2.report.tables import NotWritten, final_table, paired_forgetting_table, paired_loss_table
 from trc2.system.files import write_atomically
+from trc2.system.plot_style import COLOURS
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")
@@ -40,7 +40,7 @@ def _charting_library() -> str:
         reason = (
             "pip install '.[report]'" if b"ModuleNotFoundError" in done.stderr else "more address space (ulimit -v)"
         )
-        raise LeftOut(f"vl-convert did not run: it needs {reason}")
+        raise NotWritten(f"vl-convert did not run: it needs {reason}")
     return done.stdout.decode()
 
 
@@ -49,7 +49,7 @@ def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
     try:
         import altair as alt
     except ImportError:
-        raise LeftOut("needs Altair: pip install '.[report]'") from None
+        raise NotWritten("needs Altair: pip install '.[report]'") from None
     library = _charting_library().replace("</script", "<\\/script")
     drawn = list(drawn_variants(table))
     rest = [variant for variant in table.variants.index if variant not in drawn]
@@ -93,7 +93,7 @@ def _html_tables(table: RunTable) -> list[dict[str, Any]]:
     for make in (final_table, paired_loss_table, paired_forgetting_table):
         try:
             made = make(table)
-        except LeftOut:
+        except NotWritten:
             continue
         frame = made.shown(lambda text: text, str, str).reset_index()
         html = Markup(frame.to_html(index=False, border=0))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
@@ -15,77 +18,90 @@ from trc2.report.measures import AUFC
 from trc2.report.page import write_page
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
-from trc2.report.style import DPI, Picture, style
 from trc2.report.summary import short
-from trc2.report.tables import NOTHING, TABLES, LeftOut, number_text
-from trc2.system.files import write_atomically
+from trc2.report.tables import NOTHING, TABLES, NotWritten, Table, number_text
+from trc2.system.files import make_folder, write_atomically
+from trc2.system.plot_style import DPI, Figure, style
 
+T = TypeVar("T")  # tables and figures are made from: a RunTable, or what a study has
 FEW_RUNS = 12  # up to so many runs are listed one by one
 
 
 @dataclass
 class Report:
-    """What was written, what was left out and why, and how long it took."""
+    """The folder that tables and figures are written to. Parts that the runs cannot fill are noted with the reason."""
 
     folder: Path
     written: list[Path] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
 
     @property
-    def index(self) -> Path:
-        return self.folder / "report.md"
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def count(self, suffix: str) -> int:
+        """How many files of a kind were written."""
+        return sum(path.suffix == suffix for path in self.written)
+
+    def write_text(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        write_atomically(path, text.encode())
+        self.written.append(path)
+        return path
+
+    @contextmanager
+    def part(self, title: str) -> Iterator[None]:
+        """Note a part that raises `NotWritten`, and go on without it."""
+        try:
+            yield
+        except NotWritten as reason:
+            self.left_out[title] = str(reason)
+
+    def write_figures(self, figures: Sequence[tuple[str, Callable[[T], Figure]]], source: T, dpi: int) -> list[str]:
+        """Draw figures/ from the runs, and return the section of Markdown that shows them."""
+        make_folder(self.folder / "figures")
+        lines = ["## Figures", ""]
+        for title, draw in figures:
+            with self.part(title), style():
+                figure = draw(source)
+                png, svg = figure.write(self.folder / "figures", dpi)
+                self.written += [png, svg]
+                alt = markdown(f"{title}: {figure.title}")
+                lines += [f"### {markdown(title)}", "", f"![{alt}](figures/{png.name})", ""]
+                lines += [f"{markdown(figure.caption)} [svg](figures/{svg.name})", ""]
+        return lines
+
+    def write_tables(self, tables: Sequence[tuple[str, Callable[[T], Table]]], source: T) -> list[str]:
+        """Write tables/ of the runs, and return the section of Markdown that shows them."""
+        make_folder(self.folder / "tables")
+        lines = ["## Tables", ""]
+        for title, make in tables:
+            with self.part(title):
+                table = make(source)
+                paths = table.write(self.folder / "tables")
+                self.written += paths
+                links = " · ".join(f"[{path.suffix[1:]}](tables/{path.name})" for path in paths)
+                lines += [f"### {markdown(table.title)}", "", table.to_markdown(), ""]
+                lines += [f"{markdown(table.caption)} {links}", ""]
+        return lines
+
+    def left_out_lines(self) -> list[str]:
+        reasons = [f"- {markdown(title)}: {markdown(reason)}." for title, reason in self.left_out.items()]
+        return ["## Left out", "", *reasons, ""] if reasons else []
 
 
 def write_report(table: RunTable, folder: Path, *, dpi: int = DPI) -> Report:
     """tables/, figures/, report.md and report.html."""
-    started = time.perf_counter()
     report = Report(folder)
-    for name in ("tables", "figures"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    lines = _opening(table)
-    lines += ["## Figures", ""]
-    for title, draw in FIGURES:
-        try:
-            with style():
-                picture = draw(table)
-                png, svg = picture.write(folder / "figures", dpi)
-        except LeftOut as reason:
-            report.left_out[title] = str(reason)
-            continue
-        report.pictures.append(picture)
-        report.written += [png, svg]
-        alt = markdown(f"{title}: {picture.title}")
-        lines += [f"### {markdown(title)}", "", f"![{alt}](figures/{png.name})", ""]
-        lines += [f"{markdown(picture.caption)} [svg](figures/{svg.name})", ""]
-    lines += ["## Tables", ""]
-    for title, make in TABLES:
-        try:
-            made = make(table)
-        except LeftOut as reason:
-            report.left_out[title] = str(reason)
-            continue
-        written = made.write(folder / "tables")
-        report.written += written
-        links = " · ".join(f"[{path.suffix[1:]}](tables/{path.name})" for path in written)
-        lines += [f"### {markdown(made.title)}", "", made.to_markdown(), "", f"{markdown(made.caption)} {links}", ""]
-    listed = folder / "tables" / "runs.csv"
-    write_atomically(listed, table.runs.drop(columns="folder").to_csv(lineterminator="\n").encode())
-    lines += ["Every run with its variant, seed, order and cost: [runs.csv](tables/runs.csv)", ""]
-    try:
-        page = write_page(table, findings(table), folder / "report.html")
-    except LeftOut as reason:
-        report.left_out["Page"] = str(reason)
-    else:
-        report.written.append(page)
-        lines[2:2] = ["[The same as a page with filters](report.html)", ""]
-    if report.left_out:
-        lines += ["## Left out", ""]
-        lines += [f"- {markdown(title)}: {markdown(reason)}." for title, reason in report.left_out.items()] + [""]
-    write_atomically(report.index, "\n".join(lines).encode())
-    report.written += [listed, report.index]
-    report.seconds = time.perf_counter() - started
+    sections = report.write_figures(FIGURES, table, dpi) + report.write_tables(TABLES, table)
+    report.write_text("tables/runs.csv", table.runs.drop(columns="folder").to_csv(lineterminator="\n"))
+    sections += ["Every run with its variant, seed, order and cost: [runs.csv](tables/runs.csv)", ""]
+    title = [f"# {markdown(title_of_report(table))}", ""]
+    with report.part("Page"):
+        report.written.append(write_page(table, findings(table), folder / "report.html"))
+        title += ["[The same as a page with filters](report.html)", ""]
+    report.write_text("report.md", "\n".join([*title, *_opening(table), *sections, *report.left_out_lines()]))
     return report
 
 
@@ -97,8 +113,7 @@ def title_of_report(table: RunTable) -> str:
 
 def _opening(table: RunTable) -> list[str]:
     """Which runs the report is about, and what they show."""
-    lines = [f"# {markdown(title_of_report(table))}", ""]
-    lines += [markdown(sentence) for sentence in findings(table)] + [""]
+    lines = [*map(markdown, findings(table)), ""]
     words = data_words(table, list(table.variants.index))
     lines += [f"{len(table.runs)} runs of {table.runs.variant.nunique()} variants. {markdown(words)}", ""]
     if len(table.orders) > 1:

@@ -20,7 +20,7 @@ SCHEMA = 1
 def write_summary(folder: Path, place: Path | None = None) -> list[Path]:
     """Write summary.md, summary.png and, with a memory, hippocampus.png, by default into the run; return the paths."""
     from trc2.report.figures import memory_figure, run_figure
-    from trc2.report.style import style
+    from trc2.system.plot_style import style
 
     run, ancestry = read_run(folder), RunFolder(folder).ancestry()
     drawn = run if ancestry is None else own_part(run, ancestry)

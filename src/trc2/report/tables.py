@@ -36,7 +36,7 @@ METRIC_TITLES = {"perplexity": "perplexity", "bleu": "BLEU", "token_accuracy": "
 INTERVALS = "Mean [95 % t-interval] over n seeds; A/A repeats of a seed are averaged first."
 
 
-class LeftOut(Exception):
+class NotWritten(Exception):
     """A table or figure that these runs cannot fill; the message says what is missing."""
 
 
@@ -288,7 +288,7 @@ def forgetting_table(table: RunTable) -> Table:
     """Forgetting (AUFC) before the last task and at the end, and what was lost in the end."""
     titles = checkpoint_titles(table)
     if not titles:
-        raise LeftOut("needs runs that train at least two tasks one after another")
+        raise NotWritten("needs runs that train at least two tasks one after another")
     measures = []
     for name in _shared_metrics(table):
         unit = "nats" if scores_in(table.by_name.values())[name].is_log else ""
@@ -327,7 +327,7 @@ def paired_table(table: RunTable, measure: Measure) -> Table:
     """The reference against every other variant on equal seeds."""
     found = table.differences(measure)
     if found.empty:
-        raise LeftOut("needs a second variant with a seed that the reference has too")
+        raise NotWritten("needs a second variant with a seed that the reference has too")
     found.index = variant_titles(table, found.index)
     reference, margin = table.reference, table.margin(measure)
     columns = [

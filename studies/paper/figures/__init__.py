@@ -1,4 +1,4 @@
-"""The paper's figures from runs. Each is a function of the roles that returns a `Picture` or raises `LeftOut`."""
+"""The paper's figures from runs. Each is a function of the roles that returns a `Figure` or raises `NotWritten`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from studies.paper.figures import comparisons, inside, learning, orders, sizes, verification
 from studies.paper.figures.drawing import Subject
-from trc2.report.style import Picture
+from trc2.system.plot_style import Figure
 
-FIGURES: tuple[tuple[str, Callable[[Subject], Picture]], ...] = (
+FIGURES: tuple[tuple[str, Callable[[Subject], Figure]], ...] = (
     ("Perplexity against size", sizes.perplexity_against_size),
     ("Text scores against size", sizes.text_against_size),
     ("Scores by width", sizes.scores_by_width),

@@ -27,14 +27,14 @@ from studies.paper.figures.drawing import (
     scale_words,
 )
 from trc2.report.measures import AUFC, SPEED, Measure, area_at
-from trc2.report.style import Picture, ink, label, plain_log_ticks
-from trc2.report.tables import LeftOut, checkpoint_titles
+from trc2.report.tables import NotWritten, checkpoint_titles
+from trc2.system.plot_style import Figure, ink, label, plain_log_ticks
 
 
 def needed_panel(subject: Subject) -> list[str]:
     """TRC² and one configuration per baseline; refuse fewer than two families."""
     if subject.roles.trc2 is None or len(subject.roles.panel) < 2:
-        raise LeftOut("needs TRC² and at least one baseline")
+        raise NotWritten("needs TRC² and at least one baseline")
     return subject.roles.panel
 
 
@@ -62,14 +62,14 @@ def _rank(subject: Subject, measure: Measure, variants: Sequence[str]) -> int:
     return 1 + int((known < ours).sum() if measure.better == "lower" else (known > ours).sum())
 
 
-def forest(subject: Subject) -> Picture:
+def forest(subject: Subject) -> Figure:
     """Every family's scores right after training, with 95 % intervals."""
     rows, measures, roles = with_and_without(subject), boundary_measures(subject), subject.roles
     firsts = sum(_rank(subject, measure, roles.panel) == 1 for measure in measures)
     title = f"With the same replay, TRC² is first in {firsts} of {len(measures)} scores right after training"
-    picture = Picture("forest_scores", title, len(measures), height=0.26 * len(rows) + 1.0)
+    figure = Figure("forest_scores", title, len(measures), height=0.26 * len(rows) + 1.0)
     has_counts = False
-    for place, (axes, measure) in enumerate(zip(picture.panels, measures, strict=True)):
+    for place, (axes, measure) in enumerate(zip(figure.panels, measures, strict=True)):
         means = roles.table.means(measure)
         for height, variants in enumerate(rows.values()):
             for shift, variant in zip((-0.14, 0.14), variants, strict=False):
@@ -89,25 +89,25 @@ def forest(subject: Subject) -> Picture:
             axes.set_xscale("log")
             has_counts |= draw_counts(axes, subject, measure.name.split("/")[0], vertical=True)
             plain_log_ticks(axes.xaxis)
-    picture.caption = (
+    figure.caption = (
         f"Scores of each task right after its own training. {FILLED} Whiskers: 95 % t-intervals over seeds. "
         f"{scale_words(subject, roles.panel)}{counts_words(has_counts)}"
     )
-    return picture
+    return figure
 
 
-def area_by_family(subject: Subject) -> Picture:
+def area_by_family(subject: Subject) -> Figure:
     """AUFC before the last task and at the end; the paper's figure of the best AUFC per family."""
     rows, roles = with_and_without(subject), subject.roles
     titles = checkpoint_titles(roles.table)
     if not titles:
-        raise LeftOut("needs runs that train at least two tasks one after another")
+        raise NotWritten("needs runs that train at least two tasks one after another")
     measures = [Measure(f"aufc{p}", title, area_at("perplexity", p), is_forgetting=True) for p, title in titles.items()]
     learned = [variant for variant in roles.panel if not roles.table.variants.unlearned[variant]]
     place = _rank(subject, AUFC, learned) if roles.trc2 in learned else 0
     title = f"With the same replay, TRC² is number {place} of {len(learned)} families in forgetting"
-    picture = Picture("aufc_by_family", title, len(measures), columns=2, height=0.3 * len(rows) + 1.0)
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    figure = Figure("aufc_by_family", title, len(measures), columns=2, height=0.3 * len(rows) + 1.0)
+    for axes, measure in zip(figure.panels, measures, strict=True):
         means = roles.table.means(measure)
         for height, variants in enumerate(rows.values()):
             for shift, variant in zip((-0.18, 0.18), variants, strict=False):
@@ -121,35 +121,35 @@ def area_by_family(subject: Subject) -> Picture:
         names = [f"{family} †" if any(roles.table.variants.unlearned[v] for v in variants) else family
                  for family, variants in rows.items()]  # fmt: skip
         axes.set_yticks(
-            [-float(height) for height in range(len(rows))], names if axes is picture.panels[0] else [""] * len(rows)
+            [-float(height) for height in range(len(rows))], names if axes is figure.panels[0] else [""] * len(rows)
         )
         axes.tick_params(axis="y", length=0)
         axes.set_title(label(measure.title))
         axes.set_xlabel("forgetting, AUFC ↓ (nats)")
-    picture.caption = (
+    figure.caption = (
         f"TRC² itself and each baseline with the same replay (filled), and without replay (hollow). Whiskers: 95 % "
         f"t-intervals. †: a run did not learn one of its tasks. {scale_words(subject, roles.panel)}"
     )
-    return picture
+    return figure
 
 
-def radar(subject: Subject) -> Picture:
+def radar(subject: Subject) -> Figure:
     """Each axis runs from the worst to the best family in one score right after training."""
     measures, roles = boundary_measures(subject), subject.roles
     if len(measures) < 3:
-        raise LeftOut("needs at least three scores, so two tasks with a text score each")
+        raise NotWritten("needs at least three scores, so two tasks with a text score each")
     tables = {measure: roles.table.means(measure)["mean"] for measure in measures}
     whole = [v for v in needed_panel(subject) if all(v in t.index and math.isfinite(t[v]) for t in tables.values())]
     learned = [variant for variant in whole if not roles.table.variants.unlearned[variant]]
     if len(learned) < 2 or roles.trc2 not in learned:
-        raise LeftOut("needs TRC² and another family that have all scores and learned their tasks")
+        raise NotWritten("needs TRC² and another family that have all scores and learned their tasks")
     ranks = {v: sum(_rank_of(tables[m], v, learned, m) for m in measures) / len(measures) for v in learned}
     place = 1 + sum(rank < ranks[roles.trc2] for rank in ranks.values())
     ours = f"TRC² has mean rank {ranks[roles.trc2]:.1f} over {len(measures)} scores"
     title = f"{ours}, number {place} of {len(learned)} families"
-    picture = Picture("radar", title, 1, height=4.6)
-    picture.panels[0].remove()
-    axes: Any = picture.figure.add_subplot(projection="polar")
+    figure = Figure("radar", title, 1, height=4.6)
+    figure.panels[0].remove()
+    axes: Any = figure.drawing.add_subplot(projection="polar")
     angles = [2 * math.pi * index / len(measures) for index in range(len(measures))]
     for variant in reversed(learned):
         radii = [_radius(tables[measure], variant, learned, measure) for measure in measures]
@@ -165,11 +165,11 @@ def radar(subject: Subject) -> Picture:
     axes.legend(loc="center left", bbox_to_anchor=(1.3, 0.5), frameon=False)
     skipped = [roles.title(variant) for variant in roles.panel if variant not in learned]
     left_out = f" Left out, as they did not learn a task: {listed(skipped)}." if skipped else ""
-    picture.caption = (
+    figure.caption = (
         "Scores right after each task's own training, one configuration per family: TRC² itself, and baselines with "
         f"the same replay. Ranks count; distances on an axis mean little.{left_out} {scale_words(subject, learned)}"
     )
-    return picture
+    return figure
 
 
 def _rank_of(means: Any, variant: str, among: Sequence[str], measure: Measure) -> int:
@@ -203,46 +203,46 @@ def _beats(xs: Any, ys: Any, other: str, variant: str, x: Measure, y: Measure) -
     return max(gaps) <= 0 and min(gaps) < 0
 
 
-def efficiency_frontier(subject: Subject) -> Picture:
+def efficiency_frontier(subject: Subject) -> Figure:
     """Text scores right after training against training FLOPs; the paper has GB·h, which seconds would make noise."""
     variants = needed_panel(subject)
     measures = [measure for measure in boundary_measures(subject) if not measure.is_log]
     if not measures:
-        raise LeftOut("needs a text score in every evaluation")
+        raise NotWritten("needs a text score in every evaluation")
     work = Measure("mflops", "training FLOPs", FLOPS_PER_TOKEN.of, factor=1e-6)
-    picture = Picture("efficiency_frontier", " ", len(measures), height=3.1)
+    figure = Figure("efficiency_frontier", " ", len(measures), height=3.1)
     on_front = 0
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    for axes, measure in zip(figure.panels, measures, strict=True):
         on_front += subject.roles.trc2 in _scatter(subject, axes, work, measure, variants)
         axes.set_title(label(measure.title))
         axes.set_xlabel("training MFLOPs per token")
         axes.set_ylabel(label(f"score ↑ {measure.unit}".strip()))
-    add_legend(picture, subject.roles, variants, [family_of(subject.roles, variant) for variant in variants])
-    retitle(picture, f"TRC² is on the efficiency frontier in {on_front} of {len(measures)} text scores")
-    picture.caption = (
+    add_legend(figure, subject.roles, variants, [family_of(subject.roles, variant) for variant in variants])
+    retitle(figure, f"TRC² is on the efficiency frontier in {on_front} of {len(measures)} text scores")
+    figure.caption = (
         "Text scores of each task right after its own training against counted FLOPs. On the frontier: no other family "
         f"is as good in both. {FILLED} Whiskers: 95 % t-intervals. {scale_words(subject, variants)}"
     )
-    return picture
+    return figure
 
 
-def throughput_retention(subject: Subject) -> Picture:
+def throughput_retention(subject: Subject) -> Figure:
     """Forgetting against measured speed, and against counted FLOPs."""
     variants, roles = needed_panel(subject), subject.roles
-    picture = Picture("throughput_retention", " ", 2, columns=2, height=3.4)
+    figure = Figure("throughput_retention", " ", 2, columns=2, height=3.4)
     work = Measure("mflops", "training FLOPs", FLOPS_PER_TOKEN.of, factor=1e-6)
     speed = Measure("speed", "speed", SPEED.of, "higher", is_log=True, factor=1e-3)
-    fronts = [_scatter(subject, axes, x, AUFC, variants) for axes, x in zip(picture.panels, (speed, work), strict=True)]
+    fronts = [_scatter(subject, axes, x, AUFC, variants) for axes, x in zip(figure.panels, (speed, work), strict=True)]
     for axes, words in zip(
-        picture.panels, ("training speed (thousand tokens/s) →", "training MFLOPs per token ←"), strict=True
+        figure.panels, ("training speed (thousand tokens/s) →", "training MFLOPs per token ←"), strict=True
     ):
         axes.set_xlabel(words)
         axes.set_ylabel("forgetting, AUFC ↓ (nats)")
-    add_legend(picture, roles, variants, [family_of(roles, variant) for variant in variants])
+    add_legend(figure, roles, variants, [family_of(roles, variant) for variant in variants])
     names = [family_of(roles, variant) for variant in fronts[1]]
-    retitle(picture, f"No family forgets less at fewer FLOPs than {listed(names)}")
-    picture.caption = (
+    retitle(figure, f"No family forgets less at fewer FLOPs than {listed(names)}")
+    figure.caption = (
         "Forgetting against measured speed (left) and counted FLOPs (right). Speeds were measured on a shared machine, "
         f"where identical runs differ by 11–19 %. {FILLED} Whiskers: 95 % t-intervals. {scale_words(subject, variants)}"
     )
-    return picture
+    return figure

@@ -13,9 +13,9 @@ from trc2.costs.tables import quantity
 from trc2.metrics.forgetting import aufc_curve
 from trc2.report.measures import Measure, own_score
 from trc2.report.run import Run
-from trc2.report.style import Picture, ink, label
 from trc2.report.variants import FAMILIES
 from trc2.stats.intervals import Moments, moments
+from trc2.system.plot_style import Figure, ink, label
 
 TEXT_TITLES = {"bleu": "BLEU", "token_accuracy": "token accuracy"}
 Curve = list[tuple[int, float]]
@@ -197,7 +197,7 @@ def plot_point(
                   zorder=4)  # fmt: skip
 
 
-def add_legend(picture: Picture, roles: Roles, variants: Sequence[str], names: Sequence[str], columns: int = 4) -> None:
+def add_legend(figure: Figure, roles: Roles, variants: Sequence[str], names: Sequence[str], columns: int = 4) -> None:
     """Markers and names below all panels."""
     from matplotlib.lines import Line2D
 
@@ -206,13 +206,13 @@ def add_legend(picture: Picture, roles: Roles, variants: Sequence[str], names: S
                markerfacecolor=face_of(roles, v), label=label(name))
         for v, name in zip(variants, names, strict=True)
     ]  # fmt: skip
-    picture.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
+    figure.drawing.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
 
 
-def retitle(picture: Picture, title: str) -> None:
+def retitle(figure: Figure, title: str) -> None:
     """A title that is known only after drawing."""
-    picture.title = title
-    picture.figure.suptitle(label(title, 120), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.title = title
+    figure.drawing.suptitle(label(title, 120), x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
 def listed(names: Sequence[str]) -> str:

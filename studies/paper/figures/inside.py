@@ -13,8 +13,9 @@ from studies.paper.figures.drawing import (
     standard_error,
 )
 from studies.paper.roles import Roles
-from trc2.report.style import COLOURS, Picture, draw_tasks, ink, label, label_ends, plain_log_ticks
-from trc2.report.tables import LeftOut
+from trc2.report.figures import draw_tasks
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import COLOURS, Figure, ink, label, label_ends, plain_log_ticks
 
 WRITES = (
     ("hippocampus/surprise_mean", "mean surprise"),
@@ -43,7 +44,7 @@ def with_memory(roles: Roles) -> list[str]:
         if any(run.series("train", "hippocampus/threshold")[1] for run in roles.runs(variant))
     ]
     if not found:
-        raise LeftOut("needs runs with a memory")
+        raise NotWritten("needs runs with a memory")
     return sorted(found, key=lambda variant: variant != roles.trc2)
 
 
@@ -51,12 +52,12 @@ def _main(roles: Roles) -> str:
     return with_memory(roles)[0]
 
 
-def _draw(subject: Subject, name: str, title: str, signals: tuple[tuple[str, str], ...], variant: str) -> Picture:
+def _draw(subject: Subject, name: str, title: str, signals: tuple[tuple[str, str], ...], variant: str) -> Figure:
     """One panel per signal, the mean over seeds with its standard error."""
     roles = subject.roles
     runs = roles.runs(variant)
-    picture = Picture(name, title, len(signals), height=2.3)
-    for place, (axes, (path, words)) in enumerate(zip(picture.panels, signals, strict=True)):
+    figure = Figure(name, title, len(signals), height=2.3)
+    for place, (axes, (path, words)) in enumerate(zip(figure.panels, signals, strict=True)):
         band = average([signal_curve(run, path) for run in runs], standard_error)
         if band is not None and band.steps:
             draw_band(axes, band, colour_of(roles, variant))
@@ -72,45 +73,43 @@ def _draw(subject: Subject, name: str, title: str, signals: tuple[tuple[str, str
         axes.set_title(label(words), pad=14)
         if place < len(signals) - 3:
             axes.set_xlabel("")
-    return picture
+    return figure
 
 
-def hippocampus(subject: Subject) -> Picture:
+def hippocampus(subject: Subject) -> Figure:
     """The paper's six panels of write dynamics."""
     roles = subject.roles
     variant = _main(roles)
     kept = roles.traced(traces.share_of("keep_fraction", lambda value: value >= 1), variant)
     share = sum(kept.values()) / len(kept) if kept else 0.0
     title = f"{roles.title(variant)} writes every candidate at {share:.0%} of the steps after the start-up"
-    picture = _draw(subject, "hippocampus", title, WRITES, variant)
-    picture.caption = (
-        f"Means over runs with bands of one standard error. {PAPER_SAYS} {scale_words(subject, [variant])}"
-    )
-    return picture
+    figure = _draw(subject, "hippocampus", title, WRITES, variant)
+    figure.caption = f"Means over runs with bands of one standard error. {PAPER_SAYS} {scale_words(subject, [variant])}"
+    return figure
 
 
-def auxiliary_losses(subject: Subject) -> Picture:
+def auxiliary_losses(subject: Subject) -> Figure:
     roles = subject.roles
     variant = _main(roles)
     falls = roles.traced(traces.decades(), variant)
     size = sum(falls.values()) / len(falls) if falls else 0.0
     title = f"Within a task the critic's loss falls by a factor of {10**size:.1f} on average"
-    picture = _draw(subject, "auxiliary_losses", title, LOSSES, variant)
-    picture.caption = (
+    figure = _draw(subject, "auxiliary_losses", title, LOSSES, variant)
+    figure.caption = (
         f"Auxiliary losses of {roles.title(variant)}, means over runs with bands of one standard error. The paper "
         "(Figure E.4): the critic's loss falls by orders of magnitude within each task, the replay loss is largest "
         f"early in the first, the router loss stays bounded. {scale_words(subject, [variant])}"
     )
-    return picture
+    return figure
 
 
-def dynamics(subject: Subject) -> Picture:
+def dynamics(subject: Subject) -> Figure:
     """Surprise, threshold and write fraction over the stream, for every configuration with a memory (up to six)."""
     roles = subject.roles
     variants = with_memory(roles)[: len(COLOURS)]
     signals = (WRITES[0], WRITES[2], WRITES[3])
-    picture = Picture("dynamics", _switch_finding(roles, variants[0]), len(signals), columns=1, height=2.0)
-    for axes, (path, words) in zip(picture.panels, signals, strict=True):
+    figure = Figure("dynamics", _switch_finding(roles, variants[0]), len(signals), columns=1, height=2.0)
+    for axes, (path, words) in zip(figure.panels, signals, strict=True):
         ends = []
         for variant, colour in zip(variants, COLOURS, strict=False):
             band = average([signal_curve(run, path) for run in roles.runs(variant)], standard_error)
@@ -118,14 +117,14 @@ def dynamics(subject: Subject) -> Picture:
                 draw_band(axes, band, colour, is_main=variant == variants[0])
                 ends.append((band.middle[-1], roles.title(variant), colour))
         run = roles.runs(variants[0])[0]
-        is_first = axes is picture.panels[0]
+        is_first = axes is figure.panels[0]
         draw_tasks(axes, run.spans, roles.table.task_titles if is_first else {}, run.end)
         axes.set_ylabel(label(words))
         axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
         if not is_first:
             for text in list(axes.texts):
                 text.remove()
-        if axes is not picture.panels[-1]:
+        if axes is not figure.panels[-1]:
             axes.set_xlabel("")
         if is_first:
             label_ends(axes, ends)
@@ -135,11 +134,11 @@ def dynamics(subject: Subject) -> Picture:
     at_clip = (
         f" The largest surprise is at its clip at {sum(clip.values()) / len(clip):.0%} of the steps." if clip else ""
     )
-    picture.caption = (
+    figure.caption = (
         f"Means over runs, band of one standard error for {roles.title(variants[0])}.{at_clip} {PAPER_SAYS}{more} "
         f"{scale_words(subject, variants)}"
     )
-    return picture
+    return figure
 
 
 def _switch_finding(roles: Roles, variant: str) -> str:

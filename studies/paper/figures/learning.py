@@ -25,17 +25,18 @@ from studies.paper.figures.drawing import (
     standard_error,
     text_metric,
 )
+from trc2.report.figures import draw_tasks
 from trc2.report.run import Run
-from trc2.report.style import Picture, draw_tasks, ink, label, label_ends, plain_log_ticks
-from trc2.report.tables import LeftOut
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import Figure, ink, label, label_ends, plain_log_ticks
 
 
-def nine_curves(subject: Subject) -> Picture:
+def nine_curves(subject: Subject) -> Figure:
     """Rows: perplexity of each task, text score of each task, AUFC of each metric."""
     roles, tasks = subject.roles, subject.tasks
     variants = [variant for variant in needed_panel(subject) if not roles.unlearned(variant)]
     if len(tasks) < 2:
-        raise LeftOut("needs runs that train at least two tasks one after another")
+        raise NotWritten("needs runs that train at least two tasks one after another")
     example = roles.runs(variants[0])[0]
     texts = [(task, metric) for task in tasks if (metric := text_metric(example, task)) is not None]
     metrics = [name for name in ("perplexity", "bleu", "token_accuracy") if name in example.tables]
@@ -48,9 +49,9 @@ def nine_curves(subject: Subject) -> Picture:
         *[(f"AUFC of {TEXT_TITLES.get(metric, metric)} ↓", "area", False, (metric,)) for metric in metrics],
     ]
     columns = max(1, min(3, len(tasks)))
-    picture = Picture("learning_curves", _finding(subject), len(panels), columns=columns, height=2.3)
+    figure = Figure("learning_curves", _finding(subject), len(panels), columns=columns, height=2.3)
     has_counts = False
-    for place, (axes, (title, kind, is_log, which)) in enumerate(zip(picture.panels, panels, strict=True)):
+    for place, (axes, (title, kind, is_log, which)) in enumerate(zip(figure.panels, panels, strict=True)):
         ends = []
         for variant in reversed(variants):
             band = _band(roles.runs(variant), kind, which, is_log)
@@ -74,12 +75,12 @@ def nine_curves(subject: Subject) -> Picture:
             label_ends(axes, [end for end in ends if math.isfinite(end[0])])
     absent = [roles.title(variant) for variant in roles.panel if variant not in variants]
     skipped = f" Not drawn, as a task was not learned: {listed(absent)}." if absent else ""
-    picture.caption = (
+    figure.caption = (
         "Blue: TRC². Grey: each baseline with the same replay. Means over seeds, for TRC² with bands of one standard "
         "error (scores) or one standard deviation (AUFC), as in the paper. BLEU and accuracy areas are shares of the "
         f"task's gain where it has one.{skipped} {scale_words(subject, variants)}{counts_words(has_counts)}"
     )
-    return picture
+    return figure
 
 
 def _remove_names(axes: Any) -> None:

@@ -20,9 +20,10 @@ from studies.paper.figures.drawing import (
     standard_deviation,
 )
 from studies.paper.roles import Roles, mean
+from trc2.report.figures import draw_tasks
 from trc2.report.measures import Measure, area_at, own_score
-from trc2.report.style import Picture, draw_tasks, ink, label, plain_log_ticks
-from trc2.report.tables import LeftOut
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import Figure, ink, label, plain_log_ticks
 
 MAX_ORDERS = 12
 PLACES = ("first", "in between", "last")
@@ -36,7 +37,7 @@ def shuffled(subject: Subject) -> tuple[list[str], list[str]]:
     variants = sorted(counts.index[counts > 1], key=lambda variant: variant != roles.trc2)
     orders = [order for order in roles.table.orders if variants and all(roles.runs(v, [order]) for v in variants)]
     if len(orders) < 2:
-        raise LeftOut("needs runs in several orders of the tasks (stream.order)")
+        raise NotWritten("needs runs in several orders of the tasks (stream.order)")
     return list(variants)[:6], orders[:MAX_ORDERS]
 
 
@@ -77,16 +78,16 @@ def _caption(subject: Subject, variants: Sequence[str], orders: Sequence[str], w
 AREA = Measure("aufc", "forgetting (AUFC)", area_at(), unit="nats", is_forgetting=True)
 
 
-def trajectories(subject: Subject) -> Picture:
+def trajectories(subject: Subject) -> Figure:
     """AUFC over the stream, one panel per order, one scale."""
     roles = subject.roles
     variants, orders = shuffled(subject)
     table = cells(subject, AREA, variants, orders)
     lowest = sum(min(range(len(variants)), key=lambda row: table[row][column]) == 0 for column in range(len(orders)))
     title = f"{roles.title(variants[0])} forgets least of {len(variants)} in {lowest} of {len(orders)} orders"
-    picture = Picture("orders_curves", title, len(orders), height=2.3)
+    figure = Figure("orders_curves", title, len(orders), height=2.3)
     labelled: list[tuple[Any, list[tuple[float, str, str]]]] = []
-    for place, (axes, order) in enumerate(zip(picture.panels, orders, strict=True)):
+    for place, (axes, order) in enumerate(zip(figure.panels, orders, strict=True)):
         ends = []
         for variant in variants:
             runs = roles.runs(variant, [order])
@@ -103,14 +104,14 @@ def trajectories(subject: Subject) -> Picture:
             axes.set_xlabel("")
         if place % 3 == 2 or place == len(orders) - 1:
             labelled.append((axes, ends))
-    high = max(axes.get_ylim()[1] for axes in picture.panels)
-    for axes in picture.panels:
+    high = max(axes.get_ylim()[1] for axes in figure.panels)
+    for axes in figure.panels:
         axes.set_ylim(0, high)
     words = (
         "Forgetting over the stream in every order. Solid: with replay. Dashed: without. Bands: one standard deviation."
     )
-    picture.caption = _caption(subject, variants, orders, words)
-    return picture
+    figure.caption = _caption(subject, variants, orders, words)
+    return figure
 
 
 def _heat(axes: Any, table: list[list[float]], rows: list[str], columns: list[str]) -> None:
@@ -130,7 +131,7 @@ def _heat(axes: Any, table: list[list[float]], rows: list[str], columns: list[st
         axes.spines[side].set_visible(False)
 
 
-def robustness(subject: Subject) -> Picture:
+def robustness(subject: Subject) -> Figure:
     """AUFC by configuration and order, mean and range over orders, and the best other over TRC²."""
     roles = subject.roles
     variants, orders = shuffled(subject)
@@ -142,8 +143,8 @@ def robustness(subject: Subject) -> Picture:
     ]
     above = sum(ratio > 1 for ratio in ratios)
     title = f"Another configuration forgets less than {names[0]} in {len(orders) - above} of {len(orders)} orders"
-    picture = Picture("orders_robustness", title, 3, height=0.34 * len(variants) + 1.6)
-    heat, ranges, bars = picture.panels
+    figure = Figure("orders_robustness", title, 3, height=0.34 * len(variants) + 1.6)
+    heat, ranges, bars = figure.panels
     _heat(heat, table, names, columns)
     heat.set_title("AUFC at the end (nats)")
     for row, (variant, values) in enumerate(zip(variants, table, strict=True)):
@@ -160,11 +161,11 @@ def robustness(subject: Subject) -> Picture:
     bars.set_xticks(range(len(orders)), columns, rotation=45, ha="right")
     bars.set_title(label(f"best other ÷ {names[0]}", 30))
     words = f"Forgetting at the end of every order. Right: above 1, {names[0]} forgets least of those that learned."
-    picture.caption = _caption(subject, variants, orders, words)
-    return picture
+    figure.caption = _caption(subject, variants, orders, words)
+    return figure
 
 
-def by_metric(subject: Subject) -> Picture:
+def by_metric(subject: Subject) -> Figure:
     """One heat map per metric, and the means over orders relative to TRC²."""
     roles = subject.roles
     variants, orders = shuffled(subject)
@@ -183,13 +184,13 @@ def by_metric(subject: Subject) -> Picture:
     }
     least = [min(range(len(variants)), key=lambda row, m=m: means[m][row]) == 0 for m in tables]  # type: ignore[misc]
     title = f"Averaged over orders, {names[0]} forgets least by {sum(least)} of {len(tables)} metrics"
-    picture = Picture("orders_metrics", title, len(tables) + 1, columns=2, height=0.34 * len(variants) + 1.5)
-    for place, (axes, (metric, table)) in enumerate(zip(picture.panels, tables.items(), strict=False)):
+    figure = Figure("orders_metrics", title, len(tables) + 1, columns=2, height=0.34 * len(variants) + 1.5)
+    for place, (axes, (metric, table)) in enumerate(zip(figure.panels, tables.items(), strict=False)):
         _heat(axes, table, names if place % 2 == 0 else [""] * len(names), columns)
         gained = all(roles.gained(v, metric, orders) for v in variants) if metric in TEXT_TITLES else True
         unit = "nats" if metric == "perplexity" else "share of gain" if gained else "raw"
         axes.set_title(label(f"AUFC, {TEXT_TITLES.get(metric, metric)} ({unit})"))
-    last = picture.panels[len(tables)]
+    last = figure.panels[len(tables)]
     wide = 0.8 / len(tables)
     for place, (metric, values) in enumerate(means.items()):
         base = values[0] or math.nan
@@ -203,17 +204,17 @@ def by_metric(subject: Subject) -> Picture:
     last.set_yticks(range(len(variants)), names if len(tables) % 2 == 0 else [""] * len(names))
     last.set_title(label(f"mean over orders ÷ {names[0]}", 40))
     words = "Forgetting by metric, configuration and order. Units differ, so the means are relative to TRC²."
-    picture.caption = _caption(subject, variants, orders, words)
-    return picture
+    figure.caption = _caption(subject, variants, orders, words)
+    return figure
 
 
-def at_window_completion(subject: Subject) -> Picture:
+def at_window_completion(subject: Subject) -> Figure:
     """Perplexity of each task at the end of its own training, by its place in the order."""
     roles = subject.roles
     variants, orders = shuffled(subject)
-    picture = Picture("orders_boundary", " ", len(subject.tasks), height=2.8)
+    figure = Figure("orders_boundary", " ", len(subject.tasks), height=2.8)
     wins = total = 0
-    for axes, task in zip(picture.panels, subject.tasks, strict=True):
+    for axes, task in zip(figure.panels, subject.tasks, strict=True):
         table = cells(subject, Measure(f"{task}/own", task, own_score(task), is_log=True), variants, orders)
         by_place = sorted(range(len(orders)), key=lambda column: (orders[column].split(" → ").index(task), column))
         for row, variant in enumerate(variants):
@@ -228,10 +229,10 @@ def at_window_completion(subject: Subject) -> Picture:
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
         axes.set_title(label(subject.task_title(task)))
-    picture.panels[0].set_ylabel("perplexity ↓")
+    figure.panels[0].set_ylabel("perplexity ↓")
     title = f"{roles.title(variants[0])} has the lowest perplexity in {wins} of {total} windows"
-    retitle(picture, title)
-    add_legend(picture, roles, variants, [roles.title(variant) for variant in variants], 2)
+    retitle(figure, title)
+    add_legend(figure, roles, variants, [roles.title(variant) for variant in variants], 2)
     words = "Perplexity right after each task's own training; orders from the task first to the task last. Log scale."
-    picture.caption = _caption(subject, variants, orders, words)
-    return picture
+    figure.caption = _caption(subject, variants, orders, words)
+    return figure

@@ -18,8 +18,8 @@ from studies.paper.figures.drawing import (
     scale_words,
 )
 from trc2.report.measures import Measure
-from trc2.report.style import Picture, label, label_ends, plain_log_ticks
-from trc2.report.tables import LeftOut
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import Figure, label, label_ends, plain_log_ticks
 
 
 def several(subject: Subject, column: str) -> list[str]:
@@ -36,7 +36,7 @@ def several(subject: Subject, column: str) -> list[str]:
     per_family = {family: {values[name] for name in chosen if family_of(roles, name) == family}
                   for family in {family_of(roles, name) for name in chosen}}  # fmt: skip
     if sum(len(found) > 1 for found in per_family.values()) < 2:
-        raise LeftOut(f"needs several {column} per family, of at least two families")
+        raise NotWritten(f"needs several {column} per family, of at least two families")
     return chosen
 
 
@@ -45,15 +45,15 @@ def _of(subject: Subject, variant: str, column: str) -> int:
     return int(subject.roles.table.variants.parameters[variant]) if column == "sizes" else int(model.d_model)
 
 
-def _against_size(subject: Subject, name: str, metric: str, measures: list[Measure]) -> Picture:
+def _against_size(subject: Subject, name: str, metric: str, measures: list[Measure]) -> Figure:
     chosen, roles = several(subject, "sizes"), subject.roles
     families = list(dict.fromkeys(family_of(roles, variant) for variant in chosen))
     means = {measure: roles.table.means(measure) for measure in measures}
     better = sum(_improves(subject, chosen, family, means[measures[0]], measures[0]) for family in families)
     title = f"The largest model has the best {measures[0].title} in {better} of {len(families)} families"
-    picture = Picture(name, title, len(measures))
+    figure = Figure(name, title, len(measures))
     has_counts = False
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    for axes, measure in zip(figure.panels, measures, strict=True):
         ends = []
         for family in families:
             members = [v for v in chosen if family_of(roles, v) == family and v in means[measure].index]
@@ -74,14 +74,14 @@ def _against_size(subject: Subject, name: str, metric: str, measures: list[Measu
         has_counts |= measure.is_log and draw_counts(axes, subject, measure.name.split("/")[0])
         _scale(axes, measure)
         axes.set_xlabel("parameters (million)")
-        if axes is picture.panels[-1]:
+        if axes is figure.panels[-1]:
             label_ends(axes, ends)
-    picture.caption = (
+    figure.caption = (
         f"{metric} right after each task's own training. 95 % intervals over seeds. "
         + scale_words(subject, chosen)
         + counts_words(has_counts)
     )
-    return picture
+    return figure
 
 
 def _improves(subject: Subject, chosen: list[str], family: str, means: Any, measure: Measure) -> bool:
@@ -101,25 +101,25 @@ def _scale(axes: Any, measure: Measure) -> None:
         plain_log_ticks(axes.yaxis)
 
 
-def perplexity_against_size(subject: Subject) -> Picture:
+def perplexity_against_size(subject: Subject) -> Figure:
     measures = [measure for measure in boundary_measures(subject) if measure.is_log]
     return _against_size(subject, "size_perplexity", "Perplexity", measures)
 
 
-def text_against_size(subject: Subject) -> Picture:
+def text_against_size(subject: Subject) -> Figure:
     measures = [measure for measure in boundary_measures(subject) if not measure.is_log]
     if not measures:
-        raise LeftOut("needs a text score in every evaluation")
+        raise NotWritten("needs a text score in every evaluation")
     return _against_size(subject, "size_text", "Text score", measures)
 
 
-def scores_by_width(subject: Subject) -> Picture:
+def scores_by_width(subject: Subject) -> Figure:
     """Scores grouped by width d, families side by side in each group."""
     chosen, roles, measures = several(subject, "widths"), subject.roles, boundary_measures(subject)
     widths = sorted({_of(subject, variant, "widths") for variant in chosen})
     families = list(dict.fromkeys(family_of(roles, variant) for variant in chosen))
-    picture = Picture("families_by_width", f"Scores right after training at {len(widths)} widths", len(measures))
-    for axes, measure in zip(picture.panels, measures, strict=True):
+    figure = Figure("families_by_width", f"Scores right after training at {len(widths)} widths", len(measures))
+    for axes, measure in zip(figure.panels, measures, strict=True):
         means = roles.table.means(measure)
         for variant in (v for v in chosen if v in means.index):
             group = widths.index(_of(subject, variant, "widths"))
@@ -130,6 +130,6 @@ def scores_by_width(subject: Subject) -> Picture:
         axes.set_xticks(range(len(widths)), [f"d = {width}" for width in widths])
         _scale(axes, measure)
     firsts = [next(v for v in chosen if family_of(roles, v) == family) for family in families]
-    add_legend(picture, roles, firsts, families)
-    picture.caption = f"Right after each task's own training. 95 % intervals. {scale_words(subject, chosen)}"
-    return picture
+    add_legend(figure, roles, firsts, families)
+    figure.caption = f"Right after each task's own training. 95 % intervals. {scale_words(subject, chosen)}"
+    return figure

@@ -6,24 +6,24 @@ import json
 import math
 
 from studies.paper.figures.drawing import Subject
-from trc2.report.style import Picture, ink, label
-from trc2.report.tables import LeftOut
+from trc2.report.tables import NotWritten
+from trc2.system.plot_style import Figure, ink, label
 from trc2.verify.all_checks import GROUPS
 
 FLOOR = 1e-18  # where an exact zero is drawn
 GREEN, RED = "#009E73", "#D55E00"
 
 
-def causality(subject: Subject) -> Picture:
+def causality(subject: Subject) -> Figure:
     """One row per check: the measured number beside what its bound allows."""
     if subject.verify is None:
-        raise LeftOut("needs verify.json: run `trc2 verify --out results/verify`")
+        raise NotWritten("needs verify.json: run `trc2 verify --out results/verify`")
     report = json.loads(subject.verify.read_text(encoding="utf-8"))
     checks = [check for check in report["checks"] if check["passed"] is not None]
     passed = sum(check["passed"] for check in checks)
     title = f"{passed} of {len(checks)} checks of causality and state hold on {report['model']}"
-    picture = Picture("causality", title, 1, height=0.17 * len(checks) + 0.8)
-    (axes,) = picture.panels
+    figure = Figure("causality", title, 1, height=0.17 * len(checks) + 0.8)
+    (axes,) = figure.panels
     names = []
     for row, check in enumerate(checks):
         bound, measured = (max(FLOOR, _number(check[name])) for name in ("bound", "measured"))
@@ -40,11 +40,11 @@ def causality(subject: Subject) -> Picture:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("measured (an exact zero is drawn at the left edge)")
     groups = "; ".join(f"{name}: {words}" for name, words in GROUPS.items() if any(c["group"] == name for c in checks))
-    picture.caption = (
+    figure.caption = (
         f"Dots: measured. Bars: what the bound allows. {groups}. {report['num_parameters']:,} parameters, float64, "
         f"seed {report['seed']}."
     )
-    return picture
+    return figure
 
 
 def _number(value: object) -> float:

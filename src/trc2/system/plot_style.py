@@ -1,9 +1,9 @@
 """The house style of every figure: fonts, colours, direct labels, a title that states the finding and a caption.
 
 with style():
-    picture = Picture("curves", "Replay keeps WikiText", panels=3)
+    figure = Figure("curves", "Replay keeps WikiText", panels=3)
     …
-    picture.write(folder)
+    figure.write(folder)
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.figure import Figure
+import matplotlib.figure
 
 from trc2.errors import plain
-from trc2.metrics.forgetting import TaskSpan
 from trc2.system.files import write_atomically
 
 # Okabe–Ito colours can be told apart without full colour vision. Its yellow is hard to see on white and is left out.
@@ -90,7 +89,7 @@ def label(text: str, limit: int = 44) -> str:
     return shorten(text, limit).replace("$", r"\$")
 
 
-class InlineFigure(Figure):
+class InlineFigure(matplotlib.figure.Figure):
     """A figure that notebooks show and that pyplot does not know, so it needs no closing."""
 
     def png(self, dpi: int = DPI) -> bytes:
@@ -106,64 +105,44 @@ class InlineFigure(Figure):
         return self.png()
 
 
-class Picture:
+class Figure:
     """A figure of panels with a finding above and a caption for the text around it."""
 
     def __init__(self, name: str, title: str, panels: int = 1, *, columns: int = 3, height: float = 2.9) -> None:
         self.name, self.title, self.caption = name, title, ""
         columns = min(columns, panels)
         rows = math.ceil(panels / columns)
-        self.figure = InlineFigure(figsize=(WIDTH, height * rows + 0.4), layout="constrained")
-        self.figure.suptitle(
+        self.drawing = InlineFigure(figsize=(WIDTH, height * rows + 0.4), layout="constrained")
+        self.drawing.suptitle(
             "\n".join(textwrap.wrap(label(title, 200), 82)), x=0.01, ha="left", fontsize=11, fontweight="bold"
         )
-        axes = list(self.figure.subplots(rows, columns, squeeze=False).flat)
+        axes = list(self.drawing.subplots(rows, columns, squeeze=False).flat)
         for empty in axes[panels:]:
             empty.set_visible(False)
         self.panels: list[Any] = axes[:panels]
 
     def lay_out(self) -> None:
         """Compute where the panels are, which labels are placed by."""
-        engine = self.figure.get_layout_engine()
+        engine = self.drawing.get_layout_engine()
         if engine is None:
             return
         with warnings.catch_warnings():  # labels of broken numbers can leave no room: then the panels stay as they are
             warnings.filterwarnings("ignore", message="constrained_layout not applied")
-            engine.execute(self.figure)
+            engine.execute(self.drawing)
 
     def write(self, folder: Path, dpi: int = DPI) -> list[Path]:
         """NAME.png, and NAME.svg with the title as its accessible name. The same data give the same bytes."""
         self.lay_out()
-        self.figure.set_layout_engine("none")  # it would run again for each format
+        self.drawing.set_layout_engine("none")  # it would run again for each format
         content = io.BytesIO()
-        self.figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Title": self.title})
+        self.drawing.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Title": self.title})
         written = [folder / f"{self.name}.{suffix}" for suffix in ("png", "svg")]
-        for path, data in zip(written, (self.figure.png(dpi), content.getvalue()), strict=True):
+        for path, data in zip(written, (self.drawing.png(dpi), content.getvalue()), strict=True):
             write_atomically(path, data)
         return written
 
 
 # ------------------------------------------------------------------------------------------------------ parts of panels
-
-
-def draw_tasks(axes: Any, spans: Iterable[TaskSpan], titles: dict[str, str], end: int) -> None:
-    """Shaded bands for the tasks' own training, with their names above where there is room."""
-    bands: dict[tuple[int, int], list[str]] = {}
-    for span in spans:
-        if span.end > 0:  # tasks that a parent learned have no steps here
-            bands.setdefault((span.start, span.end), []).append(span.task)
-    width = axes.get_position().width * axes.figure.get_size_inches()[0] if axes.figure else 3.0
-    for index, ((start, stop), tasks) in enumerate(bands.items()):
-        axes.axvspan(start, stop, color=ink("bands").split()[index % 2], zorder=0, linewidth=0)
-        text = titles.get(tasks[0], tasks[0]) if len(tasks) == 1 else f"{len(tasks)} tasks at once"
-        room = int(width * (stop - start) / max(1, end) / 0.09)
-        if room >= min(len(text), 5):
-            place = axes.get_xaxis_transform()
-            middle = (start + stop) / 2
-            axes.text(middle, 1.01, label(text, room), transform=place, ha="center", fontsize=8, color=ink("grey"))
-    axes.set_xlim(0, end)
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
 
 
 def plain_log_ticks(axis: Any) -> None:
