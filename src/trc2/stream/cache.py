@@ -1,4 +1,4 @@
-"""What lies in the cache: made by one process at a time, and not believed unless it is what was written."""
+"""Entries of the cache: one process at a time makes an entry, and every entry is checked before it is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import glob
 import hashlib
 import json
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,17 +20,17 @@ CACHE_SCHEMA = 2  # part of every key: with another number everything is made ag
 HASH_CHUNK = 2**20
 STAMPS = "verified.json"
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 Waiting = Callable[[], None]
-"""Told once if another process is making the same thing."""
+"""Called once if another process is making the same entry."""
 
 
 @contextmanager
 def sole_maker(entry: Path, waiting: Waiting) -> Iterator[None]:
-    """Only one process at a time makes an entry of the cache; look again inside whether another one has made it.
+    """Lock an entry of the cache. Inside, look again whether another process has made the entry.
 
-    What a killed process left of its attempt is removed first. The lock dies with its process; its empty file stays,
-    because two processes must never hold locks on two files of one name.
+    Leftovers of a killed process are removed first. The empty lock file stays, because two processes must never hold
+    locks on two files of one name.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
@@ -48,12 +47,12 @@ def sole_maker(entry: Path, waiting: Waiting) -> Iterator[None]:
 
 
 def partial_of(entry: Path) -> Path:
-    """Where an entry is made before it gets its name; to be used inside `sole_maker`."""
+    """The path at which an entry is made before it gets its name; for use inside `sole_maker`."""
     return entry.with_name(f".{entry.name}.partial")
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """All names that begin with the entry's own after a dot are unfinished: partial_of, write_atomically and so on."""
+    """Remove unfinished files: names that begin with a dot and the entry's name, as of `write_atomically`."""
     for path in entry.parent.glob(f".{glob.escape(entry.name)}.*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -61,22 +60,22 @@ def _remove_leftovers(entry: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def remembered(path: Path, make: Callable[[], str], read: Callable[[str], Found], waiting: Waiting) -> Found:
-    """A text that is made once and kept with its checksum; where it is missing or damaged it is made again."""
-    found = _recall(path, read)
-    if found is None:
+def remembered(path: Path, make: Callable[[], str], read: Callable[[str], T], waiting: Waiting) -> T:
+    """A text that is made once and kept with its checksum. If it is missing or damaged, it is made again."""
+    value = _recall(path, read)
+    if value is None:
         with sole_maker(path, waiting):
-            found = _recall(path, read)
-            if found is None:
+            value = _recall(path, read)
+            if value is None:
                 text = make()
                 content = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "text": text})
                 write_atomically(path, content.encode())
-                found = read(text)
-    return found
+                value = read(text)
+    return value
 
 
-def _recall(path: Path, read: Callable[[str], Found]) -> Found | None:
-    if not path.is_file():  # a pipe of this name would be waited for
+def _recall(path: Path, read: Callable[[str], T]) -> T | None:
+    if not path.is_file():  # reading a pipe of this name would block
         return None
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -87,42 +86,54 @@ def _recall(path: Path, read: Callable[[str], Found]) -> Found | None:
 
 
 def is_whole(folder: Path, checksums: dict[str, str]) -> bool:
-    """Whether the files of a folder still have these checksums.
-
-    A file is read only if it is not the one that was found whole before: same size, times and inode. Where that
-    cannot be written down, as in a cache without write permission, it is read every time.
-    """
-    known = _read_stamps(folder)
-    stamps: dict[str, list[int | str]] = {}
-    for name, checksum in checksums.items():
-        try:
-            status = (folder / name).stat()
-            if not stat.S_ISREG(status.st_mode):
-                return False
-            stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, checksum]
-            if stamps[name] != known.get(name) and file_checksum(folder / name) != checksum:
-                return False
-        except FileNotFoundError:
-            return False
-    if stamps != known:
-        with suppress(OSError):
-            _remove_leftovers(folder / STAMPS)  # of a process that was killed; one that lives tries again next time
-            write_atomically(folder / STAMPS, json.dumps(stamps).encode())
-    return True
-
-
-def _read_stamps(folder: Path) -> dict[str, object]:
-    if not (folder / STAMPS).is_file():
-        return {}
+    """Whether the files of a folder still have these checksums. Files that did not change since are not read again."""
     try:
-        stamps = json.loads((folder / STAMPS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return stamps if isinstance(stamps, dict) else {}
+        current = _checksums({name: folder / name for name in checksums}, folder / STAMPS)
+        return all(
+            checksum == current[name] or checksum == file_checksum(folder / name)
+            for name, checksum in checksums.items()
+        )
+    except (FileNotFoundError, UserError):  # a file is missing, or is a pipe or a device
+        return False
+
+
+def known_checksums(paths: Sequence[Path], home: Path | None) -> list[str]:
+    """The sha256 of files. `home` is the folder that keeps the checksums of files that do not change."""
+    names = [str(path.resolve()) for path in paths]
+    note = None if home is None else home / f"{digest(names)}.json"
+    checksums = _checksums(dict(zip(names, paths, strict=True)), note)
+    return [checksums[name] for name in names]
+
+
+def _checksums(files: dict[str, Path], note: Path | None) -> dict[str, str]:
+    """The sha256 of files. A file is read unless the note has its checksum with the same size, times and inode.
+
+    If the note cannot be written, as in a cache without write permission, the files are read every time.
+    """
+    known: dict[str, Any] = {}
+    if note is not None and note.is_file():
+        with suppress(OSError, ValueError):  # damaged
+            content = json.loads(note.read_text(encoding="utf-8"))
+            known = content if isinstance(content, dict) else {}
+    stamps: dict[str, list[Any]] = {}
+    for name, path in files.items():
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        match known.get(name):
+            case [*earlier, str(checksum)] if earlier == stamp:
+                stamps[name] = [*stamp, checksum]
+            case _:
+                stamps[name] = [*stamp, file_checksum(path)]
+    if note is not None and stamps != known:
+        with suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(note)  # of a process that was killed; a live one tries again next time
+            write_atomically(note, json.dumps(stamps).encode())
+    return {name: stamp[-1] for name, stamp in stamps.items()}
 
 
 def file_checksum(path: Path) -> str:
-    """The sha256 of a file, of which only a megabyte is held at a time."""
+    """The sha256 of a file, read in pieces of a megabyte."""
     refuse_special(path)
     checksum = hashlib.sha256()
     with path.open("rb") as file:
@@ -131,36 +142,8 @@ def file_checksum(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def known_checksums(paths: Sequence[Path], home: Path | None) -> list[str]:
-    """The sha256 of files, each read once: what it was is kept in `home` for as long as the file stays untouched.
-
-    Where nothing can be kept, as in a cache without write permission, the files are read every time.
-    """
-    if home is None:
-        return [file_checksum(path) for path in paths]
-    names = [str(path.resolve()) for path in paths]
-    note = home / f"{digest(names)}.json"
-    known: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # not there, or damaged
-        refuse_special(note)
-        content = json.loads(note.read_text(encoding="utf-8"))
-        known = content if isinstance(content, dict) else {}
-    found: dict[str, list[Any]] = {}
-    for name, path in zip(names, paths, strict=True):
-        status = path.stat()
-        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        kept = known.get(name)
-        is_known = isinstance(kept, list) and kept[:-1] == stamp and isinstance(kept[-1], str)
-        found[name] = [*stamp, kept[-1] if is_known and kept else file_checksum(path)]
-    if found != known:
-        with suppress(OSError):
-            home.mkdir(parents=True, exist_ok=True)
-            write_atomically(note, json.dumps(found).encode())
-    return [found[name][-1] for name in names]
-
-
 def digest(content: Any) -> str:
-    """A name for settings and checksums: what differs has another one."""
+    """A hash of settings and checksums, for names and keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
