@@ -21,8 +21,7 @@ from trc2.runs.checkpoint import load_checkpoint
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
-from trc2.stream.document import BadRows
-from trc2.stream.formats import text_format
+from trc2.stream.document import BadRows, text_format
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.readers import read_file
 from trc2.stream.tokenizer import read_tokenizer

@@ -131,12 +131,12 @@ def test_a_file_without_an_ending_is_text_unless_it_is_binary(tmp_path: Path) ->
     assert sorted([*texts(source, "train"), *texts(source, "validation")]) == [
         "Copy it as we like.", "Copy it as you like.",
     ]  # fmt: skip
-    assert sorted(path.name for path in source._no_text()) == ["a.out", "program"]
+    assert sorted(path.name for path in source._files_without_text()) == ["a.out", "program"]
 
 
 def test_the_root_of_a_disk_is_not_a_folder_of_text() -> None:
     with pytest.raises(UserError, match="reads /, the whole disk"):
-        FileSource(TaskConfig(name="all", folder="/"), Path("/")).files("train")
+        FileSource(TaskConfig(name="all", folder="/"), Path("/")).files["train"]
 
 
 def test_text_of_another_encoding_is_read_when_the_task_names_it(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ SCHEMA = 1
 EXTRAS = {
     "hf": ("transformers", "Hugging Face models and export"),
     "data": ("datasets", "Hugging Face datasets"),
-    "data, Parquet": ("pyarrow", ".parquet files"),
-    "data, zstd": ("zstandard", ".zst files"),
+    "data, files": ("pyarrow", ".parquet and .zst files"),
     "lm-eval": ("lm_eval", "trc2 lm-eval and eval.lm_tasks"),
     "tensorboard": ("tensorboard", "output.report_to=tensorboard"),
     "wandb": ("wandb", "output.report_to=wandb"),

@@ -89,7 +89,7 @@ def look_at(words: Sequence[str | Path]) -> list[Corpus]:
         if not path.exists():
             raise UserError(f"There is no folder or file {path}: name one with text in it.")
         source.identity()
-        files = source.files("train")
+        files = source.files["train"]
         size = sum(file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst") else 1) for file in files)
         if size < 100:
             raise UserError(f"{path} has {size} bytes of train text, too few to learn from: put more there.")

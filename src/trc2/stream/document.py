@@ -1,12 +1,23 @@
-"""Documents, and the rows that could not become one."""
+"""Documents: how a row of a dataset becomes one, and the rows that cannot."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from trc2.errors import UserError, brief, did_you_mean
 
 MAX_EXAMPLES = 5
 DUPLICATE = "duplicate"
+FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+BY_LINE = "wikitext"  # rows are lines, which `stream/articles.py` joins
+NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
+
+Format = Callable[[Mapping[str, Any], int], str]
+"""Makes the text of a row. A row with more characters than the second argument is refused before its text is made."""
 
 
 @dataclass(frozen=True)
@@ -17,29 +28,87 @@ class Document:
 
 @dataclass
 class BadRows:
-    """Rows that were skipped: how many of each kind, and where the first ones are."""
+    """Skipped rows: how many of each kind, and where the first ones are."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, where: str) -> None:
         self.counts[kind] += 1
-        places = self.examples.setdefault(kind, [])
-        if len(places) < MAX_EXAMPLES:
-            places.append(where)
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(where)
 
     def total(self) -> int:
-        """Rows with a fault; exact duplicates are left out of the packing too, but they are no fault."""
+        """Rows with a fault. Exact duplicates are skipped too, but do not count as faults."""
         return sum(count for kind, count in self.counts.items() if kind != DUPLICATE)
 
     def to_json(self) -> dict[str, object]:
         return {kind: {"rows": count, "first": self.examples[kind]} for kind, count in sorted(self.counts.items())}
 
     def sentence(self) -> str:
-        """What was skipped and where to look, for people."""
+        """The number of skipped rows by kind, and where to look."""
         kinds = [(kind, count) for kind, count in self.counts.most_common() if kind != DUPLICATE]
         parts = [f"{count} {kind} (first at {self.examples[kind][0]})" for kind, count in kinds]
         hint = " If the text has another encoding, name it by the task's encoding, e.g. latin-1."
         is_coded = any(kind.startswith("invalid ") for kind, _ in kinds)
         skipped = "1 row was" if self.total() == 1 else f"{self.total()} rows were"
         return f"{skipped} skipped: " + ", ".join(parts) + "." + hint * is_coded
+
+
+class BadRow(ValueError):
+    """A row without usable text. The message is the kind of fault."""
+
+
+def text_format(name: str) -> Format:
+    """`text`, `gsm8k`, `wikitext`, or a template whose {fields} are filled in. Nothing else in it is interpreted."""
+    template = NAMED.get(name, name)
+    fields = FIELD.findall(template)
+    if not fields:
+        raise UserError(
+            f"format='{brief(name)}' names no field: {did_you_mean(name, NAMED)} A template such as "
+            "'{title}: {text}' works too."
+        )
+
+    def render(row: Mapping[str, Any], limit: int) -> str:
+        size = 0
+        for field_name in fields:
+            if field_name not in row:
+                raise BadRow(f"without '{field_name}'")
+            if not isinstance(row[field_name], str):
+                raise BadRow(f"where '{field_name}' is not a string")
+            size += len(row[field_name])
+        if size > limit:  # a template may name a field a thousand times
+            raise BadRow("over-long")
+        text = FIELD.sub(lambda match: row[match.group(1)], template)
+        if not text.strip() and name != BY_LINE:
+            raise BadRow("empty")
+        return text
+
+    return render
+
+
+def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
+    """The document of a row. If there is none, the reason goes to `bad`."""
+    try:
+        if not isinstance(row, dict):
+            raise BadRow("not an object")
+        text = render(row, max_bytes)
+        if len(text.encode(errors="surrogatepass")) > max_bytes:
+            raise BadRow("over-long")
+        text.encode()  # fails for lone surrogates, which JSON can contain
+        yield Document(text, where)
+    except BadRow as fault:
+        bad.add(str(fault), where)
+    except UnicodeEncodeError:
+        bad.add("invalid UTF-8", where)
+
+
+def limited(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+    """Documents until their total size passes a number of bytes."""
+    size = 0
+    for document in documents:
+        if max_bytes is not None and size >= max_bytes:
+            return
+        size += len(document.text.encode())
+        yield document

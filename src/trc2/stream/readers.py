@@ -1,4 +1,4 @@
-"""Documents out of files: JSON lines, plain text and Parquet, also compressed, without reading a file whole."""
+"""Documents from files: JSON lines, plain text and Parquet, also compressed. A file is never held in memory whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
 
 from trc2.errors import UserError, brief
-from trc2.stream.document import BadRows, Document
-from trc2.stream.formats import BadRow, Format
+from trc2.stream.document import BadRows, Document, Format, render_row
 from trc2.system.files import reading
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 ROWS, TABLES = (".jsonl", ".ndjson"), (".parquet",)
 TEXTS = (
@@ -30,14 +26,12 @@ COMPRESSED = (".gz", ".zst")
 TEXT_DOCUMENT_BYTES = 16_384
 MAX_WALK = 10_000
 PROBE_BYTES = 4096
-# A byte of zstd can stand for 40 kB of text, and what comes out of one piece is held at once.
-ZSTD_PIECE = 1024
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
     """Files of one split: an exact name, a glob, or a stem such as `train` with any known ending.
 
-    After a stem comes no letter: `train` finds train.txt, train-2.jsonl.gz and train/*, but not training.txt.
+    The stem `train` finds train.txt, train-2.jsonl.gz and train/*, but not training.txt.
     """
     if (root / pattern).is_file():
         return [root / pattern]
@@ -48,24 +42,23 @@ def find_files(root: Path, pattern: str) -> list[Path]:
             raise UserError(
                 f"'{pattern}' is no pattern for file names ({brief(error)}): use one like '*.txt'."
             ) from None
-    found = [path for path in (root / pattern).rglob("*") if path.is_file() and kind_of(path) is not None]
-    stem = Path(pattern).name
-    beside = (root / pattern).parent
+    paths = list((root / pattern).rglob("*"))
+    stem, beside = Path(pattern).name, (root / pattern).parent
     if stem and beside.is_dir():
         for path in beside.iterdir():
             rest = path.name.removeprefix(stem)
-            if rest not in ("", path.name) and not rest[0].isalpha() and kind_of(path) is not None and path.is_file():
-                found.append(path)
-    return sorted(found)
+            if rest not in ("", path.name) and not rest[0].isalpha():
+                paths.append(path)
+    return sorted(path for path in paths if path.is_file() and kind_of(path) is not None)
 
 
 def text_files(root: Path, most: int | None = MAX_WALK) -> Iterator[Path]:
-    """Files of a known kind below a folder, hidden ones left out; of very many names only the first are seen."""
+    """Text files below a folder, without hidden ones. The search stops after about `most` names."""
     return (path for path in all_files(root, most) if kind_of(path) is not None)
 
 
 def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
-    """Files below a folder in a fixed order, hidden ones left out."""
+    """Files below a folder in a fixed order, without hidden ones."""
     seen = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -76,9 +69,9 @@ def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """rows, text or table, whatever compression comes after its ending; None for what is no text.
+    """rows, text or table by the ending before any compression; None for other files.
 
-    A file without an ending, such as LICENSE, is text unless its beginning holds a zero byte.
+    A file without an ending, such as LICENSE, is text unless a zero byte is near its start.
     """
     if not path.suffix:
         return "text" if _has_text(path) else None
@@ -89,7 +82,7 @@ def kind_of(path: Path) -> str | None:
 def _has_text(path: Path) -> bool:
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or not status.st_size:  # a pipe would be waited for
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:  # reading a pipe would block
             return False
         with path.open("rb") as file:
             return b"\0" not in file.read(PROBE_BYTES)
@@ -110,16 +103,14 @@ def read_file(
     bad: BadRows,
     *,
     by_line: bool = False,
-    name: str | None = None,
+    name: str = "",
     encoding: str = "utf-8",
 ) -> Iterator[Document]:
-    """Documents of one file in order, or its lines; rows that are none go to `bad` with their line.
+    """The documents of one file in order, or its lines with `by_line`. Rows without a document go to `bad`.
 
-    Documents are known by the file's name and their line; `name` is another one where several files share theirs.
-    `encoding` is of plain text and JSON lines.
+    A document is identified by `name`, by default the file's name, and its line. `encoding` is for text and JSON lines.
     """
-    name = path.name if name is None else name
-    kind = kind_of(path)
+    name, kind = name or path.name, kind_of(path)
     if kind is None:
         raise UserError(f"{path} is of no known kind: use {', '.join(SUFFIXES)}, also with .gz or .zst.")
     with reading(path, "use a whole copy of it"):
@@ -135,22 +126,6 @@ def read_file(
                 yield from (Document(text, f"{name}:{number}") for number, text in lines)
             else:
                 yield from _cut_into_documents(lines, name, max_bytes)
-
-
-def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRows) -> Iterator[Document]:
-    """One document, or a note why there is none."""
-    try:
-        if not isinstance(row, dict):
-            raise BadRow("not an object")
-        text = render(row, max_bytes)
-        if len(text.encode(errors="surrogatepass")) > max_bytes:
-            raise BadRow("over-long")
-        text.encode()  # lone surrogates, which JSON can smuggle in, are not text
-        yield Document(text, where)
-    except BadRow as fault:
-        bad.add(str(fault), where)
-    except UnicodeEncodeError:
-        bad.add("invalid UTF-8", where)
 
 
 def _read_json_lines(
@@ -176,7 +151,7 @@ def _read_json_lines(
 
 
 def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Lines of at most `limit` bytes; of a longer one only the start is kept, its rest is read past."""
+    """Lines of at most `limit` bytes. Of a longer line only the start is kept, with one byte more than the limit."""
     while line := file.readline(limit + 1):
         if len(line) > limit and not line.endswith(b"\n"):
             while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
@@ -185,17 +160,15 @@ def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
 
 
 def _cut_into_documents(lines: Iterator[tuple[int, str]], name: str, max_bytes: int) -> Iterator[Document]:
-    """Plain text has no documents of its own: it is cut at the first blank line after every 16 KB."""
+    """Cut plain text into documents at the first blank line after every 16 KB."""
     held: list[str] = []
     size, first = 0, 1
     for number, text in lines:
         length = len(text.encode())
-        if not text.strip() and size >= min(TEXT_DOCUMENT_BYTES, max_bytes // 2):
+        at_blank = not text.strip() and size >= min(TEXT_DOCUMENT_BYTES, max_bytes // 2)
+        if at_blank or size + length > max_bytes:
             yield Document("".join(held).strip(), f"{name}:{first}")
-            held, size, first = [], 0, number + 1
-        elif size + length > max_bytes:
-            yield Document("".join(held).strip(), f"{name}:{first}")
-            held, size, first = [text], length, number
+            held, size, first = ([], 0, number + 1) if at_blank else ([text], length, number)
         else:
             held.append(text)
             size += length
@@ -204,7 +177,7 @@ def _cut_into_documents(lines: Iterator[tuple[int, str]], name: str, max_bytes: 
 
 
 def _text_lines(file: BinaryIO, name: str, max_bytes: int, bad: BadRows, encoding: str) -> Iterator[tuple[int, str]]:
-    """Lines of plain text with their numbers, ends included."""
+    """Lines of plain text with their numbers and line ends."""
     for number, line in enumerate(_lines(file, max_bytes), start=1):
         if len(line) > max_bytes:
             bad.add("over-long", f"{name}:{number}")
@@ -222,60 +195,22 @@ def _read_parquet(path: Path, name: str, render: Format, max_bytes: int, bad: Ba
         raise UserError(
             f"{path.name} is a Parquet file, which needs pyarrow: pip install '.[data]' in the checkout."
         ) from None
-    number = 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
-        for row in batch.to_pylist():
-            number += 1
-            yield from render_row(row, f"{name}:{number}", render, max_bytes, bad)
+    rows = (row for batch in parquet.ParquetFile(path).iter_batches(batch_size=256) for row in batch.to_pylist())
+    for number, row in enumerate(rows, start=1):
+        yield from render_row(row, f"{name}:{number}", render, max_bytes, bad)
 
 
 def _open(path: Path) -> BinaryIO:
     if path.suffix.lower() not in COMPRESSED:
         return path.open("rb")
     if path.stat().st_size == 0:
-        raise EOFError("the file is empty, which no compressed file is")
+        raise EOFError("the file is empty, so it is not a compressed file")
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]
     try:
-        import zstandard
+        import pyarrow
     except ImportError:
         raise UserError(
-            f"{path.name} is zstd-compressed, which needs zstandard: pip install '.[data]' in the checkout."
+            f"{path.name} is zstd-compressed, which needs pyarrow: pip install '.[data]' in the checkout."
         ) from None
-    return io.BufferedReader(_ZstdFile(path.open("rb"), zstandard.ZstdDecompressor()))
-
-
-class _ZstdFile(io.RawIOBase):
-    """The text of all frames of a .zst file; unlike zstandard's own reader it tells when the last one is cut off."""
-
-    def __init__(self, file: BinaryIO, decompressor: Any) -> None:
-        self._file = file
-        self._decompressor = decompressor
-        self._frame = decompressor.decompressobj()
-        self._ready = memoryview(b"")
-        self._has_begun = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        target = memoryview(buffer).cast("B")
-        while not self._ready:
-            compressed = self._frame.unused_data if self._frame.eof else b""
-            compressed = compressed or self._file.read(ZSTD_PIECE)
-            if not compressed:
-                if self._has_begun and not self._frame.eof:
-                    raise EOFError("the compressed text is cut off")
-                return 0
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._has_begun = True
-            self._ready = memoryview(self._frame.decompress(compressed))
-        count = min(len(target), len(self._ready))
-        target[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"))
