@@ -19,6 +19,7 @@ from trc2.continuing.continue_run import continue_run, relative_forgetting
 from trc2.errors import UserError
 from trc2.metrics.paired import Interval
 from trc2.report.run import read_run
+from trc2.setup.speed_probe import Speed
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_runner import run_in_child
@@ -133,3 +134,16 @@ def test_a_new_task_comes_last_in_an_order_too(tiny_run: MakeRun, tmp_path: Path
     parent = start_run(tiny_run(stream={"order": names[::-1]}), QUIET)
     child = continue_run(parent, tmp_path / "child", colours, QUIET)
     assert [span.task for span in read_run(child).spans] == [*names[::-1], "colours"]
+
+
+def test_minutes_become_steps_of_each_task(
+    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = start_run(tiny_run(), QUIET)
+    monkeypatch.setattr("trc2.setup.speed_probe.measure_speed", lambda run, seconds: Speed(step=2.1, scoring=0.1))
+    arguments = ["continue", str(parent), "--task", f"colours={colours.folder}", "--minutes", "0.25"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "child")])
+    assert done.exit_code == 0, done.output
+    config = read_run(tmp_path / "child").config
+    assert config.stream is not None
+    assert config.stream.tasks[-1].steps == 5  # 15 s, 70 % of them for training, 2.1 s a step

@@ -130,3 +130,8 @@ def test_the_layout_for_decoding_changes_no_text_and_no_file(tmp_path: Path) -> 
     save_model(model, tmp_path / "after")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("before", "after")]
     assert weights[0] == weights[1]
+
+
+def test_a_top_p_that_float32_rounds_to_zero_leaves_the_likeliest_token() -> None:
+    logits = torch.tensor([0.0, 2.0, 1.0])
+    assert sample(logits, 1.0, 2.5e-59, torch.Generator().manual_seed(0)) == 1

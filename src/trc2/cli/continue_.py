@@ -31,6 +31,9 @@ def continue_(
     ] = [],  # noqa: B006 - typer reads the default, nobody changes it
     folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
+    minutes: Annotated[
+        float | None, typer.Option(help="Choose --steps so that the command takes about so long here.", min=0.05)
+    ] = None,
     builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
     source: Annotated[
         str | None, typer.Option("--folder", help="A folder of text, or one file: .txt, .md, .jsonl …")
@@ -80,6 +83,13 @@ def continue_(
         raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())
+    if minutes is not None:
+        from trc2.setup.speed_probe import steps_within
+
+        request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept))
+        steps = steps_within(child_config(parent, request, target), 60 * minutes, len(tasks))
+        err.print(f"--steps {steps} for each new task take about {minutes:g} minutes on this machine.", soft_wrap=True)
+        tasks = [new_task.replace(steps=steps) for new_task in tasks]
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")

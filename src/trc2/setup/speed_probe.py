@@ -17,6 +17,7 @@ from trc2.system.precision import choose_device
 
 WARMUP, LEAST = 2, 3
 HAMPERED = 0.25
+EVALUATION_SHARE = 0.3  # of a continued run's time: evaluations, and the acceptance check at its end
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ def measure_speed(run: RunConfig, seconds: float) -> Speed:
     one = _seconds_of(training_step(net, run), 0.7 * seconds)
     scoring = _seconds_of(scoring_pass(net, run.eval.batch_size, run.train.sequence_length), 0.3 * seconds)
     return Speed(one * run.train.micro_batches, scoring, waiting_share(begun, worked))
+
+
+def steps_within(run: RunConfig, seconds: float, num_tasks: int) -> int:
+    """Steps of each of `num_tasks` new tasks that a continued run can train in so many seconds on this machine."""
+    speed = measure_speed(run, min(5.0, 0.05 * seconds))
+    return max(1, int(seconds * (1 - EVALUATION_SHARE) / (speed.step * num_tasks)))
 
 
 def waiting_share(begun: float, worked: float) -> float:
