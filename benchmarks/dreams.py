@@ -2,7 +2,7 @@
 
     python benchmarks/dreams.py --out results/dreams --seeds 0 1 2
 
-A Llama is trained on prose and exported; from then on only the exported folder exists, except where an arm says so:
+A Llama is trained on prose and exported; from then on only the exported folder exists, except where a variant says so:
 
 - nothing: code alone.
 - dreams: text sampled from the exported model itself fills the reservoir; a fifth of every step's tokens is replayed.
@@ -39,7 +39,7 @@ from trc2.stream.builtin import documents
 from trc2.stream.tokenizer import train_bpe
 from trc2.training.setup import start_run
 
-ARMS = ("nothing", "dreams", "real5", "controlled")
+VARIANTS = ("nothing", "dreams", "real5", "controlled")
 VOCAB, LENGTH = 2048, 128
 STEPS = {"prose": 200, "code": 100}
 QUIET = Console(quiet=True)
@@ -79,7 +79,7 @@ def dreamt(model: Path, seed: int) -> Iterator[str]:
 
 
 def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
-    """Perplexity of both tasks over the steps of every arm; all arms begin with the same weights."""
+    """Perplexity of both tasks over the steps of every variant; all variants begin with the same weights."""
     prose, code = (TaskConfig(name=name, builtin=name, steps=steps) for name, steps in STEPS.items())
     llama(root / "start", seed)
     first = start_run(config_of({"pretrained": str(root / "start")}, seed, root / "prose", {"tasks": (prose,)}), QUIET)
@@ -90,15 +90,15 @@ def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
         "real5": (rows_of((d.text for d in documents("prose", "train")), root / "prose.jsonl"),),
     }
     shares = {"dreams": 0.2, "real5": 0.05}
-    for arm, seeds in files.items():
-        model = {"pretrained": str(root / "llama"), "replay": arm in shares, "replay_share": shares.get(arm)}
+    for variant, seeds in files.items():
+        model = {"pretrained": str(root / "llama"), "replay": variant in shares, "replay_share": shares.get(variant)}
         stream = {"tasks": (prose, code), "only": ("code",), "replay_prefill_files": seeds}
-        config = config_of(model, seed, root / arm, stream)
+        config = config_of(model, seed, root / variant, stream)
         start_run(config.replace(control=config.control.replace(mode="fixed")), QUIET)
     continue_run(first, root / "controlled", code, QUIET)
-    curves = {arm: curve(root / arm) for arm in ARMS}
+    curves = {variant: curve(root / variant) for variant in VARIANTS}
     start = curves["nothing"][0]  # a run that goes on does not score again what it ended with
-    return {arm: rows if rows[0]["step"] == 0 else [start, *rows] for arm, rows in curves.items()}
+    return {variant: rows if rows[0]["step"] == 0 else [start, *rows] for variant, rows in curves.items()}
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -114,17 +114,17 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 def table(found: list[dict[str, list[dict[str, float]]]]) -> str:
     """Geometric means over the seeds, with 95 % intervals of the mean log-perplexity where there are several."""
-    lines = ["| arm | prose before | prose at the end | code at the end |", "|---|---:|---:|---:|"]
-    for arm in ARMS:
+    lines = ["| variant | prose before | prose at the end | code at the end |", "|---|---:|---:|---:|"]
+    for variant in VARIANTS:
         cells = []
         for place, task in ((0, "prose"), (-1, "prose"), (-1, "code")):
-            logs = [math.log(seed[arm][place][task]) for seed in found]
+            logs = [math.log(seed[variant][place][task]) for seed in found]
             interval = mean_interval(logs)
             text = f"{math.exp(interval.mean):.1f}"
             if len(logs) > 1:
                 text += f" ({math.exp(interval.low):.1f} … {math.exp(interval.high):.1f})"
             cells.append(text)
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -133,18 +133,18 @@ def draw(found: list[dict[str, list[dict[str, float]]]], path: Path) -> None:
     colours = {"nothing": "#888888", "dreams": "#CC79A7", "real5": "#0072B2", "controlled": "#D55E00"}
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     for axis, task in zip(axes, STEPS, strict=True):
-        for place, arm in enumerate(ARMS):
-            ends = [seed[arm][-1][task] for seed in found]
+        for place, variant in enumerate(VARIANTS):
+            ends = [seed[variant][-1][task] for seed in found]
             mean = math.exp(sum(map(math.log, ends)) / len(ends))
-            axis.bar(place, mean, color=colours[arm], alpha=0.45, width=0.7)
-            axis.scatter([place] * len(ends), ends, color=colours[arm], s=16, zorder=3)
+            axis.bar(place, mean, color=colours[variant], alpha=0.45, width=0.7)
+            axis.scatter([place] * len(ends), ends, color=colours[variant], s=16, zorder=3)
             axis.annotate(f"{mean:.0f}", (place, 0), (0, 5), textcoords="offset points", ha="center", fontsize=9)
-        axis.set(xticks=range(len(ARMS)), xticklabels=ARMS, ylabel="perplexity", title=f"{task}, at the end")
+        axis.set(xticks=range(len(VARIANTS)), xticklabels=VARIANTS, ylabel="perplexity", title=f"{task}, at the end")
         axis.grid(axis="y", alpha=0.3)
     before = math.exp(sum(math.log(seed["nothing"][0]["prose"]) for seed in found) / len(found))
     axes[0].axhline(before, color="black", linestyle="--", linewidth=1)
     axes[0].annotate(
-        "before code", (len(ARMS) - 0.6, before), (0, 3), textcoords="offset points", ha="right", fontsize=8
+        "before code", (len(VARIANTS) - 0.6, before), (0, 3), textcoords="offset points", ha="right", fontsize=8
     )
     figure.suptitle(
         f"A small Llama learns code after prose; {len(found)} seeds, built-in text; lower is better", fontsize=10
@@ -169,7 +169,7 @@ def main() -> None:
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as name:
             found.append(one_seed(seed, Path(name)))
-        ends = {arm: {task: round(rows[-1][task], 1) for task in STEPS} for arm, rows in found[-1].items()}
+        ends = {variant: {task: round(rows[-1][task], 1) for task in STEPS} for variant, rows in found[-1].items()}
         print(f"seed {seed}: {ends}", flush=True)
         content = {"schema": 1, "seeds": options.seeds[: len(found)], "curves": found}
         (options.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")

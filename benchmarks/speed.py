@@ -71,18 +71,18 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
     times = take_turns(runs, repeats)
     flops, plain = pass_flops(config, rows, length), pass_flops(config.backbone_only(), rows, length)
     product = Timing(tuple(seconds / (2 * 2048**3) for seconds in times["large product"].seconds))  # of one FLOP
-    full_over_lesioned = ratios(times["ablated"], times["full"])
+    full_over_ablated = ratios(times["ablated"], times["full"])
     result: dict[str, Any] = {
         "seconds": {key: timing.to_json() for key, timing in times.items()},
-        "full_over_lesioned": full_over_lesioned,
-        "flops_lesioned_over_full": plain / flops,
-        "full_over_lesioned_per_flop": {key: value * flops / plain for key, value in full_over_lesioned.items()},
+        "full_over_ablated": full_over_ablated,
+        "flops_ablated_over_full": plain / flops,
+        "full_over_ablated_per_flop": {key: value * flops / plain for key, value in full_over_ablated.items()},
         "large_product_gflops": 1e-9 / product.minimum,
         "utilisation_full": {key: value * flops for key, value in ratios(product, times["full"]).items()},
-        "utilisation_lesioned": {key: value * plain for key, value in ratios(product, times["ablated"]).items()},
+        "utilisation_ablated": {key: value * plain for key, value in ratios(product, times["ablated"]).items()},
     }
     if with_rival:
-        result["lesioned_over_mixtral"] = ratios(times["mixtral"], times["ablated"])
+        result["ablated_over_mixtral"] = ratios(times["mixtral"], times["ablated"])
         result["full_over_mixtral"] = ratios(times["mixtral"], times["full"])
     return result
 
@@ -152,7 +152,7 @@ def decode(repeats: int) -> dict[str, Any]:
             results[f"{name}, {rows} rows"] = {
                 "seconds": {key: timing.to_json() for key, timing in times.items()},
                 "full_over_mixtral": ratios(times["mixtral"], times["full"]),
-                "lesioned_over_mixtral": ratios(times["mixtral"], times["ablated"]),
+                "ablated_over_mixtral": ratios(times["mixtral"], times["ablated"]),
             }
     return results
 

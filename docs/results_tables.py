@@ -20,7 +20,7 @@ from trc2.stats.intervals import mean_interval
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "which-recipe.md", ROOT / "README.md"
 RUNS = ("results/*_ring", "results/lab")
-ARM = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
+VARIANT = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
 ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
 ORDERS = r"^\| six orders of `([^`|]+)`(?: less `([^`|]+)`)? \|(.*)\|$"
@@ -46,10 +46,10 @@ class End:
 
 
 @cache
-def ends(arm: str) -> dict[int, End]:
-    """The committed runs of an arm, by seed; tasks in the order in which they were trained."""
+def ends(variant: str) -> dict[int, End]:
+    """The committed runs of a variant, by seed; tasks in the order in which they were trained."""
     found, settings = {}, {}
-    for folder in (path for place in RUNS for path in ROOT.glob(f"{place}/{arm}+s*")):
+    for folder in (path for place in RUNS for path in ROOT.glob(f"{place}/{variant}+s*")):
         run = read_run(folder)
         assert run.is_finished
         settings.setdefault(folder.name, variant_settings(run.config))
@@ -58,7 +58,7 @@ def ends(arm: str) -> dict[int, End]:
         order = list(dict.fromkeys([*(span.task for span in run.spans), *run.tasks]))
         area = metrics.get("cl/perplexity/aufc", math.nan)
         found[run.config.train.seed] = End([metrics[f"eval/{task}/perplexity"] for task in order], area)
-    assert found, arm
+    assert found, variant
     return dict(sorted(found.items()))
 
 
@@ -71,13 +71,13 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
     return f"{known.mean:.{digits}f}{half}".replace("-", "−")
 
 
-def arm_row(arm: str) -> list[str]:
+def variant_row(variant: str) -> list[str]:
     """n, every task's perplexity, mean logarithm, area; on the demo's stream the part of the way to joint training."""
-    runs = ends(arm)
+    runs = ends(variant)
     tasks = zip(*(end.perplexities for end in runs.values()), strict=True)
     cells = [str(len(runs)), *(f"{sum(task) / len(task):,.1f}" for task in tasks)]
     cells += [spread(end.log for end in runs.values()), spread(end.area for end in runs.values())]
-    if arm.startswith("demo+"):
+    if variant.startswith("demo+"):
         nothing, joint = ends("demo+plain"), ends("demo+joint")
         way = [(nothing[s].log - end.log) / (nothing[s].log - joint[s].log) for s, end in runs.items()]
         cells.append(spread(way, 2))
@@ -89,26 +89,29 @@ def pair_row(ours: list[str], theirs: list[str]) -> list[str]:
 
     Several orders of the tasks are averaged within a seed first.
     """
-    seeds = sorted(set.intersection(*(set(ends(arm)) for arm in [*ours, *theirs])))
+    seeds = sorted(set.intersection(*(set(ends(variant)) for variant in [*ours, *theirs])))
 
-    def of(arms: list[str], number: Callable[[End], float]) -> list[float]:
-        return [sum(number(ends(arm)[seed]) for arm in arms) / len(arms) for seed in seeds]
+    def of(variants: list[str], number: Callable[[End], float]) -> list[float]:
+        return [sum(number(ends(variant)[seed]) for variant in variants) / len(variants) for seed in seeds]
 
     log, newest = (
         spread(a - b for a, b in zip(of(ours, number), of(theirs, number), strict=True))
         for number in (lambda end: end.log, lambda end: end.newest)
     )
-    logs = [math.log(a / b) for a, b in zip(*(of(arms, lambda end: end.area) for arms in (ours, theirs)), strict=True)]
+    logs = [
+        math.log(a / b)
+        for a, b in zip(*(of(variants, lambda end: end.area) for variants in (ours, theirs)), strict=True)
+    ]
     ratio = mean_interval(logs)
     bounds = "" if math.isnan(ratio.high) else f" ({math.exp(ratio.low):.2f} … {math.exp(ratio.high):.2f})"
     return [str(len(seeds)), log, "–" if math.isnan(ratio.mean) else f"{math.exp(ratio.mean):.2f}{bounds}", newest]
 
 
 @cache
-def in_six_orders(arm: str) -> list[End]:
-    """Seed 0 of an arm in the listed order and in the five others."""
+def in_six_orders(variant: str) -> list[End]:
+    """Seed 0 of a variant in the listed order and in the five others."""
     others = ["-".join(order) for order in itertools.permutations(("c4", "wikitext", "gsm8k"))][1:]
-    return [ends(name)[0] for name in (arm, *(f"{arm}+{order}" for order in others))]
+    return [ends(name)[0] for name in (variant, *(f"{variant}+{order}" for order in others))]
 
 
 def orders_row(ours: str, theirs: str | None) -> list[str]:
@@ -175,7 +178,7 @@ def refreshed(page: str) -> str:
         ours, theirs = (re.findall(r"`([^`]+)`", side) for side in match.group(1, 2))
         return filled(match, pair_row(ours, theirs))
 
-    page = re.sub(ARM, lambda match: filled(match, arm_row(match[1])), page, flags=re.MULTILINE)
+    page = re.sub(VARIANT, lambda match: filled(match, variant_row(match[1])), page, flags=re.MULTILINE)
     page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
     page = re.sub(ORDERS, lambda match: filled(match, orders_row(match[1], match[2])), page, flags=re.MULTILINE)
     page = re.sub(ALONE, lambda match: filled(match, alone_row(match[1])), page, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Your own stream: three sources of text, one after the other, and what the model forgets on the way.
+"""Your own stream: three sources of text, one after the other, and how much of them the model forgets.
 
     python examples/own_stream.py OUT [STEPS]
 
@@ -37,7 +37,7 @@ tasks = [
     {"name": "sums", "builtin": "arithmetic", "max_train_bytes": 200_000, "max_eval_bytes": 50_000, "steps": steps},
 ]
 
-# 2. A run: a small TRC², and everything that is not said at its default.
+# 2. A run: a small TRC². Settings that are not named here keep their defaults.
 config = trc2.RunConfig(
     model={"d_model": 32, "num_columns": 3, "num_heads": 4, "num_kv_heads": 2, "num_experts": 2, "d_ff": 64,
            "vocab_size": 512, "max_positions": 64, "memory_slots": 256, "memory_key_dim": 16,
@@ -50,10 +50,10 @@ config = trc2.RunConfig(
 )  # fmt: skip
 run = trc2.train(config)
 
-# 3. What was kept? Scores after each task's own training and at the end, from the run's metrics log.
+# 3. Forgetting. Scores after each task's own training and at the end, from the run's metrics log.
 lost = run.forgetting().tasks
 for name, score in run.scores().items():
-    forgotten = lost.get(name, 0.0)  # the last task has just been learnt
+    forgotten = lost.get(name, 0.0)  # the last task was trained last
     print(f"{name}: perplexity {score.learnt:.1f} after its training, {score.kept:.1f} at the end,", end=" ")
     print(f"forgotten {forgotten:.2f} nats")
 print(run.folder / "summary.md")

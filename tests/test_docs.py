@@ -115,7 +115,7 @@ def test_pictures_show_the_committed_runs(picture: str) -> None:
     assert pictures.fingerprint(picture).encode() in drawn, "draw them again: python docs/pictures.py"
 
 
-@pytest.mark.parametrize("page", prose.CHECKED)
+@pytest.mark.parametrize("page", prose.checked_pages())
 def test_checked_pages_pass_the_prose_check(page: str) -> None:
     assert prose.problems(page, (ROOT / page).read_text(encoding="utf-8")) == []
 
