@@ -17,7 +17,8 @@ from trc2.runs.equal_cost import budget_of
 from trc2.setup import recipe_sizing as fitting
 from trc2.setup.recipe_sizing import MAX_PASSES, Proposal, look_at, propose, recipe_text
 from trc2.setup.speed_probe import Speed, measure_speed, waiting_share
-from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.stream.packed import PreparedStream
+from trc2.stream.prepare import prepare_stream
 
 
 def write(folder: Path, kilobytes: int, seed: int = 0) -> Path:

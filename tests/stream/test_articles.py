@@ -11,7 +11,8 @@ import pytest
 from trc2.config import StreamConfig, load_recipe
 from trc2.stream.articles import join_articles
 from trc2.stream.document import BadRows, Document
-from trc2.stream.prepare import PreparedStream, prepare_stream
+from trc2.stream.packed import PreparedStream
+from trc2.stream.prepare import prepare_stream
 
 
 def article(title: str, *paragraphs: str) -> str:

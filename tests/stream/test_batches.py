@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.stream.batches import TaskData, permute
-from trc2.stream.prepare import PreparedTask, prepare_stream
+from trc2.stream.packed import PreparedTask
+from trc2.stream.prepare import prepare_stream
 
 
 @settings(deadline=None, max_examples=60)

@@ -15,7 +15,8 @@ from tests.conftest import write_task
 from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError
 from trc2.stream.overlap import NGRAM, ngram_hashes
-from trc2.stream.prepare import PreparedStream, prepare_stream, prepare_task
+from trc2.stream.packed import PreparedStream
+from trc2.stream.prepare import prepare_stream, prepare_task
 from trc2.stream.sources import FileSource
 from trc2.stream.tokenizer import END_OF_TEXT, train_bpe
 

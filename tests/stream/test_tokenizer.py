@@ -42,11 +42,11 @@ def test_special_tokens_in_a_text_are_text(bpe: Tokenizer) -> None:
 
 
 def test_special_tokens_in_a_text_are_control_tokens_if_asked_for(bpe: Tokenizer) -> None:
-    asked = bpe.reading_special(True)
+    asked = bpe.with_settings(True, False)
     assert asked.encode_batch([f"a{END_OF_TEXT}b"])[0].count(bpe.end_of_text) == 1
     assert asked.fingerprint() == bpe.fingerprint()
     assert not bpe.special_in_text
-    assert asked.reading_special(False).encode_batch([END_OF_TEXT]) == bpe.encode_batch([END_OF_TEXT])
+    assert asked.with_settings(False, False).encode_batch([END_OF_TEXT]) == bpe.encode_batch([END_OF_TEXT])
     assert not Tokenizer.from_json(asked.to_json()).special_in_text
 
 
@@ -113,13 +113,13 @@ def test_a_first_token_beyond_the_vocabulary_is_refused(bpe: Tokenizer) -> None:
                  "special_tokens": special}  # fmt: skip
     read = Tokenizer.from_json(rewritten(bpe, post_processor=processor))
     with pytest.raises(UserError, match="puts the token 70000 before a text, but it has only 299"):
-        read.beginning(True)
+        read.with_settings(False, True)
 
 
 def test_a_tokenizer_that_cannot_be_read_again_is_refused(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe, "to_json", lambda: "{}")
     with pytest.raises(UserError, match="cannot be read again as it was written"):
-        bpe.reading_special(True)
+        bpe.with_settings(True, False)
 
 
 def test_a_pattern_that_never_ends_is_a_sentence(bpe: Tokenizer) -> None:

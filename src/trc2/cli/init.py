@@ -12,7 +12,7 @@ from trc2.errors import UserError
 
 if TYPE_CHECKING:
     from trc2.config import RunConfig
-    from trc2.stream.prepare import PreparedStream
+    from trc2.stream.packed import PreparedStream
 
 
 @app.command()

@@ -14,7 +14,7 @@ from trc2.runs.lineage import Ancestry
 from trc2.runs.schedule import TaskSchedule
 from trc2.stream.cache import expanded
 from trc2.stream.overlap import shared_by_document
-from trc2.stream.prepare import PreparedStream, PreparedTask
+from trc2.stream.packed import PreparedStream, PreparedTask
 
 MIN_DOCUMENTS = 2  # of one document there is no interval
 MAX_SHARED = 0.5  # a document with more of its 13-grams in what the child reads is a copy, perhaps edited: not judged

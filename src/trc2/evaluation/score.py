@@ -18,7 +18,8 @@ from trc2.runs.records import Record, append_record
 from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.cache import expanded
-from trc2.stream.prepare import PreparedStream, PreparedTask, prepare_file, prepare_stream
+from trc2.stream.packed import PreparedStream, PreparedTask
+from trc2.stream.prepare import prepare_file, prepare_stream
 from trc2.stream.sources import SPLITS, check_task_names
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.precision import choose_device

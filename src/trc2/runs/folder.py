@@ -28,7 +28,7 @@ from trc2.runs.lineage import Ancestry, read_ancestry
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import MetricsLog, Record, current, read_all_records
 from trc2.strategies import build_strategy
-from trc2.stream.prepare import PreparedStream
+from trc2.stream.packed import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
 from trc2.system.files import reading, refuse_link, write_atomically
 

@@ -43,7 +43,7 @@ class Target:
             raise UserError(f"'{self.name}' is a recipe, which has no weights yet: name a run folder or a saved model.")
         net, tokenizer = self.model(warn), read_tokenizer(self.folder)
         check_vocabulary(net.config.vocab_size, tokenizer.vocab_size, net.config.name)
-        return net, tokenizer.beginning(self._begins)
+        return net, tokenizer.with_settings(tokenizer.special_in_text, self._begins)
 
     @property
     def _begins(self) -> bool:

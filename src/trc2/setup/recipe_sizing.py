@@ -21,7 +21,7 @@ from trc2.errors import UserError
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.schedule import TaskSchedule
 from trc2.setup.speed_probe import Speed, measure_speed
-from trc2.stream.prepare import PreparedStream
+from trc2.stream.packed import PreparedStream
 from trc2.stream.sources import FileSource
 from trc2.system.machine import available_cores
 from trc2.system.precision import choose_device

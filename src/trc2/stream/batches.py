@@ -15,7 +15,7 @@ from torch import Tensor
 from trc2.errors import UserError
 from trc2.nn.provenance import UNKNOWN, Origin
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.stream.prepare import PreparedTask
+from trc2.stream.packed import PreparedTask
 
 MAX_CONTROL_SHARE = 0.1
 

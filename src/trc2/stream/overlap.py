@@ -1,18 +1,16 @@
-"""How much evaluation text a model could have seen: n-grams that also occur in train text, within and across tasks."""
+"""Overlap of evaluation text with train text, within and across tasks, by n-grams of tokens."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trc2.stream.cache import CACHE_SCHEMA, Waiting, digest, remembered
-
-if TYPE_CHECKING:
-    from trc2.stream.prepare import PreparedTask
+from trc2.stream.packed import PreparedTask
 
 NGRAM = 13  # tokens; shorter ones occur by chance, longer ones miss edited copies
 CHUNK = 1_000_000
@@ -30,9 +28,9 @@ def ngram_hashes(tokens: NDArray[Any]) -> NDArray[np.uint64]:
 def overlap_matrix(
     tasks: dict[str, PreparedTask], seeds: dict[str, PreparedTask], cache: Path, waiting: Waiting
 ) -> dict[str, dict[str, float]]:
-    """Share of each evaluation split's n-grams found in each train split: {"task/validation": {"task": share}}.
+    """Share of each evaluation split's n-grams that occur in each train split: {"task/validation": {"task": share}}.
 
-    `seeds` are texts that are replayed and are no task.
+    `seeds` are replayed texts that do not belong to a task.
     """
     key = digest([CACHE_SCHEMA, _checksums(tasks), *([_checksums(seeds)] if seeds else [])])
     return remembered(
@@ -60,7 +58,7 @@ def _measure(tasks: dict[str, PreparedTask], seeds: dict[str, PreparedTask]) -> 
 
 
 def _seen_in_train(task: PreparedTask, wanted: dict[str, NDArray[np.uint64]]) -> dict[str, NDArray[np.bool_]]:
-    """Which of some sets of different hashes occur in a train split."""
+    """For each set of distinct hashes, which of them occur in a train split."""
     seen = {key: np.zeros(len(hashes), dtype=bool) for key, hashes in wanted.items()}
     for start in range(0, task.splits["train"].tokens, CHUNK):
         # Chunks overlap by one n-gram less a token, so that none is lost at the seam.
@@ -76,37 +74,37 @@ def _seen_in_train(task: PreparedTask, wanted: dict[str, NDArray[np.uint64]]) ->
 def shared_by_document(
     task: PreparedTask, split: str, others: list[PreparedTask], cache: Path, waiting: Waiting
 ) -> NDArray[np.float64]:
-    """Of every document of a split, the share of its n-grams that occur in the train text of `others`.
+    """For every document of a split, the share of its n-grams that occur in the train text of `others`.
 
-    A document shorter than an n-gram counts as a whole: 1 if it is one of the others' documents, else 0.
+    A document shorter than an n-gram gets 1 if it is one of the others' documents, else 0.
     """
     trained = [other.splits["train"].sha256 for other in others]
     info = task.splits[split]
     key = digest(["documents", CACHE_SCHEMA, info.sha256, info.documents_sha256, sorted(trained)])
-    found = remembered(
+    shares = remembered(
         cache / f"{key[:16]}.json",
         make=lambda: json.dumps(_measure_documents(task, split, others).tolist()),
         read=json.loads,
         waiting=waiting,
     )
-    return np.asarray(found, dtype=np.float64)
+    return np.asarray(shares, dtype=np.float64)
 
 
 def _measure_documents(task: PreparedTask, split: str, others: list[PreparedTask]) -> NDArray[np.float64]:
     tokens, starts = np.asarray(task.tokens(split)), np.asarray(task.document_starts(split))
     ends = np.append(starts[1:], len(tokens))
     hashes = ngram_hashes(tokens)
-    places = np.arange(len(hashes))
-    owners = np.searchsorted(starts, places, side="right") - 1
-    inside = places + NGRAM <= ends[owners]  # others reach into the next document
+    positions = np.arange(len(hashes))
+    owners = np.searchsorted(starts, positions, side="right") - 1
+    inside = positions + NGRAM <= ends[owners]  # others reach into the next document
     hashes, owners = hashes[inside], owners[inside]
     different, numbers = np.unique(hashes, return_inverse=True)
     is_seen = np.zeros(len(different), dtype=bool)
-    short, marks = _short_documents(task, split)
-    is_copy = np.zeros(len(marks), dtype=bool)
+    short, short_hashes = _short_documents(task, split)
+    is_copy = np.zeros(len(short_hashes), dtype=bool)
     for other in others:
         is_seen |= _seen_in_train(other, {"": different})[""]
-        is_copy |= np.isin(marks, _short_documents(other, "train")[1])
+        is_copy |= np.isin(short_hashes, _short_documents(other, "train")[1])
     count = len(starts)
     shares = np.bincount(owners, weights=is_seen[numbers], minlength=count) / np.maximum(
         1, np.bincount(owners, minlength=count)
@@ -116,7 +114,7 @@ def _measure_documents(task: PreparedTask, split: str, others: list[PreparedTask
 
 
 def _short_documents(task: PreparedTask, split: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The documents shorter than an n-gram, and a hash of each: of its tokens, filled up with 0, which none has."""
+    """The documents shorter than an n-gram, and a hash of each one's tokens, padded with 0, which no token has."""
     tokens, starts = task.tokens(split), np.asarray(task.document_starts(split))
     lengths = np.diff(np.append(starts, len(tokens)))
     short = np.flatnonzero(lengths < NGRAM)
@@ -127,7 +125,7 @@ def _short_documents(task: PreparedTask, split: str) -> tuple[NDArray[np.int64],
 
 
 def _hashed(wide: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of every row of NGRAM numbers; a window of tokens is a row."""
+    """A hash of every row of NGRAM numbers."""
     hashes = np.zeros(len(wide), dtype=np.uint64)
     for offset in range(NGRAM):
         hashes = hashes * _PRIME + wide[:, offset]

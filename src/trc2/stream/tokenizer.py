@@ -98,23 +98,14 @@ class Tokenizer:
             content += json.dumps([self.end_of_text, self.begin_of_text])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def beginning(self, begins: bool) -> Tokenizer:
-        """The same tokenizer, with or without its own token before every document."""
-        if begins == self.begins:
-            return self
-        return self._again(self.special_in_text, begins)
-
     @property
     def special_in_text(self) -> bool:
         return not self.backend.encode_special_tokens
 
-    def reading_special(self, special_in_text: bool) -> Tokenizer:
-        """The same tokenizer with special tokens in a text read as such, or as text; it is not kept in the JSON."""
-        if special_in_text == self.special_in_text:
+    def with_settings(self, special_in_text: bool, begins: bool) -> Tokenizer:
+        """The same tokenizer with other settings, which its JSON does not contain."""
+        if (special_in_text, begins) == (self.special_in_text, self.begins):
             return self
-        return self._again(special_in_text, self.begins)
-
-    def _again(self, special_in_text: bool, begins: bool) -> Tokenizer:
         with _library("be read again as it was written"):
             return self.from_json(self.to_json(), special_in_text, end=self.end, begins=begins)
 
@@ -223,13 +214,3 @@ def _end_of_text(backend: tokenizers.Tokenizer, named: str | None) -> int:
     if identity is not None:
         return int(identity)
     raise UserError(f"The tokenizer has no end-of-text token such as {END_OF_TEXT}: choose one that has.")
-
-
-def limited(texts: Iterable[str], max_bytes: int) -> Iterator[str]:
-    """Texts until their total passes a number of bytes."""
-    seen = 0
-    for text in texts:
-        if seen >= max_bytes:
-            return
-        seen += len(text.encode())
-        yield text

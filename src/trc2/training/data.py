@@ -14,7 +14,7 @@ from trc2.replay.stores import ReplayStores, cut_chunks
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import check_vocabulary
 from trc2.stream.batches import Batch, Mixture, TaskData
-from trc2.stream.prepare import PreparedStream
+from trc2.stream.packed import PreparedStream
 
 
 class StreamData:

@@ -12,7 +12,7 @@ from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Kind, Record
 from trc2.runs.schedule import TaskSchedule
-from trc2.stream.prepare import PreparedStream
+from trc2.stream.packed import PreparedStream
 from trc2.system.failpoints import failpoint
 from trc2.system.precision import autocast, choose_device
 from trc2.training.checkpoint_writer import Saver

@@ -26,7 +26,8 @@ from trc2.metrics.text import text_scores
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import MetricsLog
-from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, PreparedStream, prepare_stream
+from trc2.stream.packed import PreparedStream
+from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.allocator import keep_freed_memory
 from trc2.system.machine import available_cores, busy_cores, crowding

@@ -1,0 +1,142 @@
+"""Packed tokens on disk: the splits of a task, and all tasks of a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trc2.errors import UserError
+from trc2.stream.cache import digest, is_whole
+from trc2.stream.tokenizer import Tokenizer
+
+SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """Sizes and checksums of one packed split."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    sha256: str
+    bad_rows: dict[str, Any]
+    documents_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A task's packed splits on disk."""
+
+    name: str
+    folder: Path
+    dtype: str
+    splits: dict[str, SplitInfo]
+    source: dict[str, Any]
+    messages: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def tokens(self, split: str) -> NDArray[Any]:
+        """All tokens of a split, with end of text between documents. They are read from disk as needed."""
+        return self._mapped(f"{split}.tokens", np.dtype(self.dtype), self.splits[split].tokens)
+
+    def read_tokens(self, split: str, start: int, count: int) -> NDArray[Any]:
+        """Some tokens read into memory. Reading a whole split this way keeps none of it in memory."""
+        width = np.dtype(self.dtype).itemsize
+        return np.fromfile(self.folder / f"{split}.tokens", dtype=self.dtype, count=count, offset=start * width)
+
+    def document_starts(self, split: str) -> NDArray[Any]:
+        """The position of the first token of each document."""
+        return self._mapped(f"{split}.documents", np.dtype(np.int64), self.splits[split].documents)
+
+    def _mapped(self, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+        if count == 0:  # an empty file cannot be mapped
+            return np.empty(0, dtype=dtype)
+        path = self.folder / name
+        if path.stat().st_size != count * dtype.itemsize:
+            raise self._changed()
+        return np.memmap(path, dtype=dtype, mode="r")
+
+    def check_unchanged(self) -> None:
+        """Refuse packed tokens that changed after they were opened. Only files that were touched are read."""
+        if not is_whole(self.folder, file_checksums(self.splits)):
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(
+            f"The packed tokens of task '{self.name}' in {self.folder} were changed while they were read: remove that "
+            "folder, and resume from the last checkpoint or train again."
+        )
+
+    def bytes_per_token(self, split: str) -> float:
+        info = self.splits[split]
+        return info.bytes / max(1, info.tokens)
+
+
+@dataclass(frozen=True)
+class PreparedStream:
+    """All tasks of a stream, their tokenizer, and the overlap of evaluation text with train text."""
+
+    tasks: dict[str, PreparedTask]
+    tokenizer: Tokenizer
+    overlap: dict[str, dict[str, float]]
+    seeds: tuple[PreparedTask, ...] = ()  # texts that fill the replay stores before the first step
+
+    def fingerprint(self) -> str:
+        """Changes if and only if some token of some task does."""
+        content = {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
+        }
+        if self.seeds:
+            content["seeds"] = [seed.splits["train"].sha256 for seed in self.seeds]
+        return digest(content)
+
+    def describe(self) -> dict[str, Any]:
+        """A description of the data for the run folder, without the text."""
+        tasks = {
+            name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
+            for name, task in self.tasks.items()
+        }
+        content = {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint(),
+            "vocab_size": self.tokenizer.vocab_size,
+            "tasks": tasks,
+            "overlap": self.overlap,
+        }
+        if self.seeds:
+            content["seeds"] = [{**asdict(seed.splits["train"]), "source": seed.source} for seed in self.seeds]
+        return content
+
+
+def file_checksums(splits: Mapping[str, SplitInfo]) -> dict[str, str]:
+    """The checksums of a packed task by file name."""
+    tokens = {f"{split}.tokens": info.sha256 for split, info in splits.items()}
+    return tokens | {f"{split}.documents": info.documents_sha256 for split, info in splits.items()}
+
+
+def open_task(folder: Path, key: str) -> PreparedTask | None:
+    """The packed task in a folder of the cache; None if it is missing or damaged."""
+    path = folder / "manifest.json"
+    if not path.is_file():  # reading a pipe of this name would block
+        return None
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        checksum = manifest.pop("checksum")
+        if manifest["key"] != key or checksum != digest(manifest):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    splits = {split: SplitInfo(**info) for split, info in manifest["splits"].items()}
+    if not is_whole(folder, file_checksums(splits)):
+        return None
+    return PreparedTask(
+        manifest["name"], folder, manifest["dtype"], splits, manifest["source"], tuple(manifest["messages"])
+    )
