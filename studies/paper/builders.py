@@ -21,7 +21,7 @@ from studies.paper.ledger import (
 )
 from studies.paper.roles import BASELINES, HIPPOCAMPUS, Roles, ablation_title, mean
 from trc2.config.model import PARTS
-from trc2.metrics.forgetting import aufc_curve
+from trc2.metrics.forgetting import aufc
 from trc2.report.measures import (
     AUFC,
     Measure,
@@ -175,7 +175,8 @@ def _curves(runs: Sequence[Run]) -> dict[int, dict[int, float]]:
     """Mean AUFC over past tasks by seed and step; A/A repeats of a seed are averaged."""
     by_seed: dict[int, list[dict[int, float]]] = {}
     for run in runs:
-        curve = {step: mean(list(tasks.values())) for step, tasks in aufc_curve(run.perplexity) if tasks}
+        areas = {step: list(aufc(run.perplexity, step).values()) for step in run.perplexity.steps}
+        curve = {step: mean(values) for step, values in areas.items() if values}
         by_seed.setdefault(run.config.train.seed, []).append(curve)
     return {
         seed: {step: mean([curve[step] for curve in curves]) for step in set.intersection(*map(set, curves))}

@@ -18,7 +18,6 @@ from trc2.metrics.forgetting import (
     ScoreTable,
     TaskSpan,
     aufc,
-    aufc_curve,
     aufc_task,
     backward_transfer,
     forgetting,
@@ -179,40 +178,6 @@ def test_a_task_that_ended_in_no_number_was_not_kept_well_later() -> None:
     found = spoilt(PERPLEXITY, 10, "a", math.inf)
     assert math.isnan(found["forgetting"])
     assert math.isnan(found["bwt"])
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    metric=st.sampled_from([PERPLEXITY, BLEU]),
-    cells=st.lists(st.floats(0.5, 9.0) | st.just(math.nan), min_size=21, max_size=21),
-    missing=st.sets(st.tuples(st.sampled_from(STEPS), st.sampled_from(TASKS))),
-)
-def test_the_curve_is_the_area_at_every_step(metric: Metric, cells: list[float], missing: set[tuple[int, str]]) -> None:
-    values = iter(cells)
-    scores = {s: {t: next(values) for t in TASKS} for s in STEPS}
-    scores = {s: {t: v for t, v in row.items() if (s, t) not in missing} for s, row in scores.items()}
-    table = ScoreTable(metric, (A, B, C), scores)
-    curve = aufc_curve(table)
-    assert [step for step, _ in curve] == list(STEPS)
-    for step, areas in curve:
-        assert areas == {task: pytest.approx(value, nan_ok=True) for task, value in aufc(table, step).items()}
-
-
-def test_a_long_curve_costs_no_more_than_its_points() -> None:
-    looked: list[int] = []
-
-    class Counting(dict[str, float]):
-        def __getitem__(self, task: str) -> float:
-            looked.append(1)
-            return super().__getitem__(task)
-
-    costs = []
-    for length in (200, 400):
-        looked.clear()
-        scores = {step: Counting(a=2.0, b=3.0) for step in range(length + 1)}
-        aufc_curve(ScoreTable(PERPLEXITY, (TaskSpan("a", 0, 10), TaskSpan("b", 10, length)), scores))
-        costs.append(len(looked))
-    assert costs[1] < 2.2 * costs[0]
 
 
 def test_a_table_that_grows_gives_the_same_numbers_and_looks_at_every_score_once() -> None:

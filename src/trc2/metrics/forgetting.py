@@ -202,22 +202,6 @@ def aufc(table: ScoreTable, step: int) -> dict[str, float]:
     return {s.task: area(table, s, step, origin) for s in table.past(step) if table.has(step, s.task)}
 
 
-def aufc_curve(table: ScoreTable) -> list[tuple[int, dict[str, float]]]:
-    """`aufc` at every step of the table; its sums grow along the curve, so that each score is looked at once."""
-    origin = min(span.end for span in table.spans)
-    latest: dict[str, tuple[int, float, float]] = {}  # step, forgetting and area so far, before it is divided
-    curve = []
-    for step in table.steps:
-        for span in table.spans:
-            if span.end <= step and table.has(step, span.task):
-                height = forgetting(table, span, step)
-                before, low, total = latest.get(span.task, (step, 0.0, 0.0))
-                latest[span.task] = (step, height, total + (step - before) * (low + height) / 2)
-        past = [span.task for span in table.past(step) if table.has(step, span.task)]
-        curve.append((step, {task: latest[task][2] / (step - origin) for task in past}))
-    return curve
-
-
 def aufc_task(table: ScoreTable, step: int) -> dict[str, float]:
     """Our area: each task from its own boundary, so that early and late tasks weigh the same."""
     return {s.task: area(table, s, step, s.end) for s in table.past(step) if table.has(step, s.task)}

@@ -17,8 +17,7 @@ from trc2.distributed.group import ALONE, Ranks
 from trc2.distributed.sharded import is_divided, own_rows
 from trc2.errors import UserError, brief
 from trc2.nn.keyed import keyed_generator
-from trc2.replay.controller import ReplaySettings, base_settings, initial_settings
-from trc2.replay.feed_forward import JumpState, boosted, observe_loss
+from trc2.replay.controller import JumpState, ReplaySettings, base_settings, boosted, initial_settings, observe_loss
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.system.precision import choose_dtype, loss_scaler

@@ -10,7 +10,7 @@ from typing import Any
 
 from studies.paper.roles import Roles, mean
 from trc2.costs.tables import quantity
-from trc2.metrics.forgetting import aufc_curve
+from trc2.metrics.forgetting import aufc
 from trc2.report.measures import Measure, own_score
 from trc2.report.run import Run
 from trc2.report.variants import FAMILIES
@@ -112,7 +112,8 @@ def area_curve(run: Run, metric: str = "perplexity") -> Curve:
     table = run.tables.get(metric)
     if table is None:
         return []
-    return [(step, mean(list(values.values()))) for step, values in aufc_curve(table) if values]
+    areas = {step: list(aufc(table, step).values()) for step in table.steps}
+    return [(step, mean(values)) for step, values in areas.items() if values]
 
 
 def signal_curve(run: Run, path: str, most: int = 300) -> Curve:
