@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 
@@ -21,14 +20,6 @@ def test_a_uniform_guess_over_256_bytes_costs_eight_bits() -> None:
 def test_tallies_of_parts_add_up() -> None:
     parts = [Tally(1.0, 2, 1, 1, 0), Tally(3.0, 4, 2, 1, 1)]
     assert parts[0] + parts[1] == Tally(4.0, 6, 3, 2, 1)
-
-
-def test_a_field_that_is_added_to_the_tally_adds_up_too() -> None:
-    @dataclass(frozen=True)
-    class Longer(Tally):
-        digits: int = 0
-
-    assert Longer(1.0, 2, digits=3) + Longer(1.0, 2, digits=4) == Longer(2.0, 4, digits=7)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(1e6, math.inf), (math.inf, math.inf), (709.0, math.exp(709.0))])

@@ -45,15 +45,6 @@ def test_the_margin_knows_no_sign_stretches_with_the_values_and_is_below_the_flo
     assert 0 < margin < noise_floor(d)
 
 
-def test_repeating_the_evidence_widens_the_margin_and_lowers_the_floor() -> None:
-    margins = [margin_from_aa([1.0, -1.0] * n) for n in (1, 2, 5, 20, 5000)]
-    floors = [noise_floor([1.0, -1.0] * n) for n in (1, 2, 5, 20, 5000)]
-    assert margins == sorted(margins)
-    assert floors == sorted(floors, reverse=True)
-    assert margins[-1] == pytest.approx(1.96, rel=0.02)
-    assert floors[-1] == pytest.approx(1.96, rel=0.02)
-
-
 def test_aa_differences_that_measure_nothing_are_refused() -> None:
     with pytest.raises(UserError, match="0 A/A differences"):
         margin_from_aa([])

@@ -60,16 +60,6 @@ def test_the_interval_contains_the_mean_and_grows_with_the_level(values: list[fl
     assert wide.low <= narrow.low <= narrow.mean <= narrow.high <= wide.high
 
 
-@given(
-    st.lists(st.integers(-1000, 1000), min_size=2, max_size=8), st.integers(-1000, 1000), st.sampled_from([0.5, -3.0])
-)
-@settings(deadline=None)
-def test_it_moves_and_stretches_with_the_values(values: list[int], shift: int, scale: float) -> None:
-    plain, moved = mean_interval(values), mean_interval([scale * value + shift for value in values])
-    ends = sorted((scale * plain.low + shift, scale * plain.high + shift))
-    assert [moved.low, moved.mean, moved.high] == pytest.approx([ends[0], scale * plain.mean + shift, ends[1]])
-
-
 @given(SAMPLES, st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_the_order_of_the_values_changes_no_bit(values: list[float], rng: object) -> None:

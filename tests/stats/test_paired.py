@@ -122,15 +122,6 @@ def test_what_is_no_probability_is_refused(p: float) -> None:
         holm({"a": p})
 
 
-@given(PVALUES)
-def test_holm_lies_between_the_raw_value_and_bonferroni_and_keeps_the_order(pvalues: dict[str, float]) -> None:
-    found = holm(pvalues)
-    for one, p in pvalues.items():
-        assert p <= found[one] <= min(1, len(pvalues) * p)
-        assert all(found[one] <= found[two] for two, q in pvalues.items() if p <= q)
-    assert holm(dict(reversed(pvalues.items()))) == found
-
-
 @given(PVALUES.filter(bool), st.floats(0, 1))
 def test_holm_rejects_what_its_procedure_rejects(pvalues: dict[str, float], alpha: float) -> None:
     """Step down from the smallest: reject while p_(i) ≤ alpha / (m − i + 1). Here as m − i + 1 times p."""

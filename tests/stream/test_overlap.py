@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.conftest import write_task
 from trc2.config import StreamConfig
-from trc2.stream.overlap import shared_by_document
+from trc2.stream.overlap import NGRAM, ngram_hashes, shared_by_document
 from trc2.stream.prepare import prepare_stream
 
 
@@ -36,3 +38,22 @@ def test_every_document_knows_how_much_of_it_is_trained_on(tmp_path: Path) -> No
     assert shared_by_document(prepared.tasks["old"], "validation", both, tmp_path, lambda: None)[1] > 0.9
     (column,) = [name for name in prepared.overlap["old/validation"] if "seeds" in name]
     assert 0.1 < prepared.overlap["old/validation"][column] < 0.4
+
+
+def test_overlap_between_train_and_evaluation_is_reported(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"])
+    write_task(tmp_path, "two", ["c", "d"])
+    copied = (tmp_path / "one" / "train.jsonl").read_text().splitlines()[0]
+    (tmp_path / "two" / "validation.jsonl").write_text(copied + "\n")
+    tasks = [{"name": name, "folder": name} for name in ("one", "two")]
+    stream = StreamConfig(tasks=tasks, data_root=tmp_path, cache=tmp_path / "cache", tokenizer={"vocab_size": 300})
+    overlap = prepare_stream(stream).overlap
+    assert overlap["two/validation"]["one"] > 0.99
+    assert overlap["two/validation"]["two"] < 0.1
+
+
+def test_ngram_hashes_tell_windows_apart() -> None:
+    tokens = np.arange(100, dtype=np.uint16)
+    assert len(np.unique(ngram_hashes(tokens))) == 100 - NGRAM + 1
+    assert len(ngram_hashes(tokens[: NGRAM - 1])) == 0
+    assert ngram_hashes(tokens)[3] == ngram_hashes(tokens[3:])[0]

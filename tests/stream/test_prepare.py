@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_task
-from trc2.config import RunConfig, StreamConfig, TaskConfig
+from trc2.config import RunConfig, StreamConfig
 from trc2.errors import UserError
-from trc2.stream.overlap import NGRAM, ngram_hashes
 from trc2.stream.packed import PreparedStream
-from trc2.stream.prepare import prepare_stream, prepare_task
-from trc2.stream.sources import FileSource
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import END_OF_TEXT, train_bpe
 
 
@@ -55,14 +53,11 @@ def test_nothing_changed_means_nothing_is_done_again(tmp_path: Path) -> None:
     assert again.fingerprint() == first.fingerprint()
 
 
-def test_changed_text_or_format_is_noticed_and_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+def test_changed_text_or_format_is_noticed(tmp_path: Path) -> None:
     write_task(tmp_path, "one", ["a", "b"])
     first = prepare_stream(stream(tmp_path))
     other = prepare_stream(stream(tmp_path, tasks=[{"name": "one", "folder": "one", "format": "<{text}>"}]))
     assert other.fingerprint() != first.fingerprint()
-    damaged = first.tasks["one"].folder / "train.tokens"
-    damaged.write_bytes(damaged.read_bytes()[:-2])
-    assert prepare_stream(stream(tmp_path)).fingerprint() == first.fingerprint()
     path = tmp_path / "one" / "train.jsonl"
     path.write_text(path.read_text() + '{"text": "more"}\n')
     os.utime(path, ns=(1, 1))
@@ -73,36 +68,6 @@ def test_every_task_order_shares_the_tokenizer_and_the_fingerprint(tiny_run: Cal
     config = tiny_run().stream
     turned = config.replace(tasks=[task.model_dump() for task in reversed(config.tasks)])
     assert prepare_stream(turned).fingerprint() == prepare_stream(config).fingerprint()
-
-
-def test_validation_is_carved_out_of_train_where_there_is_none(tmp_path: Path) -> None:
-    write_task(tmp_path, "one", ["a", "b"], documents=80)
-    (tmp_path / "one" / "validation.jsonl").unlink()
-    prepared = prepare_stream(stream(tmp_path, tasks=[{"name": "one", "folder": "one", "holdout": 0.25}]))
-    train, held = (
-        set(text_of(prepared, "one", split).split("<|endoftext|>")) - {""} for split in ("train", "validation")
-    )
-    assert len(train) + len(held) == 80
-    assert 8 <= len(held) <= 35
-    assert train.isdisjoint(held)
-
-
-def test_overlap_between_train_and_evaluation_is_reported(tmp_path: Path) -> None:
-    write_task(tmp_path, "one", ["a", "b"])
-    write_task(tmp_path, "two", ["c", "d"])
-    copied = (tmp_path / "one" / "train.jsonl").read_text().splitlines()[0]
-    (tmp_path / "two" / "validation.jsonl").write_text(copied + "\n")
-    tasks = [{"name": name, "folder": name} for name in ("one", "two")]
-    overlap = prepare_stream(stream(tmp_path, tasks=tasks)).overlap
-    assert overlap["two/validation"]["one"] > 0.99
-    assert overlap["two/validation"]["two"] < 0.1
-
-
-def test_ngram_hashes_tell_windows_apart() -> None:
-    tokens = np.arange(100, dtype=np.uint16)
-    assert len(np.unique(ngram_hashes(tokens))) == 100 - NGRAM + 1
-    assert len(ngram_hashes(tokens[: NGRAM - 1])) == 0
-    assert ngram_hashes(tokens)[3] == ngram_hashes(tokens[3:])[0]
 
 
 @pytest.mark.parametrize(
@@ -221,19 +186,6 @@ def test_what_was_skipped_and_ignored_is_in_the_messages_also_the_second_time(tm
         )
     (tmp_path / "one" / "b.txt").touch()  # packs nothing anew, but is told
     assert "one: 3 files" in prepare_stream(stream(tmp_path)).tasks["one"].messages[1]
-
-
-def test_one_file_by_its_exact_name_tells_its_bad_rows_and_nothing_of_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("a neighbour")
-    path = tmp_path / "a[1].jsonl"
-    path.write_text('{"text": "one"}\nno json\n')
-    splits = {"train": path.name, "validation": None, "test": None}
-    task = TaskConfig(name="file", folder=".", splits=splits, holdout=0.0)
-    tokenizer = train_bpe(["one two three"], 300)
-    for _ in range(2):
-        prepared = prepare_task(task, FileSource(task, tmp_path), tokenizer, tmp_path / "cache")
-        assert prepared.splits["train"].documents == 1
-        assert prepared.messages == ("file/train: 1 row was skipped: 1 not JSON (first at a[1].jsonl:2).",)
 
 
 def test_a_damaged_source_file_is_told_in_a_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from trc2.errors import UserError
 from trc2.stream.document import BadRow, BadRows, text_format
-from trc2.stream.readers import find_files, read_file, text_files
+from trc2.stream.readers import find_files, read_file
 
 TEXT = text_format("text")
 
@@ -56,22 +56,6 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     assert bad.counts == {"over-long": 1}
 
 
-def test_compressed_and_parquet_files_are_read(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-    import zstandard
-
-    rows = [{"text": "one"}, {"text": "two"}, {"text": None}]
-    content = "\n".join(json.dumps(row) for row in rows).encode()
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
-    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
-    for name in ("a.jsonl.gz", "b.jsonl.zst", "c.parquet"):
-        texts, bad = read(tmp_path / name)
-        assert texts == ["one", "two"], name
-        assert bad.total() == 1
-
-
 def test_plain_text_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) -> None:
     paragraphs = [f"paragraph {n} " + "word " * 400 for n in range(40)]
     path = tmp_path / "train.txt"
@@ -79,18 +63,6 @@ def test_plain_text_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) ->
     texts, _ = read(path, max_bytes=100_000)
     assert len(texts) > 2
     assert " ".join(" ".join(texts).split()) == " ".join(" ".join(paragraphs).split())
-
-
-def test_splits_are_found_by_stem_glob_or_folder(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").touch()
-    (tmp_path / "train-2.txt.gz").touch()
-    (tmp_path / "train.pdf").touch()
-    (tmp_path / "val").mkdir()
-    (tmp_path / "val" / "x.parquet").touch()
-    assert [path.name for path in find_files(tmp_path, "train")] == ["train-2.txt.gz", "train.jsonl"]
-    assert [path.name for path in find_files(tmp_path, "val")] == ["x.parquet"]
-    assert [path.name for path in find_files(tmp_path, "*.jsonl")] == ["train.jsonl"]
-    assert find_files(tmp_path, "test") == []
 
 
 def test_a_stem_is_not_followed_by_a_letter(tmp_path: Path) -> None:
@@ -102,7 +74,8 @@ def test_a_stem_is_not_followed_by_a_letter(tmp_path: Path) -> None:
     found = {path.relative_to(tmp_path).as_posix() for path in find_files(tmp_path, "train")}
     assert found == {*taken, "train/deep/any.txt"}
     assert [path.name for path in find_files(tmp_path, "train/deep/any")] == ["any.txt"]
-    assert find_files(tmp_path, "nowhere/train") == []
+    assert find_files(tmp_path, "nowhere/train") == find_files(tmp_path, "test") == []
+    assert [path.name for path in find_files(tmp_path, "*.jsonl")] == ["train.part1.jsonl", "trainer.jsonl"]
 
 
 def test_a_file_with_glob_signs_in_its_name_is_found_by_its_exact_name(tmp_path: Path) -> None:
@@ -121,14 +94,6 @@ def test_a_pattern_that_is_none_is_told_in_a_sentence_or_finds_nothing(tmp_path:
         except UserError as error:  # what is a pattern depends on the Python version
             found = str(error)
         assert found == [] or "is no pattern for file names" in str(found)
-
-
-def test_the_walk_for_text_files_sees_folders_and_skips_what_is_hidden_or_no_text(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/deep/c.jsonl.zst", ".git/x.txt", ".hidden.txt", "notes.pdf", "a/z.parquet"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    found = [path.relative_to(tmp_path).as_posix() for path in text_files(tmp_path)]
-    assert found == ["b.txt", "a/z.parquet", "a/deep/c.jsonl.zst"]
 
 
 ROWS = "".join(json.dumps({"text": f"row {number} " + "word " * number}) + "\n" for number in range(500)).encode()
