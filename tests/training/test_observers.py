@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trc2.config import StreamConfig, TrainConfig
+from trc2.config import RunConfig, StreamConfig, TrainConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
 from trc2.runs.schedule import TaskSchedule
+from trc2.system.console import PlainConsole
 from trc2.training.observers import Screen, build_observers
+from trc2.training.setup import start_run
 
 PLAN = TaskSchedule.of(StreamConfig(tasks=[{"name": "a", "builtin": "prose", "steps": 10}]), TrainConfig())
 STEP = {
@@ -45,6 +48,22 @@ def test_a_terminal_gets_a_bar_with_step_and_total() -> None:
     shown = show(is_terminal=True)
     assert "━" in shown
     assert "10/10" in shown
+
+
+def test_a_run_in_a_notebook_draws_into_its_cell(
+    tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPython is not installed here: modules of its names hold the two functions that we use."""
+    shown: list[str] = []
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    handle = SimpleNamespace(update=shown.append)
+    vars(display).update(HTML=str, display=lambda *contents, display_id=False: handle)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    start_run(tiny_run(eval={"text_sequences": 0}), PlainConsole(force_jupyter=True, width=80))
+    assert 'value="12" max="12"' in shown[-1]
+    assert "12/12  tools  loss" in shown[-1]
+    assert "perplexity  fruit" in shown[-1]
 
 
 def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ def _timed(proposal: Proposal, corpora: list[Corpus], stream_data: StreamData, s
         steps = {name: max(1, min(most[name], count)) for name, count in steps.items()}
         proposal = _with_steps(proposal, steps)
         plan = TaskSchedule.of_run(proposal.config)
-        agenda = Agenda(proposal.config, plan, stream_data)
-        scored = agenda.evaluation(0).tokens + agenda.after(0).tokens
+        scored = float(Agenda(proposal.config, plan, stream_data).after(-1)[0])
         length, rows = proposal.config.train.sequence_length, proposal.config.eval.batch_size
         work = OVERHEAD * (plan.total_steps * proposal.speed.step + scored * proposal.speed.scoring / (rows * length))
         proposal = replace(proposal, seconds=proposal.start_up + work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
@@ -18,7 +19,9 @@ from trc2.runs.schedule import TaskSchedule
 from trc2.system.console import clock
 from trc2.system.files import reading, write_atomically
 from trc2.training.efficiency import PEAK_MEMORY
-from trc2.training.forecast import Forecast
+from trc2.training.forecast import Forecast, perplexities
+
+SECONDS_BETWEEN_DRAWINGS = 0.2  # in a notebook
 
 
 class Observer(Protocol):
@@ -30,17 +33,16 @@ class Observer(Protocol):
 class Screen:
     """A progress bar on a terminal, plain lines elsewhere.
 
-    `first` is the step at which the run took over from its parent: what is shown is counted from there.
+    `first` is the step at which the run took over from its parent; steps are shown relative to it.
     """
 
     def __init__(
-        self, plan: TaskSchedule, console: Console, log_every: int, start: int = 0, forecast: Forecast | None = None,
-        first: int = 0,
+        self, schedule: TaskSchedule, console: Console, log_every: int, start: int = 0,
+        forecast: Forecast | None = None, first: int = 0,
     ) -> None:  # fmt: skip
-        self.first, self.total = first, plan.total_steps - first
+        self.first, self.total = first, schedule.total_steps - first
         self.console, self.log_every, self.forecast = console, log_every, forecast
         self.bar: Progress | None = None
-        self.bar_task: TaskID | None = None
         if console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -57,20 +59,12 @@ class Screen:
             self.forecast.see(record, time.monotonic())
         step = record.step - self.first
         if record.kind == "train":
-            line = self._train_line(record)
-            if self.bar is not None and self.bar_task is not None:
-                self.bar.update(self.bar_task, completed=step, description=record.task, line=line)
-            elif step % self.log_every == 0 or step == self.total:
-                self.console.print(
-                    f"step {step}/{self.total}  {record.task}  {line}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+            self.show_step(step, record.task, self._train_line(record))
         elif record.kind == "eval":
-            line = "  ".join(f"{name} {value:.4g}" for name, value in perplexities(record).items())
-            self._line(f"step {step}  perplexity  {line}")
+            scores = "  ".join(f"{name} {value:.4g}" for name, value in perplexities(record).items())
+            self.show_line(f"step {step}  perplexity  {scores}")
         elif record.kind == "nonfinite":
-            self._line(f"step {step}  gradients are not finite: the step was skipped")
+            self.show_line(f"step {step}  gradients are not finite: the step was skipped")
 
     def _train_line(self, record: Record) -> str:
         values = record.metrics
@@ -85,18 +79,47 @@ class Screen:
             parts.append(clock(left))
         return "  ".join(parts)
 
-    def _line(self, text: str) -> None:
-        (self.bar.console if self.bar is not None else self.console).print(text, highlight=False, soft_wrap=True)
+    def show_step(self, step: int, task: str, line: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.bar_task, completed=step, description=task, line=line)
+        elif step % self.log_every == 0 or step == self.total:
+            self.show_line(f"step {step}/{self.total}  {task}  {line}")
+
+    def show_line(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)  # above the bar, if there is one
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
 
 
-def perplexities(record: Record) -> dict[str, float]:
-    """By task, of an evaluation."""
-    names = [name for name in record.metrics if name.startswith("eval/") and name.endswith("/perplexity")]
-    return {name.split("/")[1]: record.metrics[name] for name in names}
+class NotebookScreen(Screen):
+    """One output of a notebook's cell, drawn again as the run goes on: a bar, the newest step and the last scores.
+
+    Rich needs ipywidgets for this, which notebooks do not always have.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        from IPython.display import HTML, display
+
+        super().__init__(*args, **settings)
+        self.html, self.output = HTML, display(HTML(""), display_id=True)
+        self.step, self.step_text, self.line, self.drawn_at = 0, "", "", 0.0
+
+    def show_step(self, step: int, task: str, line: str) -> None:
+        self.step, self.step_text = step, f"{step}/{self.total}  {task}  {line}"
+        if step == self.total or time.monotonic() - self.drawn_at >= SECONDS_BETWEEN_DRAWINGS:
+            self.draw()
+
+    def show_line(self, text: str) -> None:
+        self.line = text
+        self.draw()
+
+    def draw(self) -> None:
+        self.drawn_at = time.monotonic()
+        bar = f'<progress value="{self.step}" max="{self.total}"></progress>'
+        text = f"{html.escape(self.step_text)}<br><small>{html.escape(self.line)}</small>"
+        self.output.update(self.html(f"<div>{bar} {text}</div>"))
 
 
 class TensorBoard:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,7 @@ from trc2.system.rng import rng_unchanged, seed_everything
 from trc2.system.torchrun import left_over, world_of_process
 from trc2.training.forecast import Agenda, Forecast
 from trc2.training.loop import Trainer
-from trc2.training.notebook import NotebookBar
-from trc2.training.observers import Screen, build_observers
+from trc2.training.observers import NotebookScreen, Screen, build_observers
 
 MAX_USUAL_RATE = 1e-3  # of weights that are trained already
 
@@ -81,8 +80,9 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
 def describe_run(
     folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, parent: RunFolder | None = None
 ) -> None:
-    """Write what never changes, with a word on what takes long: reading large weights once more for their checksums."""
-    with console.status("writing down what the run begins with"):
+    """Write the files of a run that never change; computing the checksums of large weights takes a while."""
+    # Rich's status needs ipywidgets in a notebook.
+    with console.status("writing down what the run begins with") if console.is_terminal else nullcontext():
         folder.describe(config, prepared, parent)
 
 
@@ -223,11 +223,8 @@ def watch(trainer: Trainer, console: Console) -> None:
         with rng_unchanged():
             text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
     forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.stream_data), start, time.monotonic())
-    first = trainer.folder.first_step
-    if console.is_jupyter and not console.quiet:
-        observers.append(NotebookBar(trainer.plan.total_steps, first, forecast))
-    else:
-        observers.append(Screen(trainer.plan, console, output.log_every, start, forecast, first))
+    screen = NotebookScreen if console.is_jupyter and not console.quiet else Screen
+    observers.append(screen(trainer.plan, console, output.log_every, start, forecast, trainer.folder.first_step))
     observers += trackers
 
 
