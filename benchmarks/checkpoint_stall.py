@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(2)
     run = load_recipe(arguments.recipe)
     net = CortexNet(run.model)
-    optimizer = build_optimizer(net, run.train, net.unused_parameters())
+    optimizer = build_optimizer(net, run.train)
     x = torch.randint(run.model.vocab_size, (run.train.batch_size, run.train.sequence_length + 1))
     times: dict[str, list[float]] = {"step": [], "background": [], "in the loop": []}
 
@@ -55,7 +55,7 @@ def main() -> None:
 
     step()
     with tempfile.TemporaryDirectory() as folder:
-        writer = CheckpointWriter(Path(folder) / "a", 1, set())
+        writer = CheckpointWriter(Path(folder) / "a", 1)
         for number in range(arguments.repeats):
             timed("step", step)
             timed("background", lambda n=number: writer.write(checkpoint(n)))

@@ -128,11 +128,11 @@ def perplexity(model: KneserNey, data: TaskData, config: RunConfig) -> float:
 def count_models(config: RunConfig) -> dict[str, dict[str, object]]:
     """Perplexities of every task, by counts of its own text and of the whole stream."""
     assert config.stream is not None
-    plan = TaskSchedule.of_run(config)
-    stream_data = StreamData(config, plan, prepare_stream(config.stream))
+    schedule = TaskSchedule.of_run(config)
+    stream_data = StreamData(config, schedule, prepare_stream(config.stream))
     rows = {
         span.task: visited(stream_data.tasks[span.task], count)
-        for span, count in zip(plan.spans, plan.steps, strict=True)
+        for span, count in zip(schedule.spans, schedule.steps, strict=True)
     }
     everything = [row for task in rows.values() for row in task]
     result: dict[str, dict[str, object]] = {}

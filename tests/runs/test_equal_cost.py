@@ -66,7 +66,7 @@ def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Cal
     trainer = Trainer(config, prepare_with_progress(config, Console(quiet=True)), RunFolder(config.output.folder), [])
     assert isinstance(trainer.stream_data.mixture, Mixture)
     mixed: list[tuple[int, tuple[int, ...]]] = []
-    for step in range(trainer.plan.total_steps):
+    for step in range(trainer.schedule.total_steps):
         for batch in trainer.stream_data.batches(step):
             assert batch.x.shape == (2, 16)
             mixed += [(int(t), tuple(x.tolist())) for t, x in zip(batch.origin.task, batch.x, strict=True)]

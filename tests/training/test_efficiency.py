@@ -53,10 +53,10 @@ def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
         Record("nonfinite", 3, "a", {"train/tokens_per_second": 1.0}),
         Record("eval", 3, "a"),  # of an earlier version
     ]
-    recorder.go_on(told, 100.0)
+    recorder.resume_from(told, 100.0)
     assert (recorder.last_speed, recorder.peak_memory_gb) == (70.0, 9.0)
     assert [record.step for record in recorder.evaluations] == [1, 3]
-    recorder.tell(Record("eval", 4, "a", {PEAK_MEMORY: 2.0}))
+    recorder.emit(Record("eval", 4, "a", {PEAK_MEMORY: 2.0}))
     assert recorder.peak_memory_gb == 9.0
     assert recorder.seconds >= 100.0
 
@@ -78,7 +78,7 @@ def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
     second = Trainer(config, prepared, RunFolder(config.output.folder), [notes])
     second.state.restore(first.state.to_checkpoint({}))
     told = [replace(r, metrics={**r.metrics, PEAK_MEMORY: 1000.0}) for r in first_notes.records if r.kind == "eval"]
-    second.recorder.go_on(told, 3600.0)
+    second.recorder.resume_from(told, 3600.0)
     second.run()
     end = next(record.metrics for record in notes.records if record.kind == "end")
     last = [record.metrics["train/tokens_per_second"] for record in notes.records if record.kind == "train"][-1]

@@ -131,11 +131,11 @@ def test_too_many_of_them_stop_the_run_with_its_checkpoint_kept(tiny_run: MakeRu
     config = tiny_run(train={"max_nonfinite_steps": 3}, output={"checkpoint_every": 1})
     run, _ = trainer(config)
     run.train_step()
-    run.saver.save(run.state, run.recorder)
+    run.writer.save(run.state, run.recorder)
     run.state.model.cortex.final_norm.gain.register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(UserError, match=r"not finite in 3 steps in a row, up to step 4: lower train.learning_rate"):
         run.run()
-    run.saver.writer.wait()
+    run.writer.wait()
     (kept,) = list_checkpoints(config.output.folder / "checkpoints")
     assert step_of(kept) == 1  # none was taken in the row of failures, so none pushed this one out
     assert load_checkpoint(kept).state["progress"]["nonfinite_streak"] == 0

@@ -329,7 +329,7 @@ def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, mo
     monkeypatch.setattr(
         checkpoint_module, "write_durably", lambda path, content: (release.wait(5), plain(path, content))
     )
-    writer = CheckpointWriter(tmp_path, 2, set())
+    writer = CheckpointWriter(tmp_path, 2)
     tensor = torch.zeros(3)
     begun = time.monotonic()
     writer.write(Checkpoint(1, {"a": tensor}, {}))

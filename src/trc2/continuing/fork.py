@@ -85,21 +85,21 @@ def _inherit(
     trainer.state.restore(checkpoint)
     trainer.state.apply(trainer.state.asked)  # by the child's own control
     if is_new:  # it was not there when the last task ended
-        task = trainer.plan.at(ended.checkpoint.step - 1).task
+        task = trainer.schedule.at(ended.checkpoint.step - 1).task
         trainer.state.strategy.end_task(
             trainer.stream_data.sequences(task, trainer.stream_data.steps_of(task), trainer.state.device)
         )
     ranks.on_first(lambda: _keep_branch_point(ended, trainer))
-    trainer.recorder.go_on([], trainer.state.progress.total_seconds)
+    trainer.recorder.resume_from([], trainer.state.progress.total_seconds)
     if ranks.is_first:
         trainer.recorder.observers.append(keep_metrics_log(trainer))
     for record in ended.records:
         if record.kind not in ("test", "end", "resume"):
-            trainer.recorder.tell(record)
+            trainer.recorder.emit(record)
     failpoint("inherit")
     _score_newcomers(trainer, list(ancestry.tasks))
-    trainer.saver.save(trainer.state, trainer.recorder)
-    trainer.saver.writer.wait()
+    trainer.writer.save(trainer.state, trainer.recorder)
+    trainer.writer.wait()
     trainer.recorder.close()
 
 
@@ -144,7 +144,7 @@ def strategy_tensors(config: RunConfig, checkpoint: Checkpoint) -> dict[str, tor
 
 def _keep_branch_point(ended: FinishedParent, trainer: Trainer) -> None:
     """What the new task goes on from, if the parent's end was annealed on a branch."""
-    before = trainer.plan.step_before_anneal(ended.checkpoint.step)
+    before = trainer.schedule.step_before_anneal(ended.checkpoint.step)
     if before is None:
         return
     name = name_of(before)
@@ -163,7 +163,7 @@ def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
         scores = score_task(
             untrained, stream_data.tasks[name], "validation", config.eval, stream_data.tokenizer, device
         )
-        trainer.recorder.tell(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
+        trainer.recorder.emit(Record("eval", 0, name, {f"eval/{name}/{key}": value for key, value in scores.items()}))
     trainer.evaluator.evaluate(names)
 
 
@@ -186,8 +186,8 @@ def _adopt(
     if ranks.is_first:
         trainer.recorder.observers.append(keep_metrics_log(trainer))
     failpoint("inherit")
-    trainer.saver.save(trainer.state, trainer.recorder)
-    trainer.saver.writer.wait()
+    trainer.writer.save(trainer.state, trainer.recorder)
+    trainer.writer.wait()
     trainer.recorder.close()
 
 

@@ -43,11 +43,11 @@ def known_before(config: RunConfig, ancestry: Ancestry | None) -> list[str]:
     Without a parent, all but the last.
     """
     assert config.stream is not None
-    plan = TaskSchedule.of_run(config)
+    schedule = TaskSchedule.of_run(config)
     if ancestry is None:
-        return plan.past(plan.total_steps)
+        return schedule.past(schedule.total_steps)
     if ancestry.is_run:
-        return [*ancestry.kept, *(span.task for span in plan.spans if span.end <= ancestry.step)]
+        return [*ancestry.kept, *(span.task for span in schedule.spans if span.end <= ancestry.step)]
     return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
 
 

@@ -157,8 +157,8 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
 
 def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
     """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
-    past, plan = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans
-    if config.stream is not None and config.stream.mode == "sequential" and plan[: len(past)] != past:
+    past, spans = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans
+    if config.stream is not None and config.stream.mode == "sequential" and spans[: len(past)] != past:
         raise UserError(
             f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
             "because a step would cost more or less: leave replay and strategy as they are, or go on from its export."

@@ -1,1 +1,1 @@
-"""What a run folder is: every file name once, records, checkpoints, the lock, the plan."""
+"""What a run folder is: file names, records, checkpoints, the lock and the schedule of tasks."""

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix(PREFIX))
 
 
-def prune_checkpoints(folder: Path, keep_last: int, keep_steps: set[int]) -> None:
+def prune_checkpoints(folder: Path, keep_last: int, keep_steps: Set[int]) -> None:
     """Drop old checkpoints except the last few and those at the given steps."""
     paths = list_checkpoints(folder)
     for path in paths[: max(0, len(paths) - keep_last)]:

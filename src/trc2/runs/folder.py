@@ -275,9 +275,6 @@ class RunFolder:
             write_atomically(self.environment_file, json.dumps(content, indent=2).encode())
         return changed
 
-    def open_metrics_log(self) -> MetricsLog:
-        return MetricsLog(self.metrics_file)
-
     def binding(self, metrics_log: MetricsLog) -> Binding:
         """What ties a checkpoint to this run: its settings, its data and its diary."""
         return Binding(learning_hash(self.config_file), self.data()["fingerprint"], metrics_log)

@@ -35,7 +35,7 @@ class TaskSchedule:
 
     @classmethod
     def of_run(cls, config: RunConfig) -> TaskSchedule:
-        """The plan of a whole run, with its budget."""
+        """The schedule of a whole run, with its budget."""
         assert config.stream is not None
         return cls.of(config.stream, config.train, budget_of(config).scale)
 

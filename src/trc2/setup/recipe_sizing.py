@@ -192,10 +192,11 @@ def _timed(proposal: Proposal, corpora: list[Corpus], stream_data: StreamData, s
     for _ in range(6):
         steps = {name: max(1, min(most[name], count)) for name, count in steps.items()}
         proposal = _with_steps(proposal, steps)
-        plan = TaskSchedule.of_run(proposal.config)
-        scored = float(Agenda(proposal.config, plan, stream_data).after(-1)[0])
+        schedule = TaskSchedule.of_run(proposal.config)
+        scored = float(Agenda(proposal.config, schedule, stream_data).after(-1)[0])
         length, rows = proposal.config.train.sequence_length, proposal.config.eval.batch_size
-        work = OVERHEAD * (plan.total_steps * proposal.speed.step + scored * proposal.speed.scoring / (rows * length))
+        scoring = scored * proposal.speed.scoring / (rows * length)
+        work = OVERHEAD * (schedule.total_steps * proposal.speed.step + scoring)
         proposal = replace(proposal, seconds=proposal.start_up + work)
         factor = max(0.05, seconds - proposal.start_up) / work
         steps = {name: max(1, round(count * factor)) for name, count in steps.items()}

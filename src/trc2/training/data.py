@@ -18,14 +18,14 @@ from trc2.stream.packed import PreparedStream
 
 
 class StreamData:
-    """All tasks of a stream as windows of tokens, laid out over the steps of a plan."""
+    """All tasks of a stream as windows of tokens, laid out over the steps of a schedule."""
 
-    def __init__(self, config: RunConfig, plan: TaskSchedule, prepared: PreparedStream) -> None:
+    def __init__(self, config: RunConfig, schedule: TaskSchedule, prepared: PreparedStream) -> None:
         assert config.stream is not None
-        self.plan, self.tokenizer, self.seeds = plan, prepared.tokenizer, prepared.seeds
+        self.schedule, self.tokenizer, self.seeds = schedule, prepared.tokenizer, prepared.seeds
         check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
-        learnt = {span.task for span in plan.spans}
+        learnt = {span.task for span in schedule.spans}
         self.tasks = {
             task.name: TaskData(
                 prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
@@ -40,14 +40,14 @@ class StreamData:
                     f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
                     "validation.txt into its folder, or set its holdout above 0."
                 )
-        trained = [self.tasks[span.task] for span in plan.spans]
-        self.mixture = Mixture(trained, plan.steps) if config.stream.mode == "joint" else None
+        trained = [self.tasks[span.task] for span in schedule.spans]
+        self.mixture = Mixture(trained, schedule.steps) if config.stream.mode == "joint" else None
 
     def batches(self, step: int, share: range | None = None) -> list[Batch]:
         """A share of a step's micro-batches, all by default: of the task that is trained, or of all of them mixed."""
         if self.mixture is not None:
             return self.mixture.train_batches(step, share)
-        span = self.plan.at(step)
+        span = self.schedule.at(step)
         return self.tasks[span.task].train_batches(step - span.start, share)
 
     def check_unchanged(self) -> None:
@@ -76,5 +76,5 @@ class StreamData:
 
     def steps_of(self, task: str) -> range:
         """The numbers of a task's own steps, newest first."""
-        span = next(span for span in self.plan.spans if span.task == task)
+        span = next(span for span in self.schedule.spans if span.task == task)
         return range(span.end - span.start - 1, -1, -1)

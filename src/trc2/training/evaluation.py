@@ -67,9 +67,10 @@ class Evaluator:
     """Scores the model between steps and records what was found. Only `update_replay` changes what is learnt later."""
 
     def __init__(
-        self, config: RunConfig, plan: TaskSchedule, stream_data: StreamData, state: RunState, recorder: Recorder
+        self, config: RunConfig, schedule: TaskSchedule, stream_data: StreamData, state: RunState, recorder: Recorder
     ) -> None:
-        self.config, self.plan, self.stream_data, self.state, self.recorder = config, plan, stream_data, state, recorder
+        self.config, self.schedule, self.stream_data = config, schedule, stream_data
+        self.state, self.recorder = state, recorder
         self._tables: list[ScoreTable] = []
         self._num_seen = -1  # evaluations that are in the tables
 
@@ -77,7 +78,7 @@ class Evaluator:
         """Score tasks on their validation splits and derive what was forgotten."""
         failpoint("evaluation")
         state, step, config = self.state, self.state.progress.step, self.config.eval
-        if config.text_metrics_at == "boundaries" and step > 0 and not self.plan.is_boundary(step):
+        if config.text_metrics_at == "boundaries" and step > 0 and not self.schedule.is_boundary(step):
             config = config.replace(text_sequences=0)
         metrics: dict[str, float] = {}
         examined: list[Score] = []
@@ -85,7 +86,7 @@ class Evaluator:
             no_side_effects(config.check_no_side_effects, state.model, state.optimizer),
             state.strategy.evaluation_weights(),
         ):
-            if step == 0 or self.plan.is_boundary(step):
+            if step == 0 or self.schedule.is_boundary(step):
                 examined = examine(state.model, self.stream_data.tokenizer, config)
             for name in names:
                 scores = score_task(
@@ -104,13 +105,13 @@ class Evaluator:
         for table in self._tables_with(record):
             if step > 0 and table.has(step, names[0]):
                 record.metrics.update(summarise(table, step))
-        self.recorder.tell(record)
+        self.recorder.emit(record)
 
     def _tables_with(self, record: Record) -> list[ScoreTable]:
         """The scores so far and those of this evaluation; made anew only when the run has gone back."""
         earlier, metrics = self.recorder.evaluations, metrics_of(self.config.eval.metrics).values()
         if len(earlier) != self._num_seen:
-            self._tables = [score_table(earlier, metric, self.plan.spans) for metric in metrics]
+            self._tables = [score_table(earlier, metric, self.schedule.spans) for metric in metrics]
         for table in self._tables:
             if row := scores_by_task(record, table.metric):
                 table.add(record.step, row)
@@ -123,12 +124,12 @@ class Evaluator:
         name = self.current_task
         value = self.control_perplexities([name])[name]
         self.state.control_post[name] = value
-        self.recorder.tell(self.record("boundary", {f"control/{name}/perplexity": value}))
+        self.recorder.emit(self.record("boundary", {f"control/{name}/perplexity": value}))
 
     def update_replay(self) -> None:
         """The replay controller, once some task is past."""
         config, state, progress = self.config.control, self.state, self.state.progress
-        past = self.plan.past(progress.step)
+        past = self.schedule.past(progress.step)
         if config.mode != "closed_loop" or state.model.replay is None or not past:
             return
         failpoint("controller")
@@ -138,7 +139,7 @@ class Evaluator:
         progress.gap_average, progress.integral = after.gap_average, after.integral
         state.apply(trace.settings)
         measured = {f"control/{name}/perplexity": value for name, value in current.items()}
-        self.recorder.tell(self.record("control", trace.metrics() | measured))
+        self.recorder.emit(self.record("control", trace.metrics() | measured))
 
     def control_perplexities(self, names: list[str]) -> dict[str, float]:
         """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
@@ -172,7 +173,7 @@ class Evaluator:
                             state.model, data, "test", config.eval, self.stream_data.tokenizer, state.device
                         )
                         metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
-            self.recorder.tell(self.record("test", metrics))
+            self.recorder.emit(self.record("test", metrics))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
         own = (max(peak_memory_gb(state.device), self.recorder.peak_memory_gb), peak_matmul_flops(state.device))
@@ -186,12 +187,12 @@ class Evaluator:
             flops_per_token=per_token,
             peak_flops=sum(peaks),
         )
-        self.recorder.tell(self.record("end", cost))
+        self.recorder.emit(self.record("end", cost))
 
     @property
     def current_task(self) -> str:
         """The task trained last, at step 0 the one that comes first."""
-        return self.plan.at(max(0, self.state.progress.step - 1)).task
+        return self.schedule.at(max(0, self.state.progress.step - 1)).task
 
     def record(self, kind: Kind, metrics: dict[str, float]) -> Record:
         return Record(kind, self.state.progress.step, self.current_task, metrics, self.recorder.seconds)

@@ -15,7 +15,7 @@ from trc2.runs.schedule import TaskSchedule
 from trc2.stream.packed import PreparedStream
 from trc2.system.failpoints import failpoint
 from trc2.system.precision import autocast, choose_device
-from trc2.training.checkpoint_writer import Saver
+from trc2.training.checkpoint_writer import CheckpointWriter
 from trc2.training.data import StreamData
 from trc2.training.evaluation import Evaluator, add_up_losses, dynamics
 from trc2.training.observers import Observer, Recorder
@@ -32,36 +32,37 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.config, self.folder, self.ranks = config, folder, ranks
         self.share = ranks.share(config.train.micro_batches)  # which micro-batches of every step are run here
-        self.plan = TaskSchedule.of_run(config)
-        self.stream_data = StreamData(config, self.plan, prepared)
+        self.schedule = TaskSchedule.of_run(config)
+        self.stream_data = StreamData(config, self.schedule, prepared)
         self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
         self.recorder = Recorder(observers)
-        self.evaluator = Evaluator(config, self.plan, self.stream_data, self.state, self.recorder)
-        self.saver = Saver(folder, self.plan, config.output.keep_checkpoints, ranks)
+        self.evaluator = Evaluator(config, self.schedule, self.stream_data, self.state, self.recorder)
+        keep_steps = {span.end for span in self.schedule.spans} | self.schedule.branch_points
+        self.writer = CheckpointWriter(folder.checkpoints, config.output.keep_checkpoints, keep_steps, ranks)
         self.stop_requested = self.stopped = False
 
     def run(self) -> None:
         """From wherever the run stands to the end of the stream."""
-        config, plan, state, evaluator = self.config, self.plan, self.state, self.evaluator
+        config, schedule, state, evaluator = self.config, self.schedule, self.state, self.evaluator
         progress, tasks = state.progress, list(self.stream_data.tasks)
         if progress.step == 0:
             self.stream_data.fill(state.model.replay)
             evaluator.evaluate(tasks)  # before any training
         self.stopped = self.ranks.any(self.stop_requested)
-        while progress.step < plan.total_steps and not self.stopped:
-            if progress.step == plan.at(progress.step).start:
+        while progress.step < schedule.total_steps and not self.stopped:
+            if progress.step == schedule.at(progress.step).start:
                 # Done again when a run is resumed at this very step, to no effect.
                 self.restore_pre_anneal_weights()
-                task = plan.at(progress.step).task
+                task = schedule.at(progress.step).task
                 sequences = self.stream_data.sequences(task, count(), state.device)
-                state.model.begin_task(plan.index(progress.step), (x for x, _ in sequences))
+                state.model.begin_task(schedule.index(progress.step), (x for x, _ in sequences))
             record = self.train_step()
             if config.output.check_ranks:
                 state.check_ranks_agree()
-            self.recorder.tell(record)
-            is_boundary = plan.is_boundary(progress.step)
+            self.recorder.emit(record)
+            is_boundary = schedule.is_boundary(progress.step)
             if is_boundary or progress.step % config.eval.every_steps == 0:
-                evaluator.evaluate(tasks if is_boundary else plan.seen(progress.step))
+                evaluator.evaluate(tasks if is_boundary else schedule.seen(progress.step))
             if is_boundary:
                 evaluator.remember_reference()
                 last_steps = self.stream_data.steps_of(record.task)
@@ -69,20 +70,21 @@ class Trainer:
             if progress.step % config.control.period == 0:
                 evaluator.update_replay()
             self.stopped = self.ranks.any(self.stop_requested)
-            is_branch = progress.step in plan.branch_points
+            is_branch = progress.step in schedule.branch_points
             if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
                 self.ranks.on_first(self.stream_data.check_unchanged)
-                self.saver.save_unless_failing(state, self.recorder)
-        if progress.step == plan.total_steps:
+                if progress.nonfinite_streak == 0 or progress.step == schedule.total_steps:
+                    self.writer.save(state, self.recorder)  # of a failing step only at the end
+        if progress.step == schedule.total_steps:
             evaluator.finish()
             self.ranks.on_first(self.stream_data.check_unchanged)
-        self.saver.writer.wait()
+        self.writer.wait()
 
     def restore_pre_anneal_weights(self) -> None:
         """The last task was annealed on a branch; the next one learns from the weights before that."""
-        before = self.plan.step_before_anneal(self.state.progress.step)
+        before = self.schedule.step_before_anneal(self.state.progress.step)
         if before is not None:
-            self.ranks.on_first(self.saver.writer.wait)
+            self.ranks.on_first(self.writer.wait)
             self.state.go_back(self.folder.checkpoint_of(before))
 
     def train_step(self) -> Record:
@@ -90,10 +92,10 @@ class Trainer:
         state, progress, model = self.state, self.state.progress, self.state.model
         begun = time.monotonic()
         failpoint("step")
-        task = self.plan.at(progress.step).task
+        task = self.schedule.at(progress.step).task
         batches = self.stream_data.batches(progress.step, self.share)
         num_labels = self.ranks.total(sum(batch.num_labels for batch in batches))
-        rate = self.plan.learning_rate(progress.step)
+        rate = self.schedule.learning_rate(progress.step)
         set_learning_rate(state.optimizer, rate)
         state.optimizer.zero_grad(set_to_none=True)
         state.parallel.begin_step(self.share.start)
@@ -144,7 +146,7 @@ class Trainer:
 
     def _hopeless(self, task: str) -> UserError:
         progress = self.state.progress
-        self.recorder.tell(Record("nonfinite", progress.step, task, {}, self.recorder.seconds))
+        self.recorder.emit(Record("nonfinite", progress.step, task, {}, self.recorder.seconds))
         return UserError(
             f"The gradients were not finite in {progress.nonfinite_streak} steps in a row, up to step {progress.step}: "
             f"lower train.learning_rate and start again, or resume from the last good checkpoint in {self.folder}."

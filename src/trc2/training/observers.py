@@ -204,13 +204,13 @@ class Recorder:
         """Since the run began, over all of its processes."""
         return time.monotonic() - self._begun
 
-    def tell(self, record: Record) -> None:
+    def emit(self, record: Record) -> None:
         self._note(record)
         for observer in self.observers:
             observer.see(record)
 
-    def go_on(self, records: list[Record], seconds: float) -> None:
-        """Continue a run that has made these records and has taken so many seconds."""
+    def resume_from(self, records: list[Record], seconds: float) -> None:
+        """Continue a run that made these records and took this many seconds so far."""
         self.evaluations = []
         for record in records:
             self._note(record)

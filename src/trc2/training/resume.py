@@ -72,16 +72,16 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
             ranks.on_first(folder.check_first_weights)
         trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
         start = -1 if checkpoint is None else checkpoint.step
-        if any(record.kind == "end" for record in history) and start >= trainer.plan.total_steps:
+        if any(record.kind == "end" for record in history) and start >= trainer.schedule.total_steps:
             console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
             return
         if checkpoint is not None:
             trainer.state.restore(checkpoint)
             kept = [record for record in history if record.step <= checkpoint.step]
-            trainer.recorder.go_on(kept, trainer.state.progress.total_seconds)
+            trainer.recorder.resume_from(kept, trainer.state.progress.total_seconds)
         changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
         watch(trainer, console)
-        trainer.recorder.tell(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
+        trainer.recorder.emit(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
         run(trainer)
 
 

@@ -122,17 +122,17 @@ def run(trainer: Trainer) -> None:
     earlier = {number: signal.signal(number, stop) for number in heard}
     try:
         trainer.run()
-        if trainer.stopped and trainer.state.progress.step < trainer.plan.total_steps:
+        if trainer.stopped and trainer.state.progress.step < trainer.schedule.total_steps:
             raise Interrupted(_where_it_stopped(trainer))
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        trainer.saver.writer.join()  # it needs the diary
+        trainer.writer.join()  # it needs the metrics log
         trainer.recorder.close()
 
 
 def _where_it_stopped(trainer: Trainer) -> str:
-    first, saved = trainer.folder.first_step, trainer.saver.saved_step
+    first, saved = trainer.folder.first_step, trainer.writer.saved_step
     step = trainer.state.progress.step - first
     if saved is not None:
         saved -= first
@@ -222,14 +222,14 @@ def watch(trainer: Trainer, console: Console) -> None:
     if trainer.config.eval.text_sequences:
         with rng_unchanged():
             text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
-    forecast = Forecast(Agenda(trainer.config, trainer.plan, trainer.stream_data), start, time.monotonic())
+    forecast = Forecast(Agenda(trainer.config, trainer.schedule, trainer.stream_data), start, time.monotonic())
     screen = NotebookScreen if console.is_jupyter and not console.quiet else Screen
-    observers.append(screen(trainer.plan, console, output.log_every, start, forecast, trainer.folder.first_step))
+    observers.append(screen(trainer.schedule, console, output.log_every, start, forecast, trainer.folder.first_step))
     observers += trackers
 
 
 def keep_metrics_log(trainer: Trainer) -> MetricsLog:
-    """Open the run's diary and tie its checkpoints to it."""
-    metrics_log = trainer.folder.open_metrics_log()
-    trainer.saver.bind(trainer.folder, metrics_log)
+    """Open the run's metrics log and tie its checkpoints to it."""
+    metrics_log = MetricsLog(trainer.folder.metrics_file)
+    trainer.writer.bind(trainer.folder.binding(metrics_log))
     return metrics_log
