@@ -25,7 +25,7 @@ from trc2.report.run import own_part, read_run
 from trc2.report.summary import run_numbers, write_summary
 from trc2.runs.checkpoint import load_checkpoint, name_of, weights_of
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Ancestry, read_ancestry
+from trc2.runs.lineage import Lineage, read_lineage
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 
@@ -82,11 +82,11 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
     assert first.metrics["train/learning_rate"] <= 1e-4
     assert "step 1/5" in told.getvalue()  # its own steps
     assert "step 7" not in told.getvalue()
-    ancestry, weights = read_ancestry(child / "parent.json"), weights_of(parent / "checkpoints" / name_of(6))
-    expected = Ancestry(str(parent), 6, ("colours", "music"), is_run=True, weights=weights)
-    assert replace(ancestry, relative=None) == expected
-    assert (child / str(ancestry.relative)).samefile(parent)
-    assert known_before(RunFolder(child).config(), ancestry) == list(TINY_TASKS)
+    lineage, weights = read_lineage(child / "parent.json"), weights_of(parent / "checkpoints" / name_of(6))
+    expected = Lineage(str(parent), 6, ("colours", "music"), is_run=True, weights=weights)
+    assert replace(lineage, relative=None) == expected
+    assert (child / str(lineage.relative)).samefile(parent)
+    assert known_before(RunFolder(child).config(), lineage) == list(TINY_TASKS)
     for path in sorted((child / "checkpoints").iterdir())[1:]:
         path.rename(child / path.name)
     resume_run(child, [], QUIET)  # from what it inherited, to the same end
@@ -98,9 +98,9 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
 
 def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, data: Path, tmp_path: Path) -> None:
     child = continue_run(parent, tmp_path / "child", task(data, "colours"), QUIET)
-    run, ancestry = read_run(child), RunFolder(child).ancestry()
-    assert ancestry is not None
-    own = own_part(run, ancestry)
+    run, lineage = read_run(child), RunFolder(child).lineage()
+    assert lineage is not None
+    own = own_part(run, lineage)
     assert [(s.task, s.start, s.end) for s in own.spans] == [("fruit", 0, 0), ("tools", 0, 0), ("colours", 0, 3)]
     assert own.tables["perplexity"].steps == [0, 3]
     assert own.score("perplexity", "fruit", 0) == read_run(parent).score("perplexity", "fruit", 6)
@@ -179,7 +179,7 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     run = read_run(tmp_path / "b")
     assert [span.task for span in run.spans] == ["colours"]
     assert run.config.model.replay is True  # the export left its stores behind; the child has new ones
-    own = own_part(run, RunFolder(tmp_path / "b").ancestry() or pytest.fail("it has a parent"))
+    own = own_part(run, RunFolder(tmp_path / "b").lineage() or pytest.fail("it has a parent"))
     assert [(s.task, s.end) for s in own.spans] == [("fruit", 0), ("colours", 2)]
 
 

@@ -13,7 +13,7 @@ from tests.report.invented import invent_run, rewrite
 from trc2.errors import UserError
 from trc2.report.measures import AUFC, SPEED, final_score, own_score
 from trc2.report.runs import RunTable, interval_of, read_runs
-from trc2.runs.lineage import Ancestry
+from trc2.runs.lineage import Lineage
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_parent_may_stand_beside_its_child(tmp_path: Path) -> None:
     parent, child = write_run(tmp_path / "my"), write_run(tmp_path / "my+d", num_tasks=3)
     data = json.loads((child / "data.json").read_text())
     (child / "data.json").write_text(json.dumps({**data, "fingerprint": "1" * 64}))
-    Ancestry(str(parent), 20, ("task2",), True).write(child / "parent.json")
+    Lineage(str(parent), 20, ("task2",), True).write(child / "parent.json")
     table = read_runs([parent, child])
     assert table.tasks == ["task0", "task1"]
     assert table.all_tasks == ["task0", "task1", "task2"]

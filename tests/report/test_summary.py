@@ -12,7 +12,7 @@ from tests.report.common import forgets, write_run
 from trc2.config import RunConfig
 from trc2.report.run import read_run
 from trc2.report.summary import run_numbers, short, summary_text, write_summary
-from trc2.runs.lineage import Ancestry
+from trc2.runs.lineage import Lineage
 from trc2.training.setup import start_run
 
 QUIET = Console(quiet=True)
@@ -91,6 +91,6 @@ def test_a_summary_goes_where_it_is_asked_to(tmp_path: Path) -> None:
 
 def test_a_continued_run_that_has_not_been_evaluated_yet_is_summarised(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, last_step=5)
-    Ancestry("parent", 8, ("task1",), True).write(run / "parent.json")
+    Lineage("parent", 8, ("task1",), True).write(run / "parent.json")
     assert write_summary(run)[0].is_file()
     assert run_numbers(run)["parent"]["perplexity"] == {}

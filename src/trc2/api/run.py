@@ -93,8 +93,8 @@ class Run:
     @property
     def parent(self) -> str | None:
         """The run or model it goes on from."""
-        ancestry = RunFolder(self.folder).ancestry()
-        return None if ancestry is None else ancestry.parent
+        lineage = RunFolder(self.folder).lineage()
+        return None if lineage is None else lineage.parent
 
     def scores(self, metric: str = "perplexity") -> dict[str, TaskScores]:
         """By task: before training, just after its own, and now."""
@@ -236,8 +236,8 @@ class Run:
 
     def summary(self) -> str:
         """What `trc2 report` says, as Markdown."""
-        run, ancestry = self._read(), RunFolder(self.folder).ancestry()
-        return summary_text(run, []) if ancestry is None else child_text(run, ancestry, [])
+        run, lineage = self._read(), RunFolder(self.folder).lineage()
+        return summary_text(run, []) if lineage is None else child_text(run, lineage, [])
 
     def figure(self, kind: str = "summary") -> Any:
         """A matplotlib figure: perplexity and forgetting over the stream, or what the memory did (`hippocampus`)."""
@@ -246,12 +246,12 @@ class Run:
         from trc2.report.figures import memory_figure, run_figure  # matplotlib and pandas take a second to import
         from trc2.system.plot_style import style
 
-        run, ancestry = self._read(), RunFolder(self.folder).ancestry()
-        run = run if ancestry is None else own_part(run, ancestry)
+        run, lineage = self._read(), RunFolder(self.folder).lineage()
+        run = run if lineage is None else own_part(run, lineage)
         if kind != "summary" and not has_memory(run):
             raise UserError(f"{self.folder} has no episodic memory to draw: use run.figure().")
         with style():
-            return run_figure(run, is_continued=ancestry is not None) if kind == "summary" else memory_figure(run)
+            return run_figure(run, is_continued=lineage is not None) if kind == "summary" else memory_figure(run)
 
     def _repr_png_(self) -> bytes:
         return bytes(self.figure().png())

@@ -35,11 +35,11 @@ def check(
     from trc2.runs.folder import RunFolder
 
     RunFolder(child).config()  # a folder that is not a run is refused
-    ancestry = RunFolder(child).ancestry()
-    if ancestry is None:
+    lineage = RunFolder(child).lineage()
+    if lineage is None:
         raise UserError(f"{child} does not go on from another run or model: name one that `trc2 continue` made.")
-    if max_forgetting is not None and ancestry.limit is not None and max_forgetting > ancestry.limit:
-        warn(f"{child} keeps the limit of {ancestry.limit:.1%} with which it began: a larger one is not used.")
+    if max_forgetting is not None and lineage.limit is not None and max_forgetting > lineage.limit:
+        warn(f"{child} keeps the limit of {lineage.limit:.1%} with which it began: a larger one is not used.")
     verdict = judge_child(child, warn, parent, max_forgetting, again=True)
     assert verdict is not None
     show_verdict(child, verdict, as_json=as_json)
@@ -77,8 +77,8 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
     from trc2.continuing.continue_run import relative_forgetting
     from trc2.runs.folder import RunFolder
 
-    ancestry = RunFolder(child).ancestry()
-    if ancestry is not None and ancestry.is_run:
+    lineage = RunFolder(child).lineage()
+    if lineage is not None and lineage.is_run:
         risen = relative_forgetting(child)
         out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
     elif not verdict.tasks:

@@ -24,7 +24,7 @@ from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.checkpoint import DamagedCheckpoint
 from trc2.runs.folder import RunFolder, Warn
-from trc2.runs.lineage import Ancestry, Prediction
+from trc2.runs.lineage import Lineage, Prediction
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
@@ -160,23 +160,23 @@ def judge_child(
     """
     _check_limit(limit)
     folder = RunFolder(child)
-    ancestry, known = folder.ancestry(), read_verdict(folder)
-    if ancestry is None:
+    lineage, known = folder.lineage(), read_verdict(folder)
+    if lineage is None:
         return None
     asked = limit if limit is not None or known is None else known.limit
-    wanted = min((one for one in (asked, ancestry.limit) if one is not None), default=None)
+    wanted = min((one for one in (asked, lineage.limit) if one is not None), default=None)
     total = TaskSchedule.of_run(folder.config()).total_steps
     if known is not None and known.limit == wanted and known.child_step == total and not again:
         return known
     try:
-        verdict = judge(parent or ancestry.find(child), child, wanted, warn, ancestry.prediction)
+        verdict = judge(parent or lineage.find(child), child, wanted, warn, lineage.prediction)
     except UserError as problem:
         if wanted is not None or again:
             raise
         warn(f"{child} was not compared with its parent: {problem}")
-        return Verdict(ancestry.parent, str(child), None, ())
+        return Verdict(lineage.parent, str(child), None, ())
     if parent is None:  # under the name it was given when the child was made, wherever it was found
-        verdict = replace(verdict, parent=ancestry.parent)
+        verdict = replace(verdict, parent=lineage.parent)
     failpoint("verdict")
     write_atomically(child / ACCEPTANCE_FILE, json.dumps(verdict.describe(), indent=2).encode())
     failpoint("verdict written")
@@ -210,8 +210,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
 
 def why_not_accepted(folder: RunFolder, step: int) -> str | None:
     """Why a model of this step must not simply take its parent's place; None if nothing speaks against it."""
-    ancestry, verdict = folder.ancestry(), read_verdict(folder)
-    limit = None if ancestry is None else ancestry.limit
+    lineage, verdict = folder.lineage(), read_verdict(folder)
+    limit = None if lineage is None else lineage.limit
     if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
         if verdict.passed:
             return None
@@ -233,20 +233,20 @@ def judge(
     The parent is the checkpoint or model that the child began with, to the bit; anything else is refused.
     """
     new = RunFolder(child)
-    config, ancestry = new.config(), new.ancestry()
+    config, lineage = new.config(), new.lineage()
     assert config.stream is not None
-    if ancestry is not None:
-        check_parent(parent, ancestry, child, config.stream.cache)
+    if lineage is not None:
+        check_parent(parent, lineage, child, config.stream.cache)
     last = new.newest_checkpoint(warn)
     if last is None or last.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
     new.check_data(prepared)
-    tasks = held_out(config, ancestry, prepared, split)
+    tasks = held_out(config, lineage, prepared, split)
     device = choose_device("auto")
     before, after = Findings(), Findings()
     if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = _look(_parent_model(parent, ancestry, warn), tasks, prepared.tokenizer, config, device)
+        before = _look(_parent_model(parent, lineage, warn), tasks, prepared.tokenizer, config, device)
         after = _look(new.model_of(last), tasks, prepared.tokenizer, config, device)
     verdicts = []
     for name, text in tasks.items():
@@ -256,41 +256,41 @@ def judge(
         verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
     for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
-    parent_step = ancestry.step if ancestry is not None and ancestry.is_run else None
+    parent_step = lineage.step if lineage is not None and lineage.is_run else None
     return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step)
 
 
-def check_parent(parent: Path, ancestry: Ancestry, child: Path, cache: Path) -> None:
+def check_parent(parent: Path, lineage: Lineage, child: Path, cache: Path) -> None:
     """Refuse a parent that is not, to the bit, what the child began with."""
-    step = ancestry.step if ancestry.is_run else None
+    step = lineage.step if lineage.is_run else None
     what = f"{parent}" if step is None else f"{parent} at step {step}"
-    if RunFolder(parent).is_run != ancestry.is_run:
-        kind = "run" if ancestry.is_run else "saved model"
-        raise UserError(f"{parent} is not the {kind} from which {child} goes on: name {ancestry.parent}.")
+    if RunFolder(parent).is_run != lineage.is_run:
+        kind = "run" if lineage.is_run else "saved model"
+        raise UserError(f"{parent} is not the {kind} from which {child} goes on: name {lineage.parent}.")
     try:
         found = parent_weights(parent, step, cache)
     except (UserError, OSError) as problem:
         raise UserError(
             f"{what}, with which {child} began, cannot be read ({brief(problem)}): restore it from a copy."
         ) from None
-    if ancestry.weights is not None and found != ancestry.weights:
+    if lineage.weights is not None and found != lineage.weights:
         raise UserError(
             f"The weights of {what} are not those with which {child} began: restore them from a copy, or name the "
             "right parent."
         )
 
 
-def _parent_model(parent: Path, ancestry: Ancestry | None, warn: Warn) -> Backbone:
+def _parent_model(parent: Path, lineage: Lineage | None, warn: Warn) -> Backbone:
     """The network of just the checkpoint from which the child went on; the newest one where there is no child."""
-    if ancestry is None:
+    if lineage is None:
         return find_target(str(parent)).model(warn)
-    if not ancestry.is_run:
+    if not lineage.is_run:
         return load_model(parent)
     run = RunFolder(parent)
     try:
-        return run.model_of(run.checkpoint_of(ancestry.step))
+        return run.model_of(run.checkpoint_of(lineage.step))
     except DamagedCheckpoint as problem:
-        raise UserError(f"{parent} at step {ancestry.step} is damaged ({problem}): restore it from a copy.") from None
+        raise UserError(f"{parent} at step {lineage.step} is damaged ({problem}): restore it from a copy.") from None
 
 
 Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]

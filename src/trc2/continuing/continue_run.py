@@ -55,7 +55,7 @@ def continue_run(
 
 def _check_is_free(path: Path) -> None:
     folder = RunFolder(path)
-    if folder.is_taken and folder.ancestry() is not None:
+    if folder.is_taken and folder.lineage() is not None:
         raise UserError(
             f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "
             "judges it; for another run choose another --out."

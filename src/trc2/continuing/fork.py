@@ -25,9 +25,9 @@ from trc2.errors import UserError
 from trc2.evaluation.tasks import score_task
 from trc2.nn.keyed import keyed_generator
 from trc2.runs.checkpoint import Checkpoint, load_state, name_of, weights_of
-from trc2.runs.first_weights import sums_of
+from trc2.runs.environment import weight_checksums
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Ancestry, relative_to
+from trc2.runs.lineage import Lineage, relative_to
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.records import Record
 from trc2.runs.schedule import TaskSchedule
@@ -72,14 +72,14 @@ def _finished(folder: RunFolder, console: Console) -> FinishedParent:
 
 
 def _inherit(
-    ended: FinishedParent, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+    ended: FinishedParent, config: RunConfig, lineage: Lineage, folder: RunFolder, console: Console, ranks: Ranks
 ) -> None:
     """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
-    check_held_out(config, ancestry, prepared, warn_on(console))
+    check_held_out(config, lineage, prepared, warn_on(console))
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
-    ranks.on_first(lambda: ancestry.write(folder.parent_file))
+    ranks.on_first(lambda: lineage.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
     checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
     trainer.state.restore(checkpoint)
@@ -97,7 +97,7 @@ def _inherit(
         if record.kind not in ("test", "end", "resume"):
             trainer.recorder.emit(record)
     failpoint("inherit")
-    _score_newcomers(trainer, list(ancestry.tasks))
+    _score_newcomers(trainer, list(lineage.tasks))
     trainer.writer.save(trainer.state, trainer.recorder)
     trainer.writer.wait()
     trainer.recorder.close()
@@ -171,14 +171,14 @@ def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
 
 
 def _adopt(
-    parent: Path, config: RunConfig, ancestry: Ancestry, folder: RunFolder, console: Console, ranks: Ranks
+    parent: Path, config: RunConfig, lineage: Lineage, folder: RunFolder, console: Console, ranks: Ranks
 ) -> None:
     """Write a run that stands before its first step, with the weights of a saved model."""
     set_up_process(config)
     prepared = prepare_with_progress(config, console)
-    check_held_out(config, ancestry, prepared, warn_on(console))
+    check_held_out(config, lineage, prepared, warn_on(console))
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
-    ranks.on_first(lambda: ancestry.write(folder.parent_file))
+    ranks.on_first(lambda: lineage.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console))
     if not is_plain(parent):
         trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
@@ -224,7 +224,7 @@ def make_child(
     """Make the folder of a child, up to the point from which it is resumed."""
     run = RunFolder(parent)
     ended = _finished(run, console) if run.is_run else None
-    ancestry = _ancestry(parent, ended, path, request, config)
+    lineage = _lineage(parent, ended, path, request, config)
     path = path.absolute()
     partial = path.with_name(f".{path.name}.partial")
     with ExitStack() as held:
@@ -232,9 +232,9 @@ def make_child(
         ranks.on_first(lambda: _empty(partial))
         try:
             if ended is None:
-                _adopt(parent, config, ancestry, RunFolder(partial), console, ranks)
+                _adopt(parent, config, lineage, RunFolder(partial), console, ranks)
             else:
-                _inherit(ended, config, ancestry, RunFolder(partial), console, ranks)
+                _inherit(ended, config, lineage, RunFolder(partial), console, ranks)
         except UserError:
             if ranks.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -244,14 +244,14 @@ def make_child(
         ranks.on_first(lambda: sync_folder(path.parent))
 
 
-def _ancestry(
+def _lineage(
     parent: Path, ended: FinishedParent | None, path: Path, request: ContinuationRequest, config: RunConfig
-) -> Ancestry:
+) -> Lineage:
     assert config.stream is not None
     step = 0 if ended is None else ended.checkpoint.step
-    before = None if ended is None else ended.folder.ancestry()
+    before = None if ended is None else ended.folder.lineage()
     kept = (*(() if before is None else before.kept), *(task.name for task in request.keep))
-    return Ancestry(
+    return Lineage(
         str(parent), step, tuple(task.name for task in request.tasks), is_run=ended is not None,
         weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=request.limit,
         prediction=request.prediction, kept=kept, relative=relative_to(path, parent),
@@ -261,7 +261,7 @@ def _ancestry(
 def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
     """The checksum of the weights a child begins with: of a run's checkpoint of a step, or of a saved model."""
     if step is None:
-        return digest(sums_of(str(parent), cache))
+        return digest(weight_checksums(str(parent), cache))
     return weights_of(RunFolder(parent).checkpoints / name_of(step))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.runs.folder import Warn
-from trc2.runs.lineage import Ancestry
+from trc2.runs.lineage import Lineage
 from trc2.runs.schedule import TaskSchedule
 from trc2.stream.cache import expanded
 from trc2.stream.overlap import shared_by_document
@@ -37,18 +37,18 @@ class HeldOut:
         return len(self.is_judged) - self.documents
 
 
-def known_before(config: RunConfig, ancestry: Ancestry | None) -> list[str]:
+def known_before(config: RunConfig, lineage: Lineage | None) -> list[str]:
     """The tasks a child's parent knew: those a run had trained, and those named by --keep beside a saved model.
 
     Without a parent, all but the last.
     """
     assert config.stream is not None
     schedule = TaskSchedule.of_run(config)
-    if ancestry is None:
+    if lineage is None:
         return schedule.past(schedule.total_steps)
-    if ancestry.is_run:
-        return [*ancestry.kept, *(span.task for span in schedule.spans if span.end <= ancestry.step)]
-    return [task.name for task in config.stream.tasks if task.name not in ancestry.tasks]
+    if lineage.is_run:
+        return [*lineage.kept, *(span.task for span in schedule.spans if span.end <= lineage.step)]
+    return [task.name for task in config.stream.tasks if task.name not in lineage.tasks]
 
 
 def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
@@ -62,17 +62,17 @@ def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
 
 
 def held_out(
-    config: RunConfig, ancestry: Ancestry | None, prepared: PreparedStream, wanted: str = "test"
+    config: RunConfig, lineage: Lineage | None, prepared: PreparedStream, wanted: str = "test"
 ) -> dict[str, HeldOut]:
     """By task that the parent knew, the text that decides: without documents that the child trains on or replays.
 
     What the parent was trained on itself is not looked at: it is the same for both.
     """
     assert config.stream is not None
-    new = () if ancestry is None else ancestry.tasks
+    new = () if lineage is None else lineage.tasks
     read = [prepared.tasks[name] for name in new] + list(prepared.seeds)
     found = {}
-    for name in known_before(config, ancestry):
+    for name in known_before(config, lineage):
         task = prepared.tasks[name]
         split = held_out_split(task, wanted)
         shared = np.zeros(task.splits[split].documents)
@@ -83,24 +83,24 @@ def held_out(
     return found
 
 
-def check_held_out(config: RunConfig, ancestry: Ancestry, prepared: PreparedStream, warn: Warn) -> None:
+def check_held_out(config: RunConfig, lineage: Lineage, prepared: PreparedStream, warn: Warn) -> None:
     """Say which documents are not judged, and refuse a limit that nothing could keep, before anything is trained."""
-    for name, text in held_out(config, ancestry, prepared).items():
+    for name, text in held_out(config, lineage, prepared).items():
         count = text.documents + text.excluded
         if text.excluded:
             warn(
                 f"{text.excluded} of {count} documents of {name}/{text.split} also occur in what is trained on or "
                 "replayed: they are not judged."
             )
-        if ancestry.limit is None or text.documents >= MIN_DOCUMENTS:
+        if lineage.limit is None or text.documents >= MIN_DOCUMENTS:
             continue
         if text.excluded:
             what = "give text that is neither trained on nor replayed"
-        elif ancestry.is_run:
+        elif lineage.is_run:
             what = "leave --max-forgetting out, or go on from its export with more text by --keep"
         else:
             what = "give more documents, for example one file each"
         raise UserError(
             f"{name}/{text.split} leaves {text.documents} of {count} documents to judge, but an interval takes at "
-            f"least {MIN_DOCUMENTS}, so --max-forgetting {ancestry.limit:g} could not be kept: {what}."
+            f"least {MIN_DOCUMENTS}, so --max-forgetting {lineage.limit:g} could not be kept: {what}."
         )

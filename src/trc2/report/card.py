@@ -9,7 +9,7 @@ from trc2.config.pretrained import HFConfig, base_facts
 from trc2.report.markdown import code, markdown
 from trc2.report.run import Run
 from trc2.report.summary import acceptance_lines, boundary_table, forgetting_caption, forgetting_table
-from trc2.runs.first_weights import as_lines
+from trc2.runs.environment import checksum_lines
 from trc2.runs.folder import RunFolder
 
 
@@ -107,7 +107,7 @@ def _first_weights(run: Run) -> list[str]:
     if len(sums) == 1:
         (file, checksum), *_ = sums.items()
         return [f"- It began with {name}, whose {code(file)} has the sha256 `{checksum}`."]
-    whole = hashlib.sha256(as_lines(sums).encode()).hexdigest()
+    whole = hashlib.sha256(checksum_lines(sums).encode()).hexdigest()
     return [f"- It began with {name}; `sha256sum` of its {len(sums)} files of weights has the sha256 `{whole}`."]
 
 
@@ -139,8 +139,8 @@ def _acceptance(run: Run, refusal: str | None) -> list[str]:
 
 
 def _limits(run: Run, facts: dict[str, str]) -> str:
-    tokens, ancestry = run.spans[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).ancestry()
-    if facts or (ancestry is not None and not ancestry.is_run):
+    tokens, lineage = run.spans[-1].end * run.config.train.tokens_per_step, RunFolder(run.folder).lineage()
+    if facts or (lineage is not None and not lineage.is_run):
         base = markdown(facts["base_model"]) if facts else "a saved model"
         read = (
             f"- It read {tokens:,} tokens on top of what {base} had learnt. Only the texts named above were measured; "

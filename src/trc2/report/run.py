@@ -13,7 +13,7 @@ from trc2.errors import UserError
 from trc2.metrics.forgetting import METRICS, PERPLEXITY, Metric, ScoreTable, TaskSpan, metrics_of, summarise
 from trc2.metrics.learning import unlearned
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Ancestry
+from trc2.runs.lineage import Lineage
 from trc2.runs.records import Record, score_tables
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.files import reading
@@ -131,17 +131,17 @@ def _check_data(run: Run) -> None:
                 raise TypeError("its overlaps are not numbers")
 
 
-def own_part(run: Run, ancestry: Ancestry) -> Run:
+def own_part(run: Run, lineage: Lineage) -> Run:
     """The steps that a continued run trained itself, counted from its parent's end, which becomes step 0.
 
     Tasks of the parent count as learned at step 0, so forgetting is measured against the parent.
     """
-    first = ancestry.step
+    first = lineage.step
     trained = {span.task for span in run.spans}
-    old = [task for task in run.tasks if task not in ancestry.tasks]
+    old = [task for task in run.tasks if task not in lineage.tasks]
     # A parent run did not learn tasks that it only measured; of a saved model every named task counts as learned.
-    spans = [TaskSpan(task, 0, 0) for task in old if task in trained or not ancestry.is_run]
-    spans += [TaskSpan(s.task, s.start - first, s.end - first) for s in run.spans if s.task in ancestry.tasks]
+    spans = [TaskSpan(task, 0, 0) for task in old if task in trained or not lineage.is_run]
+    spans += [TaskSpan(s.task, s.start - first, s.end - first) for s in run.spans if s.task in lineage.tasks]
     tables = {
         name: ScoreTable(
             table.metric,

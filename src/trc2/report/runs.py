@@ -429,19 +429,19 @@ def _roots(runs: Sequence[Run]) -> list[Run]:
 
 
 def _parent(run: Run) -> str:
-    ancestry = RunFolder(run.folder).ancestry()
-    return "" if ancestry is None else ancestry.parent
+    lineage = RunFolder(run.folder).lineage()
+    return "" if lineage is None else lineage.parent
 
 
 def _parent_folder(run: Run) -> Path:
     """Where the parent lies now: as parent.json says, or beside the run if the runs were moved together."""
-    ancestry = RunFolder(run.folder).ancestry()
-    if ancestry is None or not ancestry.is_run:
+    lineage = RunFolder(run.folder).lineage()
+    if lineage is None or not lineage.is_run:
         return run.folder.resolve()
     try:
-        return ancestry.find(run.folder).resolve()
+        return lineage.find(run.folder).resolve()
     except UserError:
-        return run.folder.resolve().parent / Path(ancestry.parent).name
+        return run.folder.resolve().parent / Path(lineage.parent).name
 
 
 def _held_out(run: Run, task: str) -> Any:

@@ -11,7 +11,7 @@ from trc2.metrics.lm_eval import ROOT
 from trc2.report.markdown import markdown
 from trc2.report.run import Run, own_part, read_run, scores_in
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Ancestry
+from trc2.runs.lineage import Lineage
 from trc2.system.files import make_folder, reading, write_atomically
 
 SCHEMA = 1
@@ -22,15 +22,15 @@ def write_summary(folder: Path, place: Path | None = None) -> list[Path]:
     from trc2.report.figures import memory_figure, run_figure
     from trc2.system.plot_style import style
 
-    run, ancestry = read_run(folder), RunFolder(folder).ancestry()
-    drawn = run if ancestry is None else own_part(run, ancestry)
+    run, lineage = read_run(folder), RunFolder(folder).lineage()
+    drawn = run if lineage is None else own_part(run, lineage)
     place = folder if place is None else place
     make_folder(place)
     with style():
-        pictures = {"summary.png": run_figure(drawn, is_continued=ancestry is not None).png()}
+        pictures = {"summary.png": run_figure(drawn, is_continued=lineage is not None).png()}
         if has_memory(drawn):
             pictures["hippocampus.png"] = memory_figure(drawn).png()
-    text = summary_text(run, list(pictures)) if ancestry is None else child_text(run, ancestry, list(pictures))
+    text = summary_text(run, list(pictures)) if lineage is None else child_text(run, lineage, list(pictures))
     written = {"summary.md": text.encode(), **pictures}
     for name, content in written.items():
         write_atomically(place / name, content)
@@ -60,15 +60,15 @@ def summary_text(run: Run, pictures: list[str]) -> str:
     return "\n".join(lines)
 
 
-def child_text(run: Run, ancestry: Ancestry, pictures: list[str]) -> str:
+def child_text(run: Run, lineage: Lineage, pictures: list[str]) -> str:
     """A run that goes on from another one, or from a model: its own steps, with the parent beside it."""
-    own = own_part(run, ancestry)
-    kind = "the run" if ancestry.is_run else "the saved model"
-    at = f" at its step {ancestry.step}" if ancestry.is_run else ""
+    own = own_part(run, lineage)
+    kind = "the run" if lineage.is_run else "the saved model"
+    at = f" at its step {lineage.step}" if lineage.is_run else ""
     lines = [
         f"# {markdown(run.name)}",
         "",
-        f"Goes on from {kind} {markdown(ancestry.parent)}{at}. {_state_line(own)}",
+        f"Goes on from {kind} {markdown(lineage.parent)}{at}. {_state_line(own)}",
         "",
     ]
     lines += [*_in_words(own), *_overlap_lines(run)]
@@ -81,7 +81,7 @@ def child_text(run: Run, ancestry: Ancestry, pictures: list[str]) -> str:
         lines += [caption, "", forgetting_table(own), ""]
     else:
         lines += ["A saved model does not say what it learnt: what was forgotten of it is unknown.", ""]
-    if ancestry.is_run:
+    if lineage.is_run:
         lines += [f"Over the parent and this run together. {forgetting_caption(run)}", "", forgetting_table(run), ""]
     lines += [*acceptance_lines(run), *_lm_lines(run), *_test_lines(run), *_cost_lines(run)]
     lines += [*[f"![{name}]({name})" for name in pictures], ""]
@@ -272,11 +272,11 @@ def run_numbers(folder: Path) -> dict[str, Any]:
     `kept` and `forgetting` are of the newest evaluation. None was not measured. `parent` is the run that this one
     continues, with its scores at that step.
     """
-    run, ancestry = read_run(folder), RunFolder(folder).ancestry()
+    run, lineage = read_run(folder), RunFolder(folder).lineage()
     numbers = {"schema": SCHEMA, **numbers_of(run), "parent": None}
-    if ancestry is not None:
-        scores = run.perplexity.scores.get(ancestry.step, {})
-        numbers["parent"] = {"folder": ancestry.parent, "step": ancestry.step, "perplexity": dict(scores)}
+    if lineage is not None:
+        scores = run.perplexity.scores.get(lineage.step, {})
+        numbers["parent"] = {"folder": lineage.parent, "step": lineage.step, "perplexity": dict(scores)}
     return numbers
 
 

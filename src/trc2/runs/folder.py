@@ -20,11 +20,16 @@ from trc2.runs.checkpoint import (
     load_state,
     name_of,
 )
-from trc2.runs.environment import changes_since, describe_environment
+from trc2.runs.environment import (
+    changes_since,
+    checksum_lines,
+    describe_environment,
+    read_checksums,
+    weight_checksums,
+)
 from trc2.runs.equal_cost import budget_of
-from trc2.runs.first_weights import as_lines, read_sums, sums_of
 from trc2.runs.identity import Binding, check_binding, learning_hash
-from trc2.runs.lineage import Ancestry, read_ancestry
+from trc2.runs.lineage import Lineage, read_lineage
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import MetricsLog, Record, current, read_all_records
 from trc2.strategies import build_strategy
@@ -144,9 +149,9 @@ class RunFolder:
         what = ", ".join(changed) or "the tokenizer"
         raise UserError(f"The data of {self} has changed since the run began ({what}): restore it, or start a new run.")
 
-    def ancestry(self) -> Ancestry | None:
+    def lineage(self) -> Lineage | None:
         """From where it goes on; None if it began by itself."""
-        return read_ancestry(self.parent_file) if self.parent_file.exists() else None
+        return read_lineage(self.parent_file) if self.parent_file.exists() else None
 
     def variant(self) -> dict[str, Any] | None:
         """What the matrix of a sweep calls this run; None if no sweep made it."""
@@ -160,13 +165,13 @@ class RunFolder:
 
     def first_weights(self) -> dict[str, str]:
         """Checksums of the files whose weights it, or the run it goes on from, began with; empty if it began anew."""
-        return read_sums(self.first_weights_file) if self.first_weights_file.exists() else {}
+        return read_checksums(self.first_weights_file) if self.first_weights_file.exists() else {}
 
     @property
     def first_step(self) -> int:
         """The step at which it took over from its parent; its own are counted from there."""
-        ancestry = self.ancestry()
-        return 0 if ancestry is None else ancestry.step
+        lineage = self.lineage()
+        return 0 if lineage is None else lineage.step
 
     def records(self) -> list[Record]:
         """The records that count: without those that a resume superseded."""
@@ -243,21 +248,21 @@ class RunFolder:
         if isinstance(config.model, HFConfig):
             copy_model_files(config.model.pretrained, self.model_files)
             keep_base_card(config.model.pretrained, self.model_files)
-            sums = self._sums_of(config) if parent is None else parent.first_weights()
+            sums = self._pretrained_checksums(config) if parent is None else parent.first_weights()
             if sums:
-                write_atomically(self.first_weights_file, as_lines(sums).encode())
+                write_atomically(self.first_weights_file, checksum_lines(sums).encode())
         write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
 
     @staticmethod
-    def _sums_of(config: RunConfig) -> dict[str, str]:
+    def _pretrained_checksums(config: RunConfig) -> dict[str, str]:
         assert isinstance(config.model, HFConfig)
         assert config.stream is not None
-        return sums_of(config.model.pretrained, config.stream.cache)
+        return weight_checksums(config.model.pretrained, config.stream.cache)
 
     def check_first_weights(self) -> None:
         """Refuse to begin anew with other weights than those whose checksums were written down at the beginning."""
         config = self.config()
-        if isinstance(config.model, HFConfig) and self._sums_of(config) != self.first_weights():
+        if isinstance(config.model, HFConfig) and self._pretrained_checksums(config) != self.first_weights():
             raise UserError(
                 f"The weights in {config.model.pretrained} are not those that {self} began with, see "
                 f"{self.first_weights_file.name}: restore them, or train anew into another folder."

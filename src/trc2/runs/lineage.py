@@ -1,11 +1,11 @@
-"""From where a run goes on, and what it must keep: its parent.json."""
+"""The parent of a run that continues another run or a saved model: its parent.json."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trc2.errors import UserError
@@ -16,19 +16,19 @@ SCHEMA = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """What trial runs said of a child: with this share of replay, no past task would rise by more."""
+    """The result of trial runs: with this share of replay, the perplexity of no past task rises by more."""
 
     share: float
     predicted: float
 
 
 @dataclass(frozen=True)
-class Ancestry:
+class Lineage:
     """The parent, the step at which this run takes over, and the tasks that are new in it.
 
-    A parent that is no run but a saved model has no steps and no known tasks: the child begins at 0. `weights` is the
-    checksum of the weights it began with. `limit` is how much a past task may rise; it belongs to the child, so that
-    whoever brings the run to its end judges by it.
+    A parent that is a saved model has no steps and no known tasks, so the child begins at 0. `weights` is the checksum
+    of the weights that the child began with. `limit` is how much the perplexity of a past task may rise. It is stored
+    with the child, so that every command that finishes the run checks the same limit.
     """
 
     parent: str
@@ -44,18 +44,17 @@ class Ancestry:
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        content |= {"tasks": list(self.tasks), "weights": self.weights, "limit": self.limit}
-        content |= {"kept": list(self.kept), "relative": self.relative}
+        content |= {name: getattr(self, name) for name in ("tasks", "weights", "limit", "kept", "relative")}
         if self.prediction is not None:
-            content["trial"] = {"share": self.prediction.share, "predicted": self.prediction.predicted}
+            content["trial"] = asdict(self.prediction)
         write_atomically(path, to_json(content, indent=2).encode())
 
     def find(self, child: Path) -> Path:
-        """Where the parent is: at the same place relative to the child, or as it was named."""
+        """The parent's folder: at the same path relative to the child, or at the path that was given."""
         described_by = "config.yaml" if self.is_run else "config.json"
-        for place in ([] if self.relative is None else [child / self.relative]) + [Path(self.parent)]:
-            if (place / described_by).is_file():
-                return place
+        for folder in ([] if self.relative is None else [child / self.relative]) + [Path(self.parent)]:
+            if (folder / described_by).is_file():
+                return folder
         raise UserError(
             f"{self.parent}, from which {child} goes on, is not there, so {child} cannot be judged: say where it is by "
             f"`trc2 check PARENT {child}`."
@@ -70,7 +69,7 @@ def relative_to(child: Path, parent: Path) -> str | None:
         return None
 
 
-def read_ancestry(path: Path) -> Ancestry:
+def read_lineage(path: Path) -> Lineage:
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
         tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
@@ -79,7 +78,7 @@ def read_ancestry(path: Path) -> Ancestry:
         if limit is not None and not (isinstance(limit, float | int) and math.isfinite(limit)):
             raise TypeError("its limit is not a number")
         trial = content.get("trial")
-        return Ancestry(
+        return Lineage(
             parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
             None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),

@@ -19,7 +19,7 @@ from trc2.config import model_config
 from trc2.config.pretrained import HFConfig, copy_model_files
 from trc2.errors import UserError
 from trc2.generate.sampling import generate_ids
-from trc2.runs.first_weights import sums_of
+from trc2.runs.environment import weight_checksums
 from trc2.runs.target import find_target
 from trc2.training.setup import start_run
 
@@ -177,7 +177,7 @@ def test_weights_from_elsewhere_and_pickles_in_an_index_are_refused(llama: Path,
     (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
     refused(llama, "are not a .safetensors file in the same folder")
     with pytest.raises(UserError, match=r"are not a \.safetensors file"):
-        sums_of(str(llama), llama.parent / "cache")
+        weight_checksums(str(llama), llama.parent / "cache")
 
 
 def test_adapters_beside_a_model_are_refused(llama: Path) -> None:
