@@ -26,7 +26,7 @@ from trc2.continuing.acceptance import (
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.heldout import HeldOut, held_out_split
 from trc2.continuing.request import default_folder
-from trc2.continuing.trial_runs import Branch, TrialRuns, keep_rehearsal, prediction, try_shares
+from trc2.continuing.trial_runs import Branch, TrialRuns, prediction, save_trial_runs, try_shares
 from trc2.errors import UserError
 from trc2.evaluation.tasks import evaluation_mode, tally
 from trc2.metrics.paired import Interval
@@ -130,7 +130,7 @@ def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: Task
     branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
     task = colours.replace(steps=10)
     child, parent = tmp_path / "child", Path("parent")
-    keep_rehearsal(TrialRuns("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
+    save_trial_runs(TrialRuns("parent", ("train.seed=3",), (task.name,), 0.5, 10, 5, (branch,)), child)
     same = (parent, child, [task], 0.05, ["train.seed=3"])
     assert prediction(*same) == Prediction(0.05, 0.4)
     assert branch.ceiling == pytest.approx(0.4 + 0.1), "the upper end of the interval, as the gate will ask"

@@ -73,7 +73,7 @@ def continue_(
     from trc2.continuing.acceptance import check_acceptance, judge_child
     from trc2.continuing.continue_run import continue_run
     from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
-    from trc2.continuing.trial_runs import keep_rehearsal, prediction, remove_trials, try_shares
+    from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
 
     known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
@@ -98,7 +98,7 @@ def continue_(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
                 watch=lambda text: status.update(shown(text)), warn=warn,
             )  # fmt: skip
-        kept_in = keep_rehearsal(rehearsal, target)
+        kept_in = save_trial_runs(rehearsal, target)
         if as_json:
             print(json.dumps(rehearsal.describe(), indent=2))
         else:

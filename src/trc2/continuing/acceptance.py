@@ -1,10 +1,10 @@
-"""The acceptance check: whether a continued run may take its parent's place, judged per task on held-out text."""
+"""The acceptance check: whether a continued run may replace its parent, decided per task on held-out text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.continuing.fork import parent_weights
 from trc2.continuing.heldout import HeldOut, held_out
 from trc2.errors import UserError, brief
-from trc2.evaluation.tasks import evaluation_mode, examine
+from trc2.evaluation.tasks import evaluation_mode, score_lm_tasks
 from trc2.metrics.lm_eval import Score, falls
 from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
@@ -41,10 +41,10 @@ REFUSED = 3  # the exit code of a command whose acceptance check refused the chi
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """How much the perplexity of a past task rose against the parent, on which text, and whether that is within.
+    """The rise of the perplexity of a past task since the parent, the text it was measured on, and the limit.
 
-    For a task of the lm-evaluation-harness `measure` is another one, the rise is what it lost in its own unit, and the
-    split is the task's own business.
+    For a task of the lm-evaluation-harness `measure` is its metric, the rise is the loss in its unit, and the split
+    is empty.
     """
 
     task: str
@@ -58,7 +58,7 @@ class TaskVerdict:
 
     @property
     def passed(self) -> bool:
-        """Only if even the upper bound is within the limit; NaN is within none."""
+        """Whether the upper bound is within the limit; NaN is not within any limit."""
         return self.limit is None or self.rise.high <= self.limit
 
     @property
@@ -75,16 +75,14 @@ class TaskVerdict:
         return "not sure"
 
     def describe(self) -> dict[str, Any]:
-        numbers = {"rise": self.rise.value, "low": self.rise.low, "high": self.rise.high}
-        shown = {name: finite(value) for name, value in numbers.items()}
-        counted = {"measure": self.measure, "split": self.split, "documents": self.documents, "tokens": self.tokens}
-        counted |= {"excluded": self.excluded}
-        return {**shown, **counted, "passed": self.passed, "verdict": self.word}
+        rise = {"rise": finite(self.rise.value), "low": finite(self.rise.low), "high": finite(self.rise.high)}
+        names = ("measure", "split", "documents", "tokens", "excluded", "passed")
+        return {**rise, **{name: getattr(self, name) for name in names}, "verdict": self.word}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All past tasks; the child is accepted if every one is within the limit. Steps are those that were compared."""
+    """The child is accepted if every past task is within the limit. The steps are those that were compared."""
 
     parent: str
     child: str
@@ -101,38 +99,33 @@ class Verdict:
 
     @property
     def failing(self) -> str:
-        """The tasks that are not within the limit, in words."""
-        named = ", ".join(f"{task.task} is {task.word}" for task in self.tasks if not task.passed)
-        return named or "no task could be compared"
+        """The tasks that are not within the limit, as text."""
+        return ", ".join(f"{t.task} is {t.word}" for t in self.tasks if not t.passed) or "no task could be compared"
 
     @property
     def interval_width(self) -> float:
-        """How far the upper end of an interval lies above the largest rise; 0 if nothing was looked at."""
+        """The distance from the largest rise to the largest upper bound; 0 if no text was compared."""
         ends = [task.rise.high for task in self.tasks if task.measure == "perplexity"]
         return float(np.max(ends)) - self.worst if ends else 0.0
 
     @property
     def worst(self) -> float:
-        """The largest rise of a perplexity; NaN if there is one, or if nothing was looked at."""
+        """The largest rise of a perplexity; NaN if one of them is NaN, or if no text was compared."""
         rises = [task.rise.value for task in self.tasks if task.measure == "perplexity"]
         return float(np.max(rises)) if rises else float("nan")
 
     def describe(self) -> dict[str, Any]:
-        tasks = {task.task: task.describe() for task in self.tasks}
-        known: dict[str, Any] = {"parent": self.parent, "parent_step": self.parent_step, "child": self.child}
-        known |= {"child_step": self.child_step, "limit": self.limit, "confidence": CONFIDENCE}
-        found: dict[str, Any] = {"schema": SCHEMA, **known, "passed": self.passed, "tasks": tasks}
+        names = ("parent", "parent_step", "child", "child_step", "limit")
+        content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "confidence": CONFIDENCE}
+        content |= {"passed": self.passed, "tasks": {task.task: task.describe() for task in self.tasks}}
         if self.prediction is not None:
-            rises = {"predicted": self.prediction.predicted, "happened": self.worst}
-            found["rehearsal"] = {
-                "share": self.prediction.share,
-                **{name: finite(value) for name, value in rises.items()},
-            }
-        return found
+            predicted, happened = finite(self.prediction.predicted), finite(self.worst)
+            content["rehearsal"] = {"share": self.prediction.share, "predicted": predicted, "happened": happened}
+        return content
 
 
 def check_acceptance(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
-    """Refuse a limit that has nothing to look at, before anything is trained."""
+    """Reject a limit that cannot be checked, before training."""
     _check_limit(limit)
     if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
         raise UserError(
@@ -152,30 +145,31 @@ def _check_limit(limit: float | None) -> None:
 def judge_child(
     child: Path, warn: Warn, parent: Path | None = None, limit: float | None = None, *, again: bool = False
 ) -> Verdict | None:
-    """The verdict on a run that goes on from another and has ended; None if it has no parent.
+    """Judge a finished run that has a parent; None if it has none.
 
-    Without a `limit` it is judged by that of the verdict in its folder, or by its own; a larger one than its own is
-    never used. A verdict that is in the folder already is found anew only `again`. Where there is no limit, a parent
-    that is gone is a warning and not an error, because nothing was to be decided, unless it is asked for `again`.
+    The limit is the smallest of the child's own and `limit`, or the limit of the earlier verdict in the folder. The
+    earlier verdict is returned if it is still valid, unless `again`. Without a limit and without `again`, a missing
+    parent is a warning and not an error, because there is nothing to decide.
     """
     _check_limit(limit)
     folder = RunFolder(child)
-    lineage, known = folder.lineage(), read_verdict(folder)
+    lineage, earlier = folder.lineage(), read_verdict(folder)
     if lineage is None:
         return None
-    asked = limit if limit is not None or known is None else known.limit
-    wanted = min((one for one in (asked, lineage.limit) if one is not None), default=None)
+    if limit is None and earlier is not None:
+        limit = earlier.limit
+    limit = min((one for one in (limit, lineage.limit) if one is not None), default=None)
     total = TaskSchedule.of_run(folder.config()).total_steps
-    if known is not None and known.limit == wanted and known.child_step == total and not again:
-        return known
+    if earlier is not None and earlier.limit == limit and earlier.child_step == total and not again:
+        return earlier
     try:
-        verdict = judge(parent or lineage.find(child), child, wanted, warn, lineage.prediction)
+        verdict = judge(parent or lineage.find(child), child, limit, warn, lineage.prediction)
     except UserError as problem:
-        if wanted is not None or again:
+        if limit is not None or again:
             raise
         warn(f"{child} was not compared with its parent: {problem}")
         return Verdict(lineage.parent, str(child), None, ())
-    if parent is None:  # under the name it was given when the child was made, wherever it was found
+    if parent is None:  # keep the path that was given when the child was made
         verdict = replace(verdict, parent=lineage.parent)
     failpoint("verdict")
     write_atomically(child / ACCEPTANCE_FILE, json.dumps(verdict.describe(), indent=2).encode())
@@ -184,7 +178,7 @@ def judge_child(
 
 
 def read_verdict(folder: RunFolder) -> Verdict | None:
-    """The verdict in a run's folder; None if there is none, or none that can be read: then it is found anew."""
+    """The verdict in a run's folder; None if it is missing or damaged."""
     path = folder.path / ACCEPTANCE_FILE
     if not path.is_file():
         return None
@@ -194,11 +188,11 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             limit = content["limit"]
             tasks = tuple(
                 TaskVerdict(
-                    name, found["split"], int(found["documents"]), int(found["tokens"]),
-                    Interval(float(found["rise"]), float(found["low"]), float(found["high"])), limit, found["measure"],
-                    int(found.get("excluded", 0)),
+                    name, task["split"], int(task["documents"]), int(task["tokens"]),
+                    Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, task["measure"],
+                    int(task.get("excluded", 0)),
                 )
-                for name, found in content["tasks"].items()
+                for name, task in content["tasks"].items()
             )  # fmt: skip
             trial = content.get("rehearsal")
             prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
@@ -209,7 +203,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
 
 
 def why_not_accepted(folder: RunFolder, step: int) -> str | None:
-    """Why a model of this step must not simply take its parent's place; None if nothing speaks against it."""
+    """The reason why the model of this step must not replace its parent; None if it may."""
     lineage, verdict = folder.lineage(), read_verdict(folder)
     limit = None if lineage is None else lineage.limit
     if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
@@ -230,58 +224,57 @@ def judge(
 ) -> Verdict:
     """Score parent and child document by document.
 
-    The parent is the checkpoint or model that the child began with, to the bit; anything else is refused.
+    The parent must be, to the bit, the checkpoint or model that the child began with.
     """
-    new = RunFolder(child)
-    config, lineage = new.config(), new.lineage()
+    folder = RunFolder(child)
+    config, lineage = folder.config(), folder.lineage()
     assert config.stream is not None
     if lineage is not None:
         check_parent(parent, lineage, child, config.stream.cache)
-    last = new.newest_checkpoint(warn)
+    last = folder.newest_checkpoint(warn)
     if last is None or last.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
-    prepared = prepare_stream(config.stream, tokenizer=new.tokenizer(), known=new.data()["tasks"])
-    new.check_data(prepared)
-    tasks = held_out(config, lineage, prepared, split)
-    device = choose_device("auto")
-    before, after = Findings(), Findings()
-    if tasks or config.eval.lm_tasks:  # one model after the other: two may not fit
-        before = _look(_parent_model(parent, lineage, warn), tasks, prepared.tokenizer, config, device)
-        after = _look(new.model_of(last), tasks, prepared.tokenizer, config, device)
+    prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
+    folder.check_data(prepared)
+    texts = held_out(config, lineage, prepared, split)
+    before = after = ModelScores({}, [])
+    if texts or config.eval.lm_tasks:  # one model after the other: two may not fit into memory
+        before = _score_model(_parent_model(parent, lineage, warn), texts, prepared.tokenizer, config)
+        after = _score_model(folder.model_of(last), texts, prepared.tokenizer, config)
     verdicts = []
-    for name, text in tasks.items():
+    for name, text in texts.items():
         (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
         counts = len(tokens), int(tokens.sum())
         verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
-    for score, fall in falls(before.exam, after.exam, np.random.default_rng(config.train.seed)):
+    for score, fall in falls(before.lm_scores, after.lm_scores, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = lineage.step if lineage is not None and lineage.is_run else None
     return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step)
 
 
 def check_parent(parent: Path, lineage: Lineage, child: Path, cache: Path) -> None:
-    """Refuse a parent that is not, to the bit, what the child began with."""
+    """Reject a parent whose weights are not, to the bit, those the child began with."""
     step = lineage.step if lineage.is_run else None
-    what = f"{parent}" if step is None else f"{parent} at step {step}"
+    name = f"{parent}" if step is None else f"{parent} at step {step}"
     if RunFolder(parent).is_run != lineage.is_run:
         kind = "run" if lineage.is_run else "saved model"
         raise UserError(f"{parent} is not the {kind} from which {child} goes on: name {lineage.parent}.")
     try:
-        found = parent_weights(parent, step, cache)
+        weights = parent_weights(parent, step, cache)
     except (UserError, OSError) as problem:
         raise UserError(
-            f"{what}, with which {child} began, cannot be read ({brief(problem)}): restore it from a copy."
+            f"{name}, with which {child} began, cannot be read ({brief(problem)}): restore it from a copy."
         ) from None
-    if lineage.weights is not None and found != lineage.weights:
+    if lineage.weights is not None and weights != lineage.weights:
         raise UserError(
-            f"The weights of {what} are not those with which {child} began: restore them from a copy, or name the "
+            f"The weights of {name} are not those with which {child} began: restore them from a copy, or name the "
             "right parent."
         )
 
 
 def _parent_model(parent: Path, lineage: Lineage | None, warn: Warn) -> Backbone:
-    """The network of just the checkpoint from which the child went on; the newest one where there is no child."""
+    """The network of the checkpoint that the child continued; without a lineage, of the newest checkpoint."""
     if lineage is None:
         return find_target(str(parent)).model(warn)
     if not lineage.is_run:
@@ -297,23 +290,22 @@ Losses: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Findings:
+class ModelScores:
     """One model's losses per document of every task, and its scores of `eval.lm_tasks`."""
 
-    losses: dict[str, Losses] = field(default_factory=dict)
-    exam: list[Score] = field(default_factory=list)
+    losses: dict[str, Losses]
+    lm_scores: list[Score]
 
 
-def _look(
-    model: Backbone, tasks: dict[str, HeldOut], tokenizer: Tokenizer, config: RunConfig, device: torch.device
-) -> Findings:
+def _score_model(model: Backbone, texts: dict[str, HeldOut], tokenizer: Tokenizer, config: RunConfig) -> ModelScores:
+    device = choose_device("auto")
     model.to(device)
-    losses = {name: document_losses(model, text, config, device) for name, text in tasks.items()}
-    return Findings(losses, examine(model, tokenizer, config.eval))
+    losses = {name: document_losses(model, text, config, device) for name, text in texts.items()}
+    return ModelScores(losses, score_lm_tasks(model, tokenizer, config.eval))
 
 
 def document_losses(model: Backbone, text: HeldOut, config: RunConfig, device: torch.device) -> Losses:
-    """Σ −log p and the number of predicted tokens of every document that is judged."""
+    """Σ −log p and the number of predicted tokens, for every document that is judged."""
     count = len(text.is_judged)
     losses, tokens = np.zeros(count), np.zeros(count, dtype=np.int64)
     windows, rows = SplitWindows(text.task, config.train.sequence_length), EvalConfig().batch_size
@@ -321,7 +313,7 @@ def document_losses(model: Backbone, text: HeldOut, config: RunConfig, device: t
         for batch in windows.eval_batches(text.split, rows):
             nll = model.predict(batch.x.to(device), batch.y.to(device)).nll.double().cpu().numpy()
             assert batch.origin.document is not None
-            places = batch.origin.document.numpy()
-            np.add.at(losses, places, nll)
-            np.add.at(tokens, places, (batch.y != IGNORE_INDEX).numpy())
+            documents = batch.origin.document.numpy()
+            np.add.at(losses, documents, nll)
+            np.add.at(tokens, documents, (batch.y != IGNORE_INDEX).numpy())
     return losses[text.is_judged], tokens[text.is_judged]

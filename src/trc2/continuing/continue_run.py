@@ -19,9 +19,7 @@ from trc2.runs.records import score_table
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
-from trc2.training.setup import (
-    taking_part,
-)
+from trc2.training.setup import taking_part
 
 
 def continue_run(
@@ -36,11 +34,11 @@ def continue_run(
     limit: float | None = None,
     prediction: Prediction | None = None,
 ) -> Path:
-    """Teach a finished run, or a saved model, more tasks, in a new folder; see `trc2.continuing.fork`.
+    """Train a finished run, or a saved model, on more tasks, in a new folder; see `trc2.continuing.fork`.
 
-    Scores and references of all earlier tasks of a run carry over; of a saved model they are unknown, and `keep` is
-    text it should go on knowing, which is measured and not trained. `limit` is kept in the child, for
-    `trc2.continuing.acceptance.judge_child`, which follows.
+    Scores and references of all earlier tasks of a run carry over. Those of a saved model are unknown; `keep` is text
+    that it should not forget, which is measured and not trained. `limit` is stored in the child, for
+    `trc2.continuing.acceptance.judge_child`.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction)
@@ -66,9 +64,9 @@ def _check_is_free(path: Path) -> None:
 
 
 def relative_forgetting(path: Path) -> float:
-    """Mean over past tasks of how much their perplexity rose since their own training, as a fraction, at the end.
+    """Mean relative rise of the perplexity of past tasks, from the end of their own training to the end of the run.
 
-    NaN if a perplexity is. Compare with `<=` a limit, which NaN fails, not with `>`, which it passes.
+    NaN if a perplexity is NaN. Compare with `<=` a limit, which fails for NaN, not with `>`.
     """
     folder = RunFolder(path)
     table = score_table(folder.records(), PERPLEXITY, TaskSchedule.of_run(folder.config()).spans)

@@ -1,7 +1,7 @@
-"""A run that goes on from another run, or from a saved model: all that resuming it takes, written at once.
+"""A child: a run that continues another run, or a saved model. Its folder is written at once, ready to be resumed.
 
-The new folder gets its name when it is whole. Before that a kill leaves nothing but a hidden folder, and the same
-command begins anew; after it the child is a run like any other.
+The folder gets its name when it is whole. A kill before that leaves only a hidden folder, which the same command
+replaces. After that the child is a run like any other.
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ from trc2.training.setup import describe_run, keep_metrics_log, prepare_with_pro
 
 STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
 
-# ------------------------------------------------------------------------------------------------------ from a run
-
 
 @dataclass(frozen=True)
-class FinishedParent:
-    """A finished run that can be gone on from."""
+class FinishedRun:
+    """A finished run that a child can continue."""
 
     folder: RunFolder
     config: RunConfig
@@ -54,7 +52,30 @@ class FinishedParent:
     checkpoint: Checkpoint
 
 
-def _finished(folder: RunFolder, console: Console) -> FinishedParent:
+def make_child(
+    parent: Path, path: Path, request: ContinuationRequest, config: RunConfig, console: Console, ranks: Ranks
+) -> None:
+    """Make the folder of a child, up to the point from which it is resumed."""
+    folder = RunFolder(parent)
+    run = _finished_run(folder, console) if folder.is_run else None
+    lineage = _lineage(parent, run, path, request, config)
+    path = path.absolute()
+    partial = path.with_name(f".{path.name}.partial")
+    with ExitStack() as held:
+        ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
+        ranks.on_first(lambda: _remove_files(partial))
+        try:
+            _write_child(RunFolder(partial), parent, run, lineage, config, console, ranks)
+        except UserError:
+            if ranks.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        failpoint("inherited")
+        ranks.on_first(lambda: os.replace(partial, path))
+        ranks.on_first(lambda: sync_folder(path.parent))
+
+
+def _finished_run(folder: RunFolder, console: Console) -> FinishedRun:
     config = folder.config()
     assert config.stream is not None
     if config.stream.mode == "joint":
@@ -68,93 +89,137 @@ def _finished(folder: RunFolder, console: Console) -> FinishedParent:
     checkpoint = folder.newest_checkpoint(warn_on(console))
     if checkpoint is None or checkpoint.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
-    return FinishedParent(folder, config, records, checkpoint)
+    return FinishedRun(folder, config, records, checkpoint)
 
 
-def _inherit(
-    ended: FinishedParent, config: RunConfig, lineage: Lineage, folder: RunFolder, console: Console, ranks: Ranks
-) -> None:
-    """Write all that resuming takes: description, the parent's records and state, the newcomers' first scores."""
+def _lineage(
+    parent: Path, run: FinishedRun | None, path: Path, request: ContinuationRequest, config: RunConfig
+) -> Lineage:
+    assert config.stream is not None
+    step = 0 if run is None else run.checkpoint.step
+    earlier = None if run is None else run.folder.lineage()
+    kept = (*(() if earlier is None else earlier.kept), *(task.name for task in request.keep))
+    return Lineage(
+        str(parent), step, tuple(task.name for task in request.tasks), is_run=run is not None,
+        weights=parent_weights(parent, None if run is None else step, config.stream.cache), limit=request.limit,
+        prediction=request.prediction, kept=kept, relative=relative_to(path, parent),
+    )  # fmt: skip
+
+
+def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
+    """The checksum of the weights a child begins with: of a run's checkpoint of a step, or of a saved model."""
+    if step is None:
+        return digest(weight_checksums(str(parent), cache))
+    return weights_of(RunFolder(parent).checkpoints / name_of(step))
+
+
+def _remove_files(partial: Path) -> None:
+    """Remove the files of an earlier attempt, but not the lock, which this process holds."""
+    for path in partial.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (LOCK, OWNER):
+            path.unlink()
+
+
+def _write_child(
+    folder: RunFolder, parent: Path, run: FinishedRun | None, lineage: Lineage, config: RunConfig, console: Console,
+    ranks: Ranks,
+) -> None:  # fmt: skip
+    """Write everything that resuming needs: the description, the parent's records, and a checkpoint."""
     set_up_process(config)
-    prepared = prepare_with_progress(config, console, ended.folder.tokenizer(), ended.folder.data()["tasks"])
+    earlier = () if run is None else (run.folder.tokenizer(), run.folder.data()["tasks"])
+    prepared = prepare_with_progress(config, console, *earlier)
     check_held_out(config, lineage, prepared, warn_on(console))
-    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=True)
+    will_restore = run is not None or not is_plain(parent)
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=will_restore)
     ranks.on_first(lambda: lineage.write(folder.parent_file))
-    ranks.on_first(lambda: describe_run(folder, config, prepared, console, ended.folder))
-    checkpoint, is_new = _with_strategy(ended, config, _with_replay(ended, trainer))
-    trainer.state.restore(checkpoint)
-    trainer.state.apply(trainer.state.asked)  # by the child's own control
-    if is_new:  # it was not there when the last task ended
-        task = trainer.schedule.at(ended.checkpoint.step - 1).task
-        trainer.state.strategy.end_task(
-            trainer.stream_data.sequences(task, trainer.stream_data.steps_of(task), trainer.state.device)
-        )
-    ranks.on_first(lambda: _keep_branch_point(ended, trainer))
-    trainer.recorder.resume_from([], trainer.state.progress.total_seconds)
+    ranks.on_first(lambda: describe_run(folder, config, prepared, console, None if run is None else run.folder))
+    if run is not None:
+        _restore_run(trainer, run)
+    elif will_restore:
+        trainer.state.restore(_checkpoint_of_model(trainer, load_model(parent).state_dict(), parent))
+    if run is None:
+        trainer.state.strategy.start_from_saved_model()
     if ranks.is_first:
         trainer.recorder.observers.append(keep_metrics_log(trainer))
-    for record in ended.records:
+    for record in () if run is None else run.records:
         if record.kind not in ("test", "end", "resume"):
             trainer.recorder.emit(record)
     failpoint("inherit")
-    _score_newcomers(trainer, list(lineage.tasks))
+    if run is not None:
+        _score_new_tasks(trainer, list(lineage.tasks))
     trainer.writer.save(trainer.state, trainer.recorder)
     trainer.writer.wait()
     trainer.recorder.close()
 
 
-def _with_replay(ended: FinishedParent, trainer: Trainer) -> Checkpoint:
-    """The parent's state as the child's settings have it: replay may be new, gone, or of another strength."""
-    before, now = ended.config, trainer.config
-    strengths = [f"replay_{name}" for name in STRENGTHS]
-    if before.control.mode == now.control.mode and all(
-        getattr(before.model, name) == getattr(now.model, name) for name in ("replay", *strengths)
-    ):
-        return ended.checkpoint
+# ------------------------------------------------------------------------------------------------------ from a run
+
+
+def _restore_run(trainer: Trainer, run: FinishedRun) -> None:
+    """Put the parent's last checkpoint into the child's trainer, as far as the child has the same settings."""
+    checkpoint, is_new = _with_strategy(run, trainer.config, _with_replay(run, trainer))
+    trainer.state.restore(checkpoint)
+    trainer.state.apply(trainer.state.asked)  # by the child's own control
+    if is_new:  # the strategy did not see the last task end
+        data, task = trainer.stream_data, trainer.schedule.at(run.checkpoint.step - 1).task
+        trainer.state.strategy.end_task(data.sequences(task, data.steps_of(task), trainer.state.device))
+    trainer.ranks.on_first(lambda: _copy_pre_anneal_checkpoint(run, trainer))
+    trainer.recorder.resume_from([], trainer.state.progress.total_seconds)
+
+
+def _with_replay(run: FinishedRun, trainer: Trainer) -> Checkpoint:
+    """The parent's checkpoint with the child's replay settings: replay may be new, gone, or of another strength."""
+    before, now = run.config, trainer.config
+    names = ("replay", *(f"replay_{name}" for name in STRENGTHS))
+    is_same = all(getattr(before.model, name) == getattr(now.model, name) for name in names)
+    if is_same and before.control.mode == now.control.mode:
+        return run.checkpoint
     fresh = {f"model.{name}": t for name, t in trainer.state.model.state_dict().items() if name.startswith("replay.")}
     changed = {f"model.replay.{name}" for name in STRENGTHS}
-    tensors = {n: t for n, t in ended.checkpoint.tensors.items() if not n.startswith("model.replay.") or n in fresh}
+    tensors = {n: t for n, t in run.checkpoint.tensors.items() if not n.startswith("model.replay.") or n in fresh}
     tensors |= {n: t.clone() for n, t in fresh.items() if n in changed or n not in tensors}
-    state = {**ended.checkpoint.state, "asked": asdict(trainer.state.asked)}
-    return replace(ended.checkpoint, tensors=tensors, state=state)
+    state = {**run.checkpoint.state, "asked": asdict(trainer.state.asked)}
+    return replace(run.checkpoint, tensors=tensors, state=state)
 
 
-def _with_strategy(ended: FinishedParent, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
-    """The same, with a strategy that is not the parent's; whether its state is new.
+def _with_strategy(run: FinishedRun, config: RunConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+    """The checkpoint with the child's strategy, and whether the state of that strategy is new.
 
-    One of the same name goes on with what it knows, unless its settings give that another shape.
+    A strategy of the same name keeps its state, unless the new settings change the shapes of its tensors.
     """
-    before, now = ended.config.strategy, config.strategy
+    before, now = run.config.strategy, config.strategy
     if before == now:
         return checkpoint, False
-    fresh, known = strategy_tensors(config, checkpoint), checkpoint.part("strategy")
-    if before.name == now.name and all(name in known and known[name].shape == fresh[name].shape for name in fresh):
+    fresh, old = strategy_tensors(config, checkpoint), checkpoint.part("strategy")
+    if before.name == now.name and all(name in old and old[name].shape == fresh[name].shape for name in fresh):
         return checkpoint, False
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("strategy.")}
     return replace(checkpoint, tensors=tensors | {f"strategy.{name}": tensor for name, tensor in fresh.items()}), True
 
 
 def strategy_tensors(config: RunConfig, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """What a strategy begins with on the weights of a checkpoint: some copy them."""
+    """The state with which a strategy begins on the weights of a checkpoint: some strategies copy them."""
     with rng_unchanged():
         net = build_model(config.model)
         load_state(net, checkpoint)
         return build_strategy(config.strategy, net).tensors
 
 
-def _keep_branch_point(ended: FinishedParent, trainer: Trainer) -> None:
-    """What the new task goes on from, if the parent's end was annealed on a branch."""
-    before = trainer.schedule.step_before_anneal(ended.checkpoint.step)
+def _copy_pre_anneal_checkpoint(run: FinishedRun, trainer: Trainer) -> None:
+    """Copy the checkpoint from which the new task starts, if the parent's end was annealed."""
+    before = trainer.schedule.step_before_anneal(run.checkpoint.step)
     if before is None:
         return
     name = name_of(before)
-    if not (ended.folder.checkpoints / name).is_dir():
-        raise UserError(f"{ended.folder} has no checkpoint from before its anneal, {name}: run it again.")
-    shutil.copytree(ended.folder.checkpoints / name, trainer.folder.checkpoints / name)
+    if not (run.folder.checkpoints / name).is_dir():
+        raise UserError(f"{run.folder} has no checkpoint from before its anneal, {name}: run it again.")
+    shutil.copytree(run.folder.checkpoints / name, trainer.folder.checkpoints / name)
 
 
-def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
-    """The new tasks' scores before any training, on untrained weights, and just before their own training."""
+def _score_new_tasks(trainer: Trainer, names: list[str]) -> None:
+    """Record two scores of the new tasks: of untrained weights, and of the parent's weights."""
     config, stream_data, device = trainer.config, trainer.stream_data, trainer.state.device
     with rng_unchanged():  # modules draw weights of their own before ours replace them
         untrained = build_model(config.model, keyed_generator("weights", config.train.seed)).to(device)
@@ -170,105 +235,22 @@ def _score_newcomers(trainer: Trainer, names: list[str]) -> None:
 # ------------------------------------------------------------------------------------------------ from a saved model
 
 
-def _adopt(
-    parent: Path, config: RunConfig, lineage: Lineage, folder: RunFolder, console: Console, ranks: Ranks
-) -> None:
-    """Write a run that stands before its first step, with the weights of a saved model."""
-    set_up_process(config)
-    prepared = prepare_with_progress(config, console)
-    check_held_out(config, lineage, prepared, warn_on(console))
-    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=not is_plain(parent))
-    ranks.on_first(lambda: lineage.write(folder.parent_file))
-    ranks.on_first(lambda: describe_run(folder, config, prepared, console))
-    if not is_plain(parent):
-        trainer.state.restore(_with_weights(trainer, load_model(parent).state_dict(), parent))
-    trainer.state.strategy.start_from_saved_model()
-    if ranks.is_first:
-        trainer.recorder.observers.append(keep_metrics_log(trainer))
-    failpoint("inherit")
-    trainer.writer.save(trainer.state, trainer.recorder)
-    trainer.writer.wait()
-    trainer.recorder.close()
-
-
-def _with_weights(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Path) -> Checkpoint:
-    """The beginning of a run, but for its weights; replay stores that did not come along begin empty."""
+def _checkpoint_of_model(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Path) -> Checkpoint:
+    """A checkpoint of step 0 with the weights of a saved model; replay stores that it lacks begin empty."""
     beginning = trainer.state.to_checkpoint({})
-    own = {f"model.{name}": tensor for name, tensor in weights.items()}
+    saved = {f"model.{name}": tensor for name, tensor in weights.items()}
+    shapes = {name: tensor.shape for name, tensor in saved.items()}
     expected = {f"model.{name}": tensor.shape for name, tensor in trainer.state.model.state_dict().items()}
-    stores = {name for name in (*own, *expected) if name.startswith("model.replay.")}
-    wrong = [n for n in expected.keys() | own.keys() if n not in stores and expected.get(n) != _shape(own.get(n))]
+    wrong = [name for name in expected.keys() | saved.keys() if expected.get(name) != shapes.get(name)]
+    wrong = [name for name in wrong if not name.startswith("model.replay.")]
     if wrong:
         raise UserError(
             f"{min(wrong).removeprefix('model.')} of {parent} does not fit the settings: leave model.… as it was saved."
         )
-    kept = {name: tensor for name, tensor in own.items() if expected.get(name) == tensor.shape}
+    kept = {name: tensor for name, tensor in saved.items() if expected.get(name) == tensor.shape}
     others = {name: tensor for name, tensor in beginning.tensors.items() if name not in kept}
     checkpoint = replace(beginning, tensors={**others, **kept}, rows={})
     if not trainer.state.strategy.tensors:
         return checkpoint
     strategy = strategy_tensors(trainer.config, checkpoint)
     return replace(checkpoint, tensors=checkpoint.tensors | {f"strategy.{name}": t for name, t in strategy.items()})
-
-
-def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
-    return None if tensor is None else tensor.shape
-
-
-# ------------------------------------------------------------------------------------------------------ whole or not
-
-
-def make_child(
-    parent: Path, path: Path, request: ContinuationRequest, config: RunConfig, console: Console, ranks: Ranks
-) -> None:
-    """Make the folder of a child, up to the point from which it is resumed."""
-    run = RunFolder(parent)
-    ended = _finished(run, console) if run.is_run else None
-    lineage = _lineage(parent, ended, path, request, config)
-    path = path.absolute()
-    partial = path.with_name(f".{path.name}.partial")
-    with ExitStack() as held:
-        ranks.on_first(lambda: held.enter_context(lock_folder(partial)))
-        ranks.on_first(lambda: _empty(partial))
-        try:
-            if ended is None:
-                _adopt(parent, config, lineage, RunFolder(partial), console, ranks)
-            else:
-                _inherit(ended, config, lineage, RunFolder(partial), console, ranks)
-        except UserError:
-            if ranks.is_first:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
-        failpoint("inherited")
-        ranks.on_first(lambda: os.replace(partial, path))
-        ranks.on_first(lambda: sync_folder(path.parent))
-
-
-def _lineage(
-    parent: Path, ended: FinishedParent | None, path: Path, request: ContinuationRequest, config: RunConfig
-) -> Lineage:
-    assert config.stream is not None
-    step = 0 if ended is None else ended.checkpoint.step
-    before = None if ended is None else ended.folder.lineage()
-    kept = (*(() if before is None else before.kept), *(task.name for task in request.keep))
-    return Lineage(
-        str(parent), step, tuple(task.name for task in request.tasks), is_run=ended is not None,
-        weights=parent_weights(parent, None if ended is None else step, config.stream.cache), limit=request.limit,
-        prediction=request.prediction, kept=kept, relative=relative_to(path, parent),
-    )  # fmt: skip
-
-
-def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
-    """The checksum of the weights a child begins with: of a run's checkpoint of a step, or of a saved model."""
-    if step is None:
-        return digest(weight_checksums(str(parent), cache))
-    return weights_of(RunFolder(parent).checkpoints / name_of(step))
-
-
-def _empty(partial: Path) -> None:
-    """Remove what an earlier attempt left in a folder; its lock stays, we hold it."""
-    for path in partial.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name not in (LOCK, OWNER):
-            path.unlink()

@@ -1,4 +1,4 @@
-"""On which text a continued run is judged: held-out documents of what its parent knew that the child does not read."""
+"""The text on which a continued run is judged: held-out documents of earlier tasks that the child does not read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SHARED = 0.5  # a document with more of its 13-grams in what the child reads
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A task that the parent knew: the split it is judged on, and which of its documents are judged."""
+    """An earlier task: the split it is judged on, and which of its documents are judged."""
 
     task: PreparedTask
     split: str
@@ -38,9 +38,9 @@ class HeldOut:
 
 
 def known_before(config: RunConfig, lineage: Lineage | None) -> list[str]:
-    """The tasks a child's parent knew: those a run had trained, and those named by --keep beside a saved model.
+    """The tasks that the parent knew: trained by the parent run, or named by --keep for a saved model.
 
-    Without a parent, all but the last.
+    Without a parent, all tasks but the last.
     """
     assert config.stream is not None
     schedule = TaskSchedule.of_run(config)
@@ -52,9 +52,10 @@ def known_before(config: RunConfig, lineage: Lineage | None) -> list[str]:
 
 
 def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
-    """The split that is wanted; validation, which neither training nor the controller reads either, without a test.
+    """The wanted split, or validation if the test split is missing.
 
-    A test split of a single document allows no interval, so validation is taken then too, if it has more.
+    Neither training nor the controller reads validation text. One document is too few for an interval, so a test split
+    of one document is replaced by validation too, if that has more documents.
     """
     test, validation = task.splits["test"], task.splits["validation"]
     is_enough = test.documents >= MIN_DOCUMENTS or test.documents >= validation.documents
@@ -64,14 +65,14 @@ def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
 def held_out(
     config: RunConfig, lineage: Lineage | None, prepared: PreparedStream, wanted: str = "test"
 ) -> dict[str, HeldOut]:
-    """By task that the parent knew, the text that decides: without documents that the child trains on or replays.
+    """The text that decides, by earlier task, without documents that the child trains on or replays.
 
-    What the parent was trained on itself is not looked at: it is the same for both.
+    Text that the parent was trained on is not excluded: it is the same for parent and child.
     """
     assert config.stream is not None
     new = () if lineage is None else lineage.tasks
     read = [prepared.tasks[name] for name in new] + list(prepared.seeds)
-    found = {}
+    texts = {}
     for name in known_before(config, lineage):
         task = prepared.tasks[name]
         split = held_out_split(task, wanted)
@@ -79,12 +80,12 @@ def held_out(
         if read:
             cache = expanded(config.stream.cache) / "overlap"
             shared = shared_by_document(task, split, read, cache, lambda: None)
-        found[name] = HeldOut(task, split, shared <= MAX_SHARED)
-    return found
+        texts[name] = HeldOut(task, split, shared <= MAX_SHARED)
+    return texts
 
 
 def check_held_out(config: RunConfig, lineage: Lineage, prepared: PreparedStream, warn: Warn) -> None:
-    """Say which documents are not judged, and refuse a limit that nothing could keep, before anything is trained."""
+    """Warn about documents that are not judged, and reject a limit that cannot be met, before training."""
     for name, text in held_out(config, lineage, prepared).items():
         count = text.documents + text.excluded
         if text.excluded:
@@ -95,12 +96,12 @@ def check_held_out(config: RunConfig, lineage: Lineage, prepared: PreparedStream
         if lineage.limit is None or text.documents >= MIN_DOCUMENTS:
             continue
         if text.excluded:
-            what = "give text that is neither trained on nor replayed"
+            advice = "give text that is neither trained on nor replayed"
         elif lineage.is_run:
-            what = "leave --max-forgetting out, or go on from its export with more text by --keep"
+            advice = "leave --max-forgetting out, or go on from its export with more text by --keep"
         else:
-            what = "give more documents, for example one file each"
+            advice = "give more documents, for example one file each"
         raise UserError(
             f"{name}/{text.split} leaves {text.documents} of {count} documents to judge, but an interval takes at "
-            f"least {MIN_DOCUMENTS}, so --max-forgetting {lineage.limit:g} could not be kept: {what}."
+            f"least {MIN_DOCUMENTS}, so --max-forgetting {lineage.limit:g} could not be kept: {advice}."
         )

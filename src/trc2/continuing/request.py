@@ -1,4 +1,4 @@
-"""What a run that goes on from another, or from a saved model, is to be: its settings, and what they may not change."""
+"""The settings of a run that continues another run or a saved model, and the changes that are not allowed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from trc2.stream.sources import has_documents
 JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
 MAX_EVALUATIONS = 4  # within a task of many steps
 MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
-LEARNING_RATE = 1e-4  # for a saved model, which does not say how it was trained; the default would shake it
-# By what earlier scores were measured, or steps were counted: a child whose steps follow its parent's keeps it.
+LEARNING_RATE = 1e-4  # for a saved model; the default is for new weights
+# Earlier scores and steps depend on these settings, so a child that follows a run keeps them.
 KEPT = frozenset({
     "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
     "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
     "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_prefill_files",
     "stream.replay_prefill_tasks",
 })  # fmt: skip
-# Of the model only what is no part of its function may change.
+# The settings of the model that may change: they do not change the function it computes.
 CHANGEABLE = frozenset({
     "model.replay", "model.replay_coefficient", "model.replay_batch_size", "model.replay_share",
     "model.replay_long_fraction", "model.replay_seed", "model.dropout",
@@ -39,11 +39,11 @@ CHANGEABLE = frozenset({
 
 @dataclass(frozen=True)
 class ContinuationRequest:
-    """What a child is to learn, and how it is to differ from its parent.
+    """The tasks that a child learns, and how it differs from its parent.
 
-    `keep` is text a saved model knew: measured, not trained. `share` is replayed from now on, whatever the parent
-    replayed and whatever its controller would say. `limit` is how much a past task may rise, for whoever brings the
-    child to its end; `prediction` is what trial runs said of it.
+    `keep` is text that a saved model knows: it is measured, not trained. `share` replaces the replay settings and the
+    controller of the parent. `limit` is how much the perplexity of a past task may rise. `prediction` is the result of
+    trial runs.
     """
 
     tasks: tuple[TaskConfig, ...]
@@ -63,7 +63,7 @@ def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
 
 
 def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
-    """What the child will be, before anything of it is made."""
+    """The settings of the child."""
     if not request.tasks:
         raise UserError("There is no task to go on with: name at least one.")
     run = RunFolder(parent)
@@ -96,15 +96,14 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
             f"{parent} is a run, which knows its own tasks: leave {request.keep[0].name} out of what is kept."
         )
     stream = config.stream.model_dump(mode="json")
-    known, new = [task["name"] for task in stream["tasks"]], [task.name for task in request.tasks]
+    old, new = [task["name"] for task in stream["tasks"]], [task.name for task in request.tasks]
     for name in new:
-        if name in known:
+        if name in old:
             raise UserError(f"{parent} has learnt a task '{name}' already: give the new one another name.")
     stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in request.tasks)]
-    if stream["order"] is not None:  # new tasks come last
-        stream["order"] = [*stream["order"], *new]
-    if stream["only"] is not None:  # the tasks that are trained: the new ones are
-        stream["only"] = [*stream["only"], *new]
+    for setting in ("order", "only"):  # new tasks come last, and are trained
+        if stream[setting] is not None:
+            stream[setting] = [*stream[setting], *new]
     values: dict[str, Any] = config.model_dump(mode="json")
     values["stream"] = stream
     if not config.train.branches:
@@ -112,31 +111,31 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
     values["output"]["folder"] = str(folder)
     longer = RunConfig(**_with_share(parent, config, values, request.share))
     changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), request.overrides))
-    _check_changes(parent, longer, changed, len(known))
+    _check_changes(parent, longer, changed, len(old))
     _check_steps(parent, config, changed)
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
 def _with_share(parent: RunFolder | Path, config: RunConfig, values: dict[str, Any], share: float | None) -> Any:
-    """The same settings, by which a fixed share is replayed."""
+    """The same settings with a fixed share of replay."""
     if share is None:
         return values
     if not config.model.replay:
         raise UserError(f"{parent} has no replay, so no share of it can be set: train with model.replay=true.")
-    fields = type(config.model).model_fields  # λ_rep and B_R beside a share would say a second thing
+    fields = type(config.model).model_fields  # λ_rep and B_R would contradict the share
     values["model"] |= {name: fields[name].default for name in ("replay_coefficient", "replay_batch_size")}
     values["model"]["replay_share"] = share
     values["control"]["mode"] = "fixed"
     return values
 
 
-def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, known: int) -> None:
-    """Refuse what earlier scores rest on."""
+def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, num_old: int) -> None:
+    """Reject changes of settings on which earlier scores depend."""
     assert longer.stream is not None
     assert changed.stream is not None
     changes = {path: values for path, values in differences(longer, changed).items() if path != "stream.tasks"}
-    wrong = [path for path in changes if is_within(path, KEPT) or _is_function(path)]
-    if not wrong and changed.stream.tasks[:known] != longer.stream.tasks[:known]:
+    wrong = [path for path in changes if is_within(path, KEPT) or _changes_function(path)]
+    if not wrong and changed.stream.tasks[:num_old] != longer.stream.tasks[:num_old]:
         raise UserError(
             f"The earlier tasks of {parent} are over and cannot be changed: change only those that are new."
         )
@@ -156,7 +155,7 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, kno
 
 
 def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
-    """Refuse what would give tasks that are over another number of steps: a budget counts what a step costs."""
+    """Reject changes that give finished tasks another number of steps; with a budget, the cost of a step decides it."""
     past, spans = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans
     if config.stream is not None and config.stream.mode == "sequential" and spans[: len(past)] != past:
         raise UserError(
@@ -165,8 +164,8 @@ def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> No
         )
 
 
-def _is_function(path: str) -> bool:
-    """Whether a setting says what the network computes."""
+def _changes_function(path: str) -> bool:
+    """Whether a setting changes what the network computes."""
     return path.startswith("model.") and path not in CHANGEABLE and not path.startswith("model.lambda_")
 
 
@@ -174,17 +173,17 @@ def _is_function(path: str) -> bool:
 
 
 def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
-    """Settings for a model that says what it is, but not how it was trained or on what.
+    """Settings for a saved model, which does not say how or on which text it was trained.
 
-    Replay is on where its backbone has it by default: an export leaves the stores behind, and says so by replay=false.
+    Replay is on if it is the default of the backbone: an export drops the stores and writes replay=false.
     """
     home = str(parent.resolve())
     if is_plain(parent):
         model: dict[str, Any] = {"name": "hf", "pretrained": home}
     else:
-        known = load_config(parent)
-        replay = known.replay or bool(type(known).model_fields["replay"].default)
-        model = {**known.model_dump(mode="json"), "replay": replay, "replay_seed": None}
+        saved = load_config(parent)
+        replay = saved.replay or bool(type(saved).model_fields["replay"].default)
+        model = {**saved.model_dump(mode="json"), "replay": replay, "replay_seed": None}
     length = trained_length(parent)
     usual = MODELS[model["name"]].model_fields["replay_chunk_length"].default
     model["replay_chunk_length"] = min(model.get("replay_chunk_length", usual), length)
@@ -216,10 +215,10 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
 
 
 def _modest_evaluation(config: RunConfig) -> dict[str, int]:
-    """How often and on how much is evaluated, unless overrides say otherwise: in all half the tokens that are trained.
+    """Evaluation settings with which all evaluations together read half as many tokens as are trained.
 
-    A forward pass is a third of a training step, so this takes about a seventh of the time and leaves as much again for
-    the acceptance check, which reads all its text.
+    A forward pass is a third of a training step, so evaluation takes about a seventh of the time. The acceptance check,
+    which reads all its text, may take as long again.
     """
     assert config.stream is not None
     steps, usual = [task.steps for task in config.stream.trained], config.eval
@@ -236,19 +235,18 @@ def _modest_evaluation(config: RunConfig) -> dict[str, int]:
 
 
 def has_old_text(parent: Path, config: RunConfig) -> bool:
-    """Whether a child has text of before to replay: its parent's stores, seed text, or the stores of a saved model."""
+    """Whether a child has old text to replay: the stores of a run or of a saved model, or prefill text."""
     assert config.stream is not None
     if not config.model.replay:
         return False
-    is_seeded = bool(config.stream.replay_prefill_files or config.stream.replay_prefill_tasks)
-    return RunFolder(parent).is_run or is_seeded or (not is_plain(parent) and load_config(parent).replay)
+    is_prefilled = bool(config.stream.replay_prefill_files or config.stream.replay_prefill_tasks)
+    return RunFolder(parent).is_run or is_prefilled or (not is_plain(parent) and load_config(parent).replay)
 
 
 def _replayable(config: RunConfig, kept: Sequence[str], share: float | None) -> list[str]:
-    """The texts of --keep that are divided by document, into a part that is replayed and a part that is judged.
+    """The texts of --keep that are divided into documents to replay and documents to judge.
 
-    Only where something is replayed, and only a text that leaves enough documents to judge: a small one is judged
-    whole.
+    A text with few documents is judged whole. Without replay, every text is judged whole.
     """
     assert config.stream is not None
     if not config.model.replay or config.model.replay_keep in ("loss", "surprise") or share == 0.0:

@@ -1,4 +1,4 @@
-"""Trial runs: how much a new task would make a run forget, by short branches, each with another share of replay."""
+"""Trial runs: short branches with different shares of replay predict how much a new task makes a run forget."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
 
 @dataclass(frozen=True)
 class Branch:
-    """One share, tried; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
+    """A branch with one share; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
 
-    `ceiling` adds the branch's own interval, because the acceptance check will ask for that too.
+    `ceiling` adds the width of the branch's interval, because the acceptance check compares the upper bound.
     """
 
     share: float
@@ -44,7 +44,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class TrialRuns:
-    """The branches, cheapest first, as far as they were needed."""
+    """The branches, with rising shares, up to the first one that is predicted to stay under the limit."""
 
     parent: str
     overrides: tuple[str, ...]
@@ -54,31 +54,26 @@ class TrialRuns:
     branch_steps: int
     branches: tuple[Branch, ...]
     learning_rate: float = math.nan
-    has_old_text: bool = True  # whether there is any to replay; if not, shares would replay the new text
+    has_old_text: bool = True  # without old text a share would replay the new text
 
     @property
     def cheapest(self) -> float | None:
-        """The smallest share that is predicted to stay under the limit; None if none of them is."""
+        """The smallest share that is predicted to stay under the limit, if there is one."""
         return next((branch.share for branch in self.branches if branch.ceiling <= self.limit), None)
 
     def describe(self) -> dict[str, Any]:
-        branches = [
-            {
-                "share": b.share,
-                "measured": finite(b.verdict.worst),
-                "predicted": finite(b.predicted),
-                "ceiling": finite(b.ceiling),
-                **{name: value for name, value in b.verdict.describe().items() if name not in ("parent", "child")},
-            }
-            for b in self.branches
-        ]
-        of = {"parent": self.parent, "overrides": list(self.overrides), "tasks": list(self.tasks)}
-        known = {**of, "limit": self.limit, "steps": self.steps, "branch_steps": self.branch_steps}
-        known |= {"learning_rate": finite(self.learning_rate), "has_old_text": self.has_old_text}
-        return {"schema": 1, **known, "cheapest": self.cheapest, "branches": branches}
+        branches = []
+        for b in self.branches:
+            numbers = {"measured": b.verdict.worst, "predicted": b.predicted, "ceiling": b.ceiling}
+            verdict = {name: value for name, value in b.verdict.describe().items() if name not in ("parent", "child")}
+            branches.append({"share": b.share, **{name: finite(value) for name, value in numbers.items()}, **verdict})
+        names = ("parent", "overrides", "tasks", "limit", "steps", "branch_steps")
+        rest = {"learning_rate": finite(self.learning_rate), "has_old_text": self.has_old_text}
+        settings = {name: getattr(self, name) for name in names} | rest
+        return {"schema": 1, **settings, "cheapest": self.cheapest, "branches": branches}
 
     def lines(self) -> list[str]:
-        """What a reader is told."""
+        """The result as text for users."""
         lines = [
             f"share {b.share:4.0%}: {b.verdict.worst:+.1%} after {self.branch_steps} steps; after {self.steps} "
             f"predicted {b.predicted:+.1%}, with its interval {b.ceiling:+.1%}"
@@ -111,43 +106,43 @@ def try_shares(
     watch: Callable[[str], None] = lambda _: None,
     warn: Warn = lambda _: None,
 ) -> TrialRuns:
-    """Branches from the parent's end, shares rising, until one is predicted to stay under the limit.
+    """Train branches from the parent's end, with rising shares, until one is predicted to stay under the limit.
 
-    Prediction: forgetting grows in proportion to the steps. Mostly it grows slower, but a small rate from an optimum of
-    the old tasks begins slower than it goes on: the acceptance check of the real run is what decides. The branches are
-    thrown away; they are made `beside` the child's place, where those of a killed command are found and removed. They
-    are judged by validation text, so that the text of the acceptance check chooses nothing. Where there is no old text
-    to replay only a share of 0 is tried.
+    The prediction assumes that forgetting grows in proportion to the steps. Mostly it grows slower, but with a small
+    learning rate it can start slowly and grow faster later, so the acceptance check of the real run decides. The
+    branches are deleted. They are made `beside` the child's folder, where those of a killed command are found and
+    removed. They are judged on validation text, so that the text of the acceptance check does not influence the choice
+    of the share. Without old text to replay, only a share of 0 is tried.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     short = [one.replace(steps=min(one.steps, max(MIN_STEPS, one.steps // PART))) for one in tasks]
-    whole, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
+    all_steps, steps = sum(one.steps for one in tasks), sum(one.steps for one in short)
     config = child_config(parent, ContinuationRequest(tasks, None, tuple(overrides), tuple(keep)), Path("trial"))
-    is_old = has_old_text(parent, config)
+    can_replay = has_old_text(parent, config)
     branches: list[Branch] = []
     scratch = _scratch(beside or default_folder(parent, tasks))
     with lock_folder(scratch):
-        for share in shares if is_old else shares[:1]:
+        for share in shares if can_replay else shares[:1]:
             watch(f"a branch of {steps} steps with {share:.0%} replay")
             child = scratch / f"share-{share}"
             shutil.rmtree(child, ignore_errors=True)
             replayed = share if config.model.replay else None
             continue_run(parent, child, short, Console(quiet=True), replayed, overrides=overrides, keep=keep)
             verdict = judge(parent, child, limit, warn, split="validation")
-            risen = verdict.worst
-            predicted = math.expm1(math.log1p(risen) * whole / steps) if risen > 0 else risen
+            rise = verdict.worst
+            predicted = math.expm1(math.log1p(rise) * all_steps / steps) if rise > 0 else rise
             branches.append(Branch(share, verdict, predicted))
             if branches[-1].ceiling <= limit:
                 break
     shutil.rmtree(scratch, ignore_errors=True)
     return TrialRuns(
-        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, whole, steps, tuple(branches),
-        config.train.learning_rate, is_old,
+        str(parent), tuple(overrides), tuple(one.name for one in tasks), limit, all_steps, steps, tuple(branches),
+        config.train.learning_rate, can_replay,
     )  # fmt: skip
 
 
 def remove_trials(child: Path) -> None:
-    """Remove what killed trial runs of a child left behind, unless they are under way."""
+    """Remove the branches that a killed command left behind, unless another process is using them."""
     scratch = _scratch(child)
     if scratch.is_dir() and not is_locked(scratch):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -157,11 +152,11 @@ def _scratch(child: Path) -> Path:
     return child.with_name(f".{child.name[:200]}.trial")
 
 
-def keep_rehearsal(rehearsal: TrialRuns, child: Path) -> Path:
-    """Write it down beside the child's place, so that the child can be compared with it."""
-    path = _beside(child)
+def save_trial_runs(trials: TrialRuns, child: Path) -> Path:
+    """Write the result beside the child's folder, so that the child can be compared with it."""
+    path = _results_file(child)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(rehearsal.describe(), indent=2).encode())
+    write_atomically(path, json.dumps(trials.describe(), indent=2).encode())
     return path
 
 
@@ -173,20 +168,20 @@ def prediction(
     overrides: Sequence[str] = (),
     warn: Warn = lambda _: None,
 ) -> Prediction | None:
-    """What kept trial runs of just this child predicted: same parent, settings, tasks, steps and share, or None.
+    """The saved prediction of trial runs with the same parent, settings, tasks, steps and share, or None.
 
-    Where there are trial runs of another child, or none that can be read, the reader hears why there is no comparison.
+    A warning says why saved trial runs are not used: they are of other settings, or damaged.
     """
-    path = _beside(child)
+    path = _results_file(child)
     if share is None or not path.is_file():
         return None
     now: dict[str, Any] = {"parent": str(parent), "overrides": list(overrides), "tasks": [one.name for one in tasks]}
     now["steps"] = sum(one.steps for one in tasks)
     try:
         with reading(path):
-            known = json.loads(path.read_text(encoding="utf-8"))
-            changed = [f"{name} {known[name]}, now {value}" for name, value in now.items() if known[name] != value]
-            predicted = {float(branch["share"]): float(branch["predicted"]) for branch in known["branches"]}
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            changed = [f"{name} {saved[name]}, now {value}" for name, value in now.items() if saved[name] != value]
+            predicted = {float(branch["share"]): float(branch["predicted"]) for branch in saved["branches"]}
     except UserError as problem:
         warn(f"The trial runs are not compared with: {problem}")
         return None
@@ -198,5 +193,5 @@ def prediction(
     return Prediction(share, predicted[share])
 
 
-def _beside(child: Path) -> Path:
+def _results_file(child: Path) -> Path:
     return child.with_name(f"{child.name}.rehearsal.json")

@@ -150,8 +150,8 @@ def check_trusted(config: EvalConfig) -> None:
         )
 
 
-def examine(model: Backbone, tokenizer: Tokenizer, config: EvalConfig) -> list[Score]:
-    """Every metric of `eval.lm_tasks`; nothing without them."""
+def score_lm_tasks(model: Backbone, tokenizer: Tokenizer, config: EvalConfig) -> list[Score]:
+    """Every metric of `eval.lm_tasks`."""
     if not config.lm_tasks:
         return []
     check_trusted(config)

@@ -9,7 +9,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
-from trc2.evaluation.tasks import control_perplexity, examine, score_task
+from trc2.evaluation.tasks import control_perplexity, score_lm_tasks, score_task
 from trc2.metrics.forgetting import ScoreTable, metrics_of, summarise
 from trc2.metrics.lm_eval import Score, with_forgetting
 from trc2.nn.trunk import WriteReport
@@ -81,13 +81,13 @@ class Evaluator:
         if config.text_metrics_at == "boundaries" and step > 0 and not self.schedule.is_boundary(step):
             config = config.replace(text_sequences=0)
         metrics: dict[str, float] = {}
-        examined: list[Score] = []
+        lm_scores: list[Score] = []
         with (
             no_side_effects(config.check_no_side_effects, state.model, state.optimizer),
             state.strategy.evaluation_weights(),
         ):
             if step == 0 or self.schedule.is_boundary(step):
-                examined = examine(state.model, self.stream_data.tokenizer, config)
+                lm_scores = score_lm_tasks(state.model, self.stream_data.tokenizer, config)
             for name in names:
                 scores = score_task(
                     state.model,
@@ -98,7 +98,7 @@ class Evaluator:
                     state.device,
                 )
                 metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
-        for score in examined:
+        for score in lm_scores:
             metrics |= with_forgetting(score, [record.metrics for record in self.recorder.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
         record = self.record("eval", metrics)

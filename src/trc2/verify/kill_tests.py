@@ -19,7 +19,7 @@ from rich.console import Console
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, REFUSED, Verdict, judge_child
 from trc2.continuing.continue_run import continue_run
-from trc2.continuing.trial_runs import keep_rehearsal, try_shares
+from trc2.continuing.trial_runs import save_trial_runs, try_shares
 from trc2.generate.self_replay import dream
 from trc2.hf.export import export_run
 from trc2.metrics.text import text_scores
@@ -145,7 +145,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
     def rehearse(target: Path) -> None:
         found = try_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
         make_folder(target)
-        keep_rehearsal(found, target / "child")
+        save_trial_runs(found, target / "child")
 
     def dream_texts(target: Path) -> None:
         net, tokenizer = find_target(str(trained)).trained_model(QUIET.print)
