@@ -19,7 +19,7 @@ from trc2.runs.records import score_table
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
-from trc2.training.setup import taking_part
+from trc2.training.setup import join_ranks
 
 
 def continue_run(
@@ -43,7 +43,7 @@ def continue_run(
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction)
     config = child_config(parent, request, path)
-    with taking_part(config, console) as (ranks, quiet):
+    with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
         if is_new:
             ranks.on_first(lambda: _check_is_free(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,11 +50,16 @@ class Parallel:
 
         The critic's gradient is often the larger one. Clipped together, it would shrink the steps of the network.
         """
-        named, critic = dict(self.model.named_parameters()), set(self.model.critic_tensors() if critic_apart else ())
-        norms = {"gradient_norm": self._clip([p for name, p in named.items() if name not in critic], limit)}
+        network, critic = self._network_and_critic if critic_apart else (list(self.model.parameters()), [])
+        norms = {"gradient_norm": self._clip(network, limit)}
         if critic:
-            norms["gradient_norm_critic"] = self._clip([p for name, p in named.items() if name in critic], limit)
+            norms["gradient_norm_critic"] = self._clip(critic, limit)
         return norms
+
+    @cached_property
+    def _network_and_critic(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        names, named = set(self.model.critic_tensors()), list(self.model.named_parameters())
+        return [p for name, p in named if name not in names], [p for name, p in named if name in names]
 
     def _clip(self, parameters: list[nn.Parameter], limit: float) -> float:
         return float(nn.utils.clip_grad_norm_(parameters, limit))

@@ -20,25 +20,26 @@ from trc2.runs.records import Record
 from trc2.system.torchrun import num_restarts
 from trc2.training.loop import Trainer
 from trc2.training.setup import (
+    add_observers,
+    begin_run,
+    join_ranks,
     prepare_with_progress,
-    run,
+    run_trainer,
     set_up_process,
-    start_run,
-    taking_part,
     warn_if_crowded,
     warn_on,
-    watch,
 )
 
 
 def train_or_resume(config: RunConfig, console: Console) -> Path:
-    """What `trc2 train` does: a new run; or, where torchrun has started the group again, the one that had begun."""
-    with taking_part(config, console) as (ranks, quiet):
-        folder = RunFolder(config.output.folder)
-        if not ranks.first_says(num_restarts() > 0 and folder.is_run):
-            return start_run(config, console)
-        _check_learning(folder, folder.config(), config)
-        _go_on(folder, config, quiet, ranks)
+    """`trc2 train`: begin a new run, or resume it if torchrun restarted the processes."""
+    folder = RunFolder(config.output.folder)
+    with join_ranks(config, console) as (ranks, console):
+        if ranks.first_says(num_restarts() > 0 and folder.is_run):
+            _check_learning(folder, folder.config(), config)
+            _resume(folder, config, console, ranks)
+        else:
+            begin_run(config, console, ranks)
     return folder.path
 
 
@@ -46,12 +47,12 @@ def resume_run(path: Path, overrides: Iterable[str], console: Console, *, with_n
     """Continue an interrupted run bit-exactly from its newest whole checkpoint."""
     folder = RunFolder(path)
     config = _resumed_config(folder, overrides)
-    with taking_part(config, console) as (ranks, console):
-        _go_on(folder, config, console, ranks, with_notes=with_notes)
+    with join_ranks(config, console) as (ranks, console):
+        _resume(folder, config, console, ranks, with_notes=with_notes)
     return path
 
 
-def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks, *, with_notes: bool = True) -> None:
+def _resume(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks, *, with_notes: bool = True) -> None:
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
         ranks.on_first(folder.refuse_links)
@@ -80,29 +81,29 @@ def _go_on(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks,
             kept = [record for record in history if record.step <= checkpoint.step]
             trainer.recorder.resume_from(kept, trainer.state.progress.total_seconds)
         changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
-        watch(trainer, console)
+        add_observers(trainer, console)
         trainer.recorder.emit(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
-        run(trainer)
+        run_trainer(trainer)
 
 
 def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
-    """Say and keep which libraries are others than before; a run whose file is lost or damaged goes on without it."""
+    """Warn about and record changed versions of libraries; a lost or damaged file is only a warning."""
     try:
         changed = folder.note_environment(step)
     except UserError as problem:
         warn_on(console)(f"Which versions the run began with is not known: {problem}")
         return {}
     if changed:
-        told = ", ".join(f"{name} {change}" for name, change in changed.items())
-        warn_on(console)(f"The run goes on with other versions than before, so its numbers may differ: {told}.")
+        versions = ", ".join(f"{name} {change}" for name, change in changed.items())
+        warn_on(console)(f"The run goes on with other versions than before, so its numbers may differ: {versions}.")
     return changed
 
 
 def _newest_checkpoint(folder: RunFolder, console: Console, ranks: Ranks) -> Checkpoint | None:
-    """The first rank looks for the newest whole one; all others take the same."""
-    found = ranks.on_first(lambda: folder.newest_checkpoint(warn_on(console)))
-    step = ranks.first_says(-1 if found is None else found.step)
-    return found if ranks.is_first or step < 0 else folder.checkpoint_of(step)
+    """The first rank finds the newest whole checkpoint; the others load the same one."""
+    newest = ranks.on_first(lambda: folder.newest_checkpoint(warn_on(console)))
+    step = ranks.first_says(-1 if newest is None else newest.step)
+    return newest if ranks.is_first or step < 0 else folder.checkpoint_of(step)
 
 
 def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:

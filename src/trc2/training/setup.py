@@ -42,25 +42,28 @@ MAX_USUAL_RATE = 1e-3  # of weights that are trained already
 
 
 def start_run(config: RunConfig, console: Console) -> Path:
-    """Train a recipe from the beginning into a new folder; returns the folder. A refused run leaves nothing behind."""
-    if config.stream is None:
-        raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
-    with taking_part(config, console) as (ranks, console):
-        _begin(RunFolder(config.output.folder), config, console, ranks)
+    """Train a recipe from the beginning into a new folder, and return the folder."""
+    with join_ranks(config, console) as (ranks, console):
+        begin_run(config, console, ranks)
     return config.output.folder
 
 
-def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks) -> None:
+def begin_run(config: RunConfig, console: Console, ranks: Ranks) -> None:
+    """Train a recipe from the beginning. A run that is rejected removes the folders it made."""
+    if config.stream is None:
+        raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
+    folder = RunFolder(config.output.folder)
+
     def check_is_free() -> None:
         folder.check_is_empty("choose another output.folder")
 
-    ranks.on_first(check_is_free)  # before its lock is touched; and again when it is held
-    new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
-    is_ours = False
+    ranks.on_first(check_is_free)  # before the lock is touched, and again when it is held
+    new_folders = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    has_lock = False
     try:
         with ExitStack() as held:
             ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
-            is_ours = ranks.is_first
+            has_lock = ranks.is_first
             ranks.on_first(check_is_free)
             check_memory(config.model)
             set_up_process(config)
@@ -69,11 +72,14 @@ def _begin(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks)
             prepared = prepare_with_progress(config, console)
             trainer = Trainer(config, prepared, folder, [], ranks)
             ranks.on_first(lambda: describe_run(folder, config, prepared, console))
-            watch(trainer, console)
-            run(trainer)
+            add_observers(trainer, console)
+            run_trainer(trainer)
     except BaseException:
-        if is_ours and new and not folder.has_metrics:  # who did not get the lock removes nothing of whoever did
-            _remove(new)
+        if has_lock and new_folders and not folder.has_metrics:
+            shutil.rmtree(new_folders[0], ignore_errors=True)
+            with suppress(OSError):  # a folder above it is not empty: another process uses it
+                for path in new_folders[1:]:
+                    path.rmdir()
         raise
 
 
@@ -87,8 +93,8 @@ def describe_run(
 
 
 @contextmanager
-def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
-    """The ranks this process trains with, and where it may speak: of several only the first one does."""
+def join_ranks(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Console]]:
+    """The ranks this process trains with, and its console, which is quiet on all ranks but the first."""
     check_divides(config.train.micro_batches, world_of_process())
     check_trusted(config.eval)
     if stray := left_over():
@@ -97,33 +103,25 @@ def taking_part(config: RunConfig, console: Console) -> Iterator[tuple[Ranks, Co
         yield ranks, console if ranks.is_first else Console(quiet=True)
 
 
-def _remove(new: list[Path]) -> None:
-    """A folder and those above it that were made for it, unless others have come to use them."""
-    shutil.rmtree(new[0], ignore_errors=True)
-    for folder in new[1:]:
-        with suppress(OSError):
-            folder.rmdir()
-
-
 class Interrupted(UserError):
-    """The run was stopped by a signal: no mistake, so the command exits with a signal's code, not with 2."""
+    """A signal stopped the run. This is not a mistake of the user, so the exit code is that of a signal, not 2."""
 
     exit_code = 130
 
 
-def run(trainer: Trainer) -> None:
-    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives; observers are always closed."""
+def run_trainer(trainer: Trainer) -> None:
+    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives; close the observers."""
 
     def stop(signum: int, _frame: object) -> None:
         trainer.stop_requested = True
 
-    # Only the main thread hears signals; a run in another one, of a web server say, goes on to its end.
-    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    earlier = {number: signal.signal(number, stop) for number in heard}
+    # Only the main thread receives signals. A run in another thread, such as one of a web server, runs to its end.
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    earlier = {number: signal.signal(number, stop) for number in signals}
     try:
         trainer.run()
         if trainer.stopped and trainer.state.progress.step < trainer.schedule.total_steps:
-            raise Interrupted(_where_it_stopped(trainer))
+            raise Interrupted(_stop_message(trainer))
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
@@ -131,27 +129,24 @@ def run(trainer: Trainer) -> None:
         trainer.recorder.close()
 
 
-def _where_it_stopped(trainer: Trainer) -> str:
-    first, saved = trainer.folder.first_step, trainer.writer.saved_step
-    step = trainer.state.progress.step - first
-    if saved is not None:
-        saved -= first
-    if saved == step:
-        done = f"Stopped at step {step} and saved"
-    elif saved is None:
-        done = f"Stopped at step {step}, before anything was saved"
+def _stop_message(trainer: Trainer) -> str:
+    first, step, saved = trainer.folder.first_step, trainer.state.progress.step, trainer.writer.saved_step
+    if saved is None:
+        done = ", before anything was saved"
     else:
-        done = f"Stopped at step {step}, while steps failed; the last checkpoint is of step {saved}"
-    return f"{done}: go on with `trc2 resume {trainer.folder}`."
+        done = (
+            " and saved" if saved == step else f", while steps failed; the last checkpoint is of step {saved - first}"
+        )
+    return f"Stopped at step {step - first}{done}: go on with `trc2 resume {trainer.folder}`."
 
 
 def prepare_with_progress(
     config: RunConfig, console: Console, tokenizer: Tokenizer | None = None, known: Mapping[str, Any] | None = None,
     *, with_notes: bool = True,
 ) -> PreparedStream:  # fmt: skip
-    """The run's data, with a word on what is being done; `known` is what the run's data.json says of its tasks.
+    """The run's data, prepared with a progress line; `known` are the tasks in the run's data.json.
 
-    `with_notes` says which files were taken and which were not, unless that was said just before.
+    `with_notes` prints which files were used and which were not.
     """
     assert config.stream is not None
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
@@ -159,7 +154,7 @@ def prepare_with_progress(
         task = progress.add_task("preparing data", total=None)
 
         def show(name: str, split: str, documents: int, tokens: int) -> None:
-            progress.update(task, description=plain(_being_done(name, split, documents, tokens)))
+            progress.update(task, description=plain(_progress_text(name, split, documents, tokens)))
 
         prepared = prepare_stream(config.stream, show, tokenizer, known)
     for packed in prepared.tasks.values() if with_notes else ():
@@ -170,7 +165,7 @@ def prepare_with_progress(
     return prepared
 
 
-def _being_done(name: str, split: str, documents: int, tokens: int) -> str:
+def _progress_text(name: str, split: str, documents: int, tokens: int) -> str:
     if split == WAITING:
         return f"{name}: waiting for another process that prepares it"
     if split == TOKENIZER:
@@ -181,12 +176,12 @@ def _being_done(name: str, split: str, documents: int, tokens: int) -> str:
 
 
 def warn_on(console: Console) -> Warn:
-    """Warnings in yellow, whatever is in them."""
+    """A function that prints warnings in yellow."""
     return lambda message: console.print(plain(message), style="yellow", markup=False, highlight=False)
 
 
 def set_up_process(config: RunConfig) -> None:
-    """Seeds, threads, memory and determinism: what is global in a process."""
+    """Seeds, threads, memory and determinism, which are global in a process."""
     seed_everything(config.train.seed)
     keep_freed_memory()
     if config.output.threads is not None:
@@ -196,14 +191,13 @@ def set_up_process(config: RunConfig) -> None:
 
 
 def warn_if_crowded(console: Console) -> None:
-    """Say so before a run becomes several times slower than it need be."""
-    advice = crowding(torch.get_num_threads(), busy_cores(), available_cores())
-    if advice is not None:
+    """Warn if other programs use the cores, which makes a run with several threads much slower."""
+    if advice := crowding(torch.get_num_threads(), busy_cores(), available_cores()):
         warn_on(console)(advice)
 
 
 def warn_if_fast(config: RunConfig, console: Console) -> None:
-    """Say so where a trained model would be overwritten at a rate meant for new weights, such as that of `demo`."""
+    """Warn if the learning rate is meant for new weights, such as that of `demo`, but the model is pretrained."""
     if isinstance(config.model, HFConfig) and config.train.learning_rate > MAX_USUAL_RATE:
         warn_on(console)(
             f"train.learning_rate={config.train.learning_rate:g} is high for {config.model.pretrained}, whose weights "
@@ -211,17 +205,17 @@ def warn_if_fast(config: RunConfig, console: Console) -> None:
         )
 
 
-def watch(trainer: Trainer, console: Console) -> None:
-    """Give a run its diary, its screen, and whoever else the config names; of several ranks the first is watched."""
+def add_observers(trainer: Trainer, console: Console) -> None:
+    """Add the metrics log, the screen and the configured trackers; of several ranks, to the first."""
     if not trainer.ranks.is_first:
         return
     output, observers = trainer.config.output, trainer.recorder.observers
     trackers = build_observers(output.report_to, trainer.folder, trainer.config.model_dump(mode="json"))
-    observers.append(keep_metrics_log(trainer))  # after what may be refused: a folder with a diary holds a run
+    observers.append(keep_metrics_log(trainer))  # after the trackers, which may fail: a folder with a log is a run
     start = trainer.state.progress.step
     if trainer.config.eval.text_sequences:
         with rng_unchanged():
-            text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation is timed
+            text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation
     forecast = Forecast(Agenda(trainer.config, trainer.schedule, trainer.stream_data), start, time.monotonic())
     screen = NotebookScreen if console.is_jupyter and not console.quiet else Screen
     observers.append(screen(trainer.schedule, console, output.log_every, start, forecast, trainer.folder.first_step))
