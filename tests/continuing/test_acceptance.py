@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from tests.command import trc2
-from tests.conftest import write_task
 from trc2 import UserError, continue_from, load_run
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import judge_child, read_verdict
@@ -27,12 +26,6 @@ QUIET = Console(quiet=True)
 LIMIT = 0.05
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-
-
-@pytest.fixture
-def colours(tmp_path: Path) -> TaskConfig:
-    write_task(tmp_path, "colours", ["red", "blue", "green"])
-    return TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=4)
 
 
 @pytest.fixture

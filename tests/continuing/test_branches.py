@@ -9,7 +9,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.conftest import write_task
 from tests.training.test_resume import stop_after
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.continue_run import continue_run
@@ -35,7 +34,7 @@ def test_stopped_on_or_after_a_branch_it_goes_on_to_the_bit(
 
 
 def test_the_next_task_and_a_continued_one_learn_from_before_the_anneal(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: dict[int, dict[str, torch.Tensor]] = {}
     seen: dict[int, int] = {}
@@ -60,11 +59,9 @@ def test_the_next_task_and_a_continued_one_learn_from_before_the_anneal(
     assert same(6, weights_at(folder, 4))
     assert not same(6, weights_at(folder, 6))
     assert seen[6] > seen[4]  # what the branch trained on may be replayed
-    write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
-    task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=4)
-    continue_run(tmp_path / "run", tmp_path / "child", task, QUIET)
+    continue_run(tmp_path / "run", tmp_path / "child", colours, QUIET)
     assert same(12, weights_at(folder, 10))
     assert RunFolder(tmp_path / "child").config().train.schedule == "wsd"
-    short = task.replace(steps=1)  # the parent's checkpoint has stores, this child has none
+    short = colours.replace(steps=1)  # the parent's checkpoint has stores, this child has none
     continue_run(tmp_path / "run", tmp_path / "other", short, QUIET, overrides=["model.replay=false"])
     assert same(12, weights_at(folder, 10))

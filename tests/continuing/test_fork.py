@@ -67,6 +67,12 @@ def task(data: Path, name: str, steps: int = 3) -> TaskConfig:
     return TaskConfig(name=name, folder=str(data / name), steps=steps)
 
 
+def small(data: Path) -> list[str]:
+    """Settings for a saved model, which brings none."""
+    sizes = ["train.batch_size=2", "eval.batch_size=4", "eval.max_batches=2", "eval.text_sequences=0"]
+    return [*sizes, f"stream.cache={data / 'cache'}"]
+
+
 def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Path, data: Path, tmp_path: Path) -> None:
     changes = ["model.replay=true", "model.replay_coefficient=0.1", "strategy=l2", "train.learning_rate=1e-4"]
     told = io.StringIO()
@@ -129,22 +135,18 @@ def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, dat
     ],
 )
 def test_what_earlier_scores_rest_on_stays(parent: Path, data: Path, override: str, sentence: str) -> None:
+    request = ContinuationRequest((task(data, "colours"),), overrides=(override,))
     with pytest.raises(UserError, match=sentence):
-        child_config(
-            parent, ContinuationRequest((task(data, "colours"),), overrides=(override,)), parent.with_name("never")
-        )
+        child_config(parent, request, parent.with_name("never"))
 
 
 def test_a_budget_leaves_tasks_that_are_over_their_steps(parent: Path, data: Path, tmp_path: Path) -> None:
     config = RunFolder(parent).config().replace(budget={"match": "tokens"})
     (tmp_path / "config.yaml").write_text(settings_text(config.model_dump(mode="json")))
+    request = ContinuationRequest((task(data, "colours"),))
     with pytest.raises(UserError, match=r"budget\.match=tokens would give the earlier tasks .* other steps"):
-        child_config(
-            tmp_path,
-            ContinuationRequest((task(data, "colours"),), overrides=("model.replay=true",)),
-            tmp_path / "never",
-        )
-    child_config(tmp_path, ContinuationRequest((task(data, "colours"),)), tmp_path / "never")
+        child_config(tmp_path, replace(request, overrides=("model.replay=true",)), tmp_path / "never")
+    child_config(tmp_path, request, tmp_path / "never")
 
 
 def test_settings_of_new_tasks_may_change(parent: Path, data: Path) -> None:
@@ -158,14 +160,7 @@ def test_settings_of_new_tasks_may_change(parent: Path, data: Path) -> None:
 
 
 def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, data: Path, tmp_path: Path) -> None:
-    arguments = [
-        "continue",
-        str(model),
-        "train.batch_size=2",
-        "eval.text_sequences=0",
-        f"stream.cache={data / 'cache'}",
-    ]
-    arguments += ["eval.batch_size=4", "eval.max_batches=1", "--task", f"colours={data / 'colours'}", "--steps", "2"]
+    arguments = ["continue", str(model), *small(data), "--task", f"colours={data / 'colours'}", "--steps", "2"]
     unknown = trc2(*arguments, "--out", str(tmp_path / "a"), "--max-forgetting", "0.1")
     assert unknown.code == 2
     assert "does not say what it learnt" in unknown.err
@@ -187,19 +182,8 @@ def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
     parent: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
     """Else the average that is evaluated would begin with random numbers."""
-    changes = [
-        "strategy=slow_cortex",
-        "strategy.serve=true",
-        "model.replay=true",
-        "eval.batch_size=4",
-        "eval.max_batches=2",
-    ]
-    changes += [
-        f"stream.cache={data / 'cache'}",
-        "eval.text_sequences=0",
-        "train.batch_size=2",
-        "train.learning_rate=1e-6",
-    ]
+    changes = ["strategy=slow_cortex", "strategy.serve=true", "model.replay=true", "train.learning_rate=1e-6"]
+    changes += small(data)
     of_run = continue_run(parent, tmp_path / "a", task(data, "colours", 1), QUIET, overrides=changes)
     of_model = continue_run(
         model, tmp_path / "b", task(data, "colours", 1), QUIET, overrides=changes, keep=[task(data, "fruit")]
@@ -208,17 +192,14 @@ def test_a_strategy_that_copies_weights_copies_those_of_the_parent(
         then, now = read_run(parent).score("perplexity", "fruit", 6), read_run(child).score("perplexity", "fruit", step)
         assert now == pytest.approx(then, rel=1e-3)
     with pytest.raises(UserError, match="is used with the weights of its strategy slow_cortex"):
-        child_config(
-            of_run, ContinuationRequest((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "never"
-        )
+        child_config(of_run, ContinuationRequest((task(data, "music"),), overrides=("strategy=none",)), tmp_path / "x")
 
 
 @pytest.mark.parametrize("strategy", ["l2", "lwf", "ewc"])
 def test_a_strategy_keeps_to_the_weights_of_a_saved_model(
     strategy: str, model: Path, data: Path, tmp_path: Path
 ) -> None:
-    changes = [f"strategy={strategy}", "train.batch_size=2", "eval.batch_size=4", "eval.max_batches=1"]
-    changes += ["eval.text_sequences=0", f"stream.cache={data / 'cache'}"]
+    changes = [f"strategy={strategy}", *small(data)]
     if strategy == "ewc":
         with pytest.raises(UserError, match="a saved model brings none: use l2 or lwf"):
             continue_run(model, tmp_path / "child", task(data, "colours", 1), QUIET, overrides=changes)
@@ -231,11 +212,8 @@ def test_a_strategy_keeps_to_the_weights_of_a_saved_model(
 
 
 def test_a_saved_model_begins_with_its_own_weights(parent: Path, model: Path, data: Path, tmp_path: Path) -> None:
-    changes = ["train.batch_size=2", "eval.batch_size=4", "eval.max_batches=2", "eval.text_sequences=0"]
-    child = continue_run(
-        model, tmp_path / "child", task(data, "colours", 1), QUIET, keep=[task(data, "fruit")],
-        overrides=[*changes, f"stream.cache={data / 'cache'}"],
-    )  # fmt: skip
+    keep = [task(data, "fruit")]
+    child = continue_run(model, tmp_path / "child", task(data, "colours", 1), QUIET, keep=keep, overrides=small(data))
     now, then = read_run(child).score("perplexity", "fruit", 0), read_run(parent).score("perplexity", "fruit", 6)
     assert now == pytest.approx(then, rel=1e-6)
 

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from tests.command import trc2
-from tests.conftest import write_task
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.acceptance import (
     Prediction,
@@ -44,12 +43,6 @@ MakeRun = Callable[..., RunConfig]
 def parent(tiny_run: MakeRun) -> Path:
     model = {**tiny_run().model.model_dump(), "replay_batch_size": 4, "replay_share": 0.2}
     return start_run(tiny_run(model=model), QUIET)
-
-
-@pytest.fixture
-def colours(tmp_path: Path) -> TaskConfig:
-    write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
-    return TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=4)
 
 
 def test_losses_of_documents_add_up_to_the_loss_of_the_split(parent: Path) -> None:

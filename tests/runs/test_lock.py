@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_process_is_refused_with_the_number_of_the_first(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_number_of_the_first_until_that_dies(tmp_path: Path) -> None:
     process = hold(tmp_path)
     try:
         for _ in range(2):  # asking must not erase who holds it
@@ -38,12 +37,6 @@ def test_a_second_process_is_refused_with_the_number_of_the_first(tmp_path: Path
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_dead_process_holds_no_lock(tmp_path: Path) -> None:
-    process = hold(tmp_path)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
     assert not is_locked(tmp_path)
     with lock_folder(tmp_path):
         assert is_locked(tmp_path)

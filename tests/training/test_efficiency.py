@@ -8,23 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.training.test_loop import trainer
 from trc2.config import RunConfig
-from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
-from trc2.stream.prepare import prepare_stream
 from trc2.training.efficiency import PEAK_MEMORY, efficiency
-from trc2.training.loop import Trainer
 from trc2.training.observers import Recorder
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def see(self, record: Record) -> None:
-        self.records.append(record)
-
-    def close(self) -> None: ...
 
 
 def test_totals_by_hand() -> None:
@@ -64,9 +52,7 @@ def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
 def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
     tiny_run: Callable[..., RunConfig],
 ) -> None:
-    config, first_notes, notes = tiny_run(), Notes(), Notes()
-    prepared = prepare_stream(config.stream)
-    first = Trainer(config, prepared, RunFolder(config.output.folder), [first_notes])
+    first, first_notes = trainer(tiny_run())
     first.evaluator.evaluate(["fruit", "tools"])
     for _ in range(7):
         first_notes.see(first.train_step())
@@ -75,7 +61,7 @@ def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
             first.evaluator.remember_reference()
     assert all(record.metrics[PEAK_MEMORY] > 0 for record in first_notes.records if record.kind == "eval")
 
-    second = Trainer(config, prepared, RunFolder(config.output.folder), [notes])
+    second, notes = trainer(tiny_run())
     second.state.restore(first.state.to_checkpoint({}))
     told = [replace(r, metrics={**r.metrics, PEAK_MEMORY: 1000.0}) for r in first_notes.records if r.kind == "eval"]
     second.recorder.resume_from(told, 3600.0)

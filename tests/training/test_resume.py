@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +26,6 @@ from trc2.report.run import read_run
 from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import lock_folder
 from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.training.loop import Trainer
@@ -222,35 +219,18 @@ def test_comparing_sees_a_single_different_bit(whole: Path, tmp_path: Path) -> N
     assert compare_runs(whole, tmp_path / "b")[0] == ["model.cortex.hippocampus.threshold"]
 
 
-def damage(path: Path, kind: str) -> None:
-    target, manifest = path / "tensors.safetensors", path / "manifest.json"
-    if kind == "missing":
-        target.unlink()
-    elif kind == "schema":
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 99}))
-    elif kind == "empty":
-        target.write_bytes(b"")
-    elif kind == "truncated":
-        target.write_bytes(target.read_bytes()[:-5])
-    else:
-        content = bytearray(target.read_bytes())
-        content[len(content) // 2] ^= 1
-        target.write_bytes(content)
-
-
-@pytest.mark.parametrize("kind", ["flipped", "truncated", "empty", "missing", "schema"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    stopped_at_7: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    stopped_at_7: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(stopped_at_7, tmp_path / "run")
-    newest, before = list_checkpoints(tmp_path / "run" / "checkpoints")[-1:-3:-1]
-    damage(newest, kind)
+    newest, before, *_ = reversed(list_checkpoints(tmp_path / "run" / "checkpoints"))
+    (newest / "tensors.safetensors").write_bytes((newest / "tensors.safetensors").read_bytes()[:-5])
     found = RunFolder(tmp_path / "run").newest_checkpoint(print)
     assert found is not None
     assert found.step == step_of(before)
     assert "Trying the one before" in capsys.readouterr().out
     for path in list_checkpoints(tmp_path / "run" / "checkpoints"):
-        damage(path, "empty")
+        (path / "state.json").unlink()
     with pytest.raises(UserError, match="None of the 3 checkpoints"):
         resume_run(tmp_path / "run", [], QUIET)
 
@@ -280,21 +260,6 @@ def test_changed_data_is_refused_with_what_changed(
     path.write_text(path.read_text() + '{"text": "a new line"}\n')
     with pytest.raises(UserError, match=r"has changed since the run began \(tools/train\)"):
         resume_run(tmp_path / "run", [], QUIET)
-
-
-def test_a_run_in_use_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from trc2.runs.lock import lock_folder\n"
-    code += "with lock_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline().strip() == "held"
-    with pytest.raises(UserError, match=f"is in use by process {holder.pid}"), lock_folder(tmp_path):
-        pass
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
-    with lock_folder(tmp_path):
-        pass
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(
