@@ -1,6 +1,6 @@
-"""Rows of numbers in docs/which-recipe.md and README.md, computed from the committed runs.
+"""Rows of numbers in docs/which-recipe.md, computed from the committed runs.
 
-python -m docs.results_tables    # after new runs were added to results/: rewrites the rows of both pages
+python -m docs.results_tables    # after new runs were added to results/: rewrites the rows of the page
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trc2.runs.identity import variant_settings
 from trc2.stats.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "which-recipe.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "which-recipe.md"
 RUNS = ("results/*_ring", "results/lab")
 VARIANT = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
 PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
@@ -187,5 +187,4 @@ def refreshed(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in (PAGE, README):
-        page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -35,7 +35,7 @@ efficiency.PRODUCT_SIZE = 128  # measured at the end of every run, which here is
 # calls. `make test-all` checks shapes everywhere.
 HERE = Path(__file__).parent
 SHAPES = [HERE / name for name in ("ops", "nn", "model", "replay", "backbones", "reference")]
-SHAPES += [HERE / "training" / "test_loop.py", HERE / "test_golden.py", HERE / "test_generate.py"]
+SHAPES += [HERE / "training" / "test_loop.py", HERE / "test_golden.py", HERE / "generate" / "test_sampling.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may train
@@ -98,7 +98,7 @@ def fill_memory(net: CortexNet, events: int, seed: int = 0) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_chance() -> None:
+def _fixed_randomness() -> None:
     torch.manual_seed(0)
 
 
@@ -164,7 +164,7 @@ def tiny_run(tiny_data: Path, tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture(scope="session")
 def trained_once(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of `tiny_run()` that nobody may change."""
+    """A finished run of `tiny_run()` that tests must not change."""
     from trc2.training.setup import start_run
 
     config = tiny_run_config(tiny_data, tmp_path_factory.mktemp("trained") / "run")

@@ -1,4 +1,4 @@
-"""What the documents name is there: files, functions and tests."""
+"""Names, links, numbers, prose and pictures of the documents are right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import yaml
 
 import trc2
 from docs import pictures, prose
+from trc2.report.report import run_rows
+from trc2.report.runs import read_runs
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SOURCE, TESTS = ROOT / "src" / "trc2", ROOT / "tests"
 TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
@@ -23,23 +26,20 @@ EXAMPLES = re.compile(r"mine|NAME|mytask|KEY")  # what a reader is asked to writ
 @cache
 def names_in(path: Path) -> set[str]:
     """Functions, classes and assigned names of a module, methods as Class.method."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        found |= _names(node, "")
-    return found
+    return _names(ast.parse(path.read_text(encoding="utf-8")).body, "")
 
 
-def _names(node: ast.stmt, prefix: str) -> set[str]:
-    if isinstance(node, ast.FunctionDef):
-        return {prefix + node.name}
-    if isinstance(node, ast.ClassDef):
-        inside = {name for child in node.body for name in _names(child, f"{prefix}{node.name}.")}
-        return {prefix + node.name} | inside
-    if isinstance(node, ast.Assign):
-        return {prefix + target.id for target in node.targets if isinstance(target, ast.Name)}
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return {prefix + node.target.id}
-    return set()
+def _names(body: list[ast.stmt], prefix: str) -> set[str]:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(prefix + node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= _names(node.body, f"{prefix}{node.name}.")
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {prefix + target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 def find(path: str) -> Path | None:
@@ -138,3 +138,28 @@ def test_no_page_installs_the_package_from_an_index() -> None:
 @pytest.mark.parametrize("decision", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)
 def test_a_decision_has_a_status_and_a_date(decision: Path) -> None:
     assert re.search(r"^Status: .*\d{4}-\d{2}-\d{2}", decision.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_readme_stays_short_and_narrow() -> None:
+    assert len(README.split()) <= 1100
+    assert max(map(len, README.splitlines())) <= 120
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_committed_runs() -> None:
+    """Perplexities and forgetting of the demo's table, read back from the metrics logs in results/demo."""
+
+    def numbers(text: str) -> list[float]:
+        return [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+", text)]
+
+    rows = dict(re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, flags=re.MULTILINE))
+    assert list(rows) == ["plain", "plain_replay", "trc2", "large_share"]
+    table = run_rows(read_runs([ROOT / "results" / "demo" / name for name in rows]))
+    for name, cells in rows.items():
+        *perplexities, _, aufc, _ = table.loc[name]  # perplexities, forgetting, AUFC, speed
+        assert numbers(cells) == numbers("|".join([*perplexities, aufc]))

@@ -12,7 +12,6 @@ from docs.results_tables import (
     ORDERS,
     PAGE,
     PAIR,
-    README,
     ROOT,
     SWITCH,
     VARIANT,
@@ -65,8 +64,3 @@ def test_the_tables_of_which_recipe_are_those_of_the_committed_runs() -> None:
     for pattern, least in ((VARIANT, 60), (PAIR, 25), (ORDERS, 7), (ALONE, 3), (SWITCH, 5), (EFFECT, 3)):
         assert len(re.findall(pattern, page, flags=re.MULTILINE)) >= least
     assert refreshed(page) == page, "run python -m docs.results_tables, and read the words around the numbers again"
-
-
-def test_the_rows_of_the_readme_are_those_of_the_committed_runs() -> None:
-    readme = README.read_text(encoding="utf-8")
-    assert refreshed(readme) == readme, "run python -m docs.results_tables"

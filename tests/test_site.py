@@ -17,7 +17,6 @@ import yaml
 
 import trc2
 from docs.reference_pages import commands_page, names_page, settings_page
-from tests.test_commands_in_docs import commands
 from trc2.cli import COMMANDS, app
 from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.explain import explain
@@ -25,7 +24,6 @@ from trc2.config.strategy import strategy_class
 from trc2.report.run import read_run
 
 ROOT = Path(__file__).parents[1]
-SET_UP = re.compile(r"git |make |\. ")
 
 
 def places(nav: Any) -> Iterator[str]:
@@ -94,24 +92,3 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody(tmp_path: Path) -> 
     names = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     assert all(re.search(rf'id="trc2\.(api\.)?{name}"', names) for name in trc2.__all__ if not name.startswith("__"))
     assert "documents" in names[names.index('id="trc2.api.functions"') :]  # the function, not the package of this name
-
-
-@pytest.mark.slow
-def test_the_transcript_from_three_folders_to_a_report_runs_as_it_stands(tmp_path: Path) -> None:
-    """Every command of the page behind the set-up, in order; half a minute instead of three."""
-    for name in ("docs", "src"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "MAIL").mkdir()
-    (tmp_path / "MAIL" / "inbox.txt").write_text("Dear reader, thank you for your letter.\n\n" * 400)
-    licences = Path("/usr/share/common-licenses")
-    typed = [line for line in commands(ROOT / "docs" / "tutorials" / "three-folders.md") if not SET_UP.match(line)]
-    assert len(typed) >= 11
-    for command in typed:
-        if command.startswith("for ") and not licences.is_dir():
-            command = "cp docs/fidelity.md LAWS/text.txt"
-        command = command.replace("--minutes 3", "--minutes 0.5")
-        done = subprocess.run(f'trc2() {{ "{sys.executable}" -m trc2 "$@"; }}; {command}', shell=True, cwd=tmp_path,
-                              executable="/bin/bash", capture_output=True, text=True)  # fmt: skip
-        assert done.returncode in ((0, 3) if "--max-forgetting" in command else (0,)), f"{command}\n{done.stderr}"
-    assert (tmp_path / "runs" / "my" / "summary.md").is_file()
-    assert (tmp_path / "runs" / "my+mail" / "acceptance.json").is_file()

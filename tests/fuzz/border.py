@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import resource
 import shutil
@@ -21,11 +20,10 @@ from types import FrameType
 import torch
 
 from tests.fuzz.cases import Case, Damage
-from tests.fuzz.damage import damage_file
-from tests.fuzz.forge import bomb, forge_checkpoint, spoil_weights, take_foreign
+from tests.fuzz.damage import bomb, damage_file, forge_checkpoint, spoil_weights, take_foreign
 from tests.fuzz.functions import FUNCTIONS, expectations
 from tests.fuzz.judge import Judge, Problem, Ran, snapshot
-from tests.fuzz.world import World, add_oddities
+from tests.fuzz.world import World, add_oddities, inside
 from trc2 import cli
 from trc2.errors import UserError, sentence_of
 
@@ -175,16 +173,6 @@ def _alarm() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-@contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def _reset_process() -> None:

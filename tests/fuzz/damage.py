@@ -1,7 +1,9 @@
-"""What can happen to a file or a folder, each drawn from one seed."""
+"""What can happen to a file, a folder or a checkpoint, each drawn from one seed."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import random
@@ -20,29 +22,24 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 TEXTS = (
     "", "\n", " ", "\0", "null", "[]", "{}", "3", '""', "nan", "true", "\ufeff{}", "{", "[", '{"a": 1, "a": 2}', DEEP,
-    BOMB,
-    '{"a":' * 5000, "- " * 3000 + "x", "1" * 5000, '{"schema": ' + "9" * 5000 + "}", '"\\ud800"', "\x1b[31m", TITLE,
-    "model: !!python/object/apply:os.getcwd []", "model: !!binary x", "? [a]\n: b", "---\na: 1\n---\nb: 2",
-    "%YAML 9.9\n---\n",
-    "\t- a", "base: nothing.yaml", "base: recipe.yaml", "base: config.yaml", "base: [1]", "base: {}",
-    "base: '[/red]'",
-    "<<: *x", "a: &a [*a]", "model: &m {d_model: *m}", "model: {1: 2}", "model: 2024-13-45", "model: [1]", "1: 2",
-    "null: 2",
-    "model: {name: [1]}", "stream: {tasks: {}}", "stream: {tasks: [[1]]}", "model: {}\nmodel: {}", "model: {<<: {}}",
+    BOMB, '{"a":' * 5000, "- " * 3000 + "x", "1" * 5000, '{"schema": ' + "9" * 5000 + "}", '"\\ud800"', "\x1b[31m",
+    TITLE, "model: !!python/object/apply:os.getcwd []", "model: !!binary x", "? [a]\n: b", "---\na: 1\n---\nb: 2",
+    "%YAML 9.9\n---\n", "\t- a", "base: nothing.yaml", "base: recipe.yaml", "base: config.yaml", "base: [1]",
+    "base: {}", "base: '[/red]'", "<<: *x", "a: &a [*a]", "model: &m {d_model: *m}", "model: {1: 2}",
+    "model: 2024-13-45", "model: [1]", "1: 2", "null: 2", "model: {name: [1]}", "stream: {tasks: {}}",
+    "stream: {tasks: [[1]]}", "model: {}\nmodel: {}", "model: {<<: {}}",
     "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "<html><body>404</body></html>",
 )  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 0.5, -0.5, 1e308, float("nan"), float("inf"), 2**31, 2**63, -(2**63), 2**64,
-    10**30,
-    "", "x", "nan", "[/red]", TITLE, "\ud800", LONG, [], [1], [[]], {}, {"x": 1}, {"": None}, [None] * 3, "../x",
-    "/dev/null",
+    10**30, "", "x", "nan", "[/red]", TITLE, "\ud800", LONG, [], [1], [[]], {}, {"x": 1}, {"": None}, [None] * 3,
+    "../x", "/dev/null",
 )  # fmt: skip
 NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 STRAYS = (
     "step-3.bak", "step-", "step-x", "step-00000099", "step--0000001", "step-٣", "step-3", "step-000000000003",
-    "step-1e3",
-    ".step-00000006.partial", "step-00000002 (copy)", "step-99999999999999999999", "step-00000004.old", "🦊",
-    ".DS_Store",
+    "step-1e3", ".step-00000006.partial", "step-00000002 (copy)", "step-99999999999999999999", "step-00000004.old",
+    "🦊", ".DS_Store",
 )  # fmt: skip
 
 
@@ -286,3 +283,56 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     elif os.path.lexists(path):
         path.unlink()
+
+
+# -------------------------------------------------------------------------------- damage that agrees with its checksums
+
+
+def forge_checkpoint(folder: Path, rng: random.Random) -> None:
+    """Another version's checkpoint, say: something in it is different, and every checksum fits."""
+    name = rng.choice(("tensors.safetensors", "state.json", "state.json", "manifest.json"))
+    change = change_safetensors if name.endswith(".safetensors") else change_json
+    _rewrite(folder, name, change((folder / name).read_bytes(), rng))
+
+
+def spoil_weights(folder: Path) -> None:
+    """A checkpoint of a model whose weights are NaN."""
+    content = (folder / "tensors.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header, body = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+    for name, entry in header.items():
+        if name.startswith("model.") and entry["dtype"] == "F32":
+            begin, end = entry["data_offsets"]
+            body[begin:end] = struct.pack("<f", float("nan")) * ((end - begin) // 4)
+    _rewrite(folder, "tensors.safetensors", content[: 8 + size] + bytes(body))
+
+
+def _rewrite(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).unlink()
+    (folder / name).write_bytes(content)
+    manifest = folder / "manifest.json"
+    if name != manifest.name:
+        checksums = json.loads(manifest.read_bytes())
+        checksums["sha256"][name] = hashlib.sha256(content).hexdigest()
+        manifest.unlink()
+        manifest.write_bytes(json.dumps(checksums).encode())
+
+
+def take_foreign(folder: Path, other: Path) -> None:
+    """Another run's checkpoint of the same step, copied over this one's."""
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+
+
+def bomb(path: Path, megabytes: int) -> None:
+    """A small file that becomes a large one when it is read."""
+    import zstandard
+
+    path.unlink()
+    zeros = b"\0" * 2**20 * megabytes
+    is_zst = path.suffix == ".zst"
+    path.write_bytes(
+        zstandard.ZstdCompressor(level=1, write_content_size=False).compress(zeros)
+        if is_zst
+        else gzip.compress(zeros, 1)
+    )

@@ -21,7 +21,7 @@ from trc2.config import RunConfig
 from trc2.stream.tokenizer import read_tokenizer
 from trc2.verify.kill_tests import compare_runs
 
-# 1 is for checks that fail and 3 for the gate; a case is never interrupted, so 130 would be a lie.
+# 1 is for checks that fail and 3 for the acceptance check; a case is never interrupted, so 130 would be wrong.
 CODES = {"verify": (0, 1, 2), "transformers": (0, 2), "continue": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2)}
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png")
@@ -67,7 +67,7 @@ class Judge:
         if case.kind in ("resume", "resume_run"):
             yield from self._resumed(case, ran, before)
         else:
-            yield from self._unchanged(case, before)
+            yield from self._unchanged(case, before, with_lock=case.kind == "eval")
         if case.kind == "eval" and ran.code == 0 and case.argv[2:] == ("--json",):
             yield from self._scores(case, ran)
         if case.kind in ("train", "continue", "export") and ran.code == 2 and not case.is_spoilt:
@@ -99,20 +99,24 @@ class Judge:
             context = shown[max(0, found.start() - 60) : found.end() + 60]
             yield Problem("control characters", "usage box" if is_usage else command, f"{context!r}")
 
-    def _unchanged(self, case: Case, before: Snapshot) -> Iterator[Problem]:
-        """What was there is there, byte for byte; reports renew their own files, a look at a test split is noted."""
+    def _unchanged(self, case: Case, before: Snapshot, *, with_lock: bool, note: str = "") -> Iterator[Problem]:
+        """What was there is there, byte for byte, except for the files that a command may renew.
+
+        Reports renew their own files. A command that takes the lock may add whole lines to the metrics log and cut a
+        torn one off: a look at a test split is noted there, and a resume begins there.
+        """
         after = snapshot(self.scratch)
         for name, content in before.items():
-            if case.kind in ("report", "continue", "anything") and Path(name).name in WRITTEN_BY_REPORTS:
-                continue
             if name.startswith("cache") or after.get(name) == content:
                 continue
-            if case.kind == "eval" and name.endswith("metrics.jsonl") and _goes_on(content, after.get(name)):
+            if case.kind in ("report", "continue", "anything") and Path(name).name in WRITTEN_BY_REPORTS:
                 continue
-            if case.kind == "eval" and name.endswith(("/lock", "/lock.owner")):  # held while a test split is read
+            if with_lock and name.endswith(("/lock", "/lock.owner")):
+                continue
+            if with_lock and name.endswith("metrics.jsonl") and _goes_on(content, after.get(name)):
                 continue
             what = "lost" if name not in after else "changed"
-            yield Problem("unchanged", f"{case.kind}: {Path(name).name}", f"{name} was {what}")
+            yield Problem("unchanged", f"{case.kind}: {Path(name).name}", f"{name} was {what}{note}")
 
     def _leftovers(self, case: Case, before: Snapshot) -> Iterator[Problem]:
         """A command that was refused can be tried again: it left nothing that would be in its own way."""
@@ -134,29 +138,18 @@ class Judge:
         folder = case.argv[0 if case.is_call else 1]
         whole = WHOLE.get(folder)
         if whole is None or folder not in case.parts:
-            yield from self._unchanged(case, before)
+            yield from self._unchanged(case, before, with_lock=False)
             return
         is_idle = all(d.how in ("content", "missing") and Path(d.path).name in IDLE for d in case.damage)
         if ran.code != 0:
             if is_idle and len(case.argv) == (1 if case.is_call else 2):
                 yield Problem("needless refusal", case.kind, ran.err[-500:])
-            yield from self._untouched(ran, before)
+            yield from self._unchanged(case, before, with_lock=True, note=f": {ran.err[-300:]}")
         elif not case.is_spoilt:  # with right checksums nothing can tell it from a checkpoint of ours
             differences = self._differences(whole, Path(folder), with_records=is_idle)
             if differences:
                 damaged = ", ".join(sorted({Path(d.path).name for d in case.damage})) or "nothing"
                 yield Problem("resumed = undisturbed", f"{damaged} damaged", "; ".join(differences[:5])[:1500])
-
-    def _untouched(self, ran: Ran, before: Snapshot) -> Iterator[Problem]:
-        """A refused resume may have taken the lock, cut a torn line off the diary and renewed the cache."""
-        after = snapshot(self.scratch)
-        for name, content in before.items():
-            if after.get(name) == content or name.startswith("cache") or name.endswith(("/lock", "/lock.owner")):
-                continue
-            if name.endswith("metrics.jsonl") and _goes_on(content, after.get(name)):
-                continue
-            what = "lost" if name not in after else "changed"
-            yield Problem("unchanged", f"refused resume: {Path(name).name}", f"{name} was {what}: {ran.err[-300:]}")
 
     def _differences(self, whole: str, folder: Path, *, with_records: bool) -> list[str]:
         """compare_runs over the last checkpoint by name, whatever else lies in the damaged folder."""
@@ -228,7 +221,7 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def _goes_on(before: bytes | str, after: bytes | str | None) -> bool:
-    """A diary with whole lines added, and at most its torn last line gone."""
+    """A metrics log with whole lines added, and at most its torn last line gone."""
     if not isinstance(before, bytes) or not isinstance(after, bytes):
         return False
     return after.startswith(before[: before.rfind(b"\n") + 1])

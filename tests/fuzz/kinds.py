@@ -279,7 +279,7 @@ def _training(pieces: Pieces) -> list[Kind]:
 
 
 def _whole(run: str, hows: tuple[str, ...], *steps: str) -> Strategy:
-    """Damage to checkpoints as a whole, see `forge`."""
+    """Damage to checkpoints as a whole, see `damage`."""
     return Pieces.damage_of([f"{run}/checkpoints/{step}" for step in steps], hows=hows)
 
 

@@ -2,112 +2,108 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
-import json
 import os
 import resource
-import select
 import signal
 import sys
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn
+
+import psutil
 
 from tests.fuzz.border import WAITING_SECONDS, Outcome
-from tests.fuzz.cases import Case
-from tests.fuzz.guard import guard
+from tests.fuzz.cases import Case, Cases
 from tests.fuzz.judge import Problem
 
-PER_CHILD = 200  # a fork costs about as much as one case; state that leaks is thrown away this often
+PER_CHILD = 200  # a fork costs about as much as one case; leaked state is thrown away this often
 SPARE_BYTES = 6 * 2**30  # address space beyond what the child begins with
 LEAK_MB = 500
 PATIENCE = WAITING_SECONDS + 15  # after which a case that heeds no alarm is killed
+DEVICES = ("/dev/null", "/dev/full")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITTEN = {  # the arguments of audit events that name what is written
+    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.utime"), (0,)),
+    **dict.fromkeys(("os.rename", "os.link"), (0, 1)),
+    "os.symlink": (1,),
+}
 
 
-class Numbered(Protocol):
-    """Cases by number, see `Cases`."""
-
-    def __getitem__(self, index: int) -> Case: ...
-
-
-class Runs(Protocol):
-    """Whoever runs a case, see `Border`."""
-
-    def run(self, case: Case) -> Outcome: ...
-
-
+@dataclass(frozen=True)
 class Server:
-    """Runs numbered cases and yields their outcomes in order."""
+    """Runs numbered cases and yields their outcomes in order. A case may write below `nest` only."""
 
-    def __init__(self, cases: Numbered, border: Runs, nest: Path, log: Path, patience: float = PATIENCE) -> None:
-        self.cases, self.border, self.nest, self.log, self.patience = cases, border, nest, log, patience
+    cases: Cases | Mapping[int, Case]
+    run_case: Callable[[Case], Outcome]
+    nest: Path
+    log: Path
+    patience: float = PATIENCE
 
     def run(self, numbers: Sequence[int]) -> Iterator[Outcome]:
-        place = 0
-        while place < len(numbers):
-            for outcome in self._child(numbers[place : place + PER_CHILD]):
+        done = 0
+        while done < len(numbers):
+            for outcome in self._child(numbers[done : done + PER_CHILD]):
                 yield outcome
-                place += 1
+                done += 1
 
     def _child(self, numbers: Sequence[int]) -> Iterator[Outcome]:
-        """Outcomes of some cases; fewer than asked for if the child had to go, the last then says why."""
-        reader, writer = os.pipe()
+        """Outcomes of some cases; fewer than asked for if the child ended early. If it died, the last says why."""
+        reader, writer = Pipe(duplex=False)
         gc.freeze()  # pages that the collector does not touch stay shared
         self.log.write_bytes(b"")
         pid = os.fork()
         if pid == 0:
-            os.close(reader)
+            reader.close()
             self._serve(numbers, writer)
-        os.close(writer)
-        count, ended = 0, False
-        with open(reader, "rb", buffering=0) as pipe:
-            for line in _lines(pipe, pid, self.patience):
-                if line is None:
-                    os.kill(pid, signal.SIGKILL)
-                    break
-                message = json.loads(line)
+        writer.close()
+        count, died = 0, False
+        with reader:
+            for message in _messages(reader, pid, self.patience):
                 if message is None:
-                    ended = True
                     break
-                if "broken" in message:
-                    raise RuntimeError(f"case {numbers[count]} could not be run: {message['broken']}")
+                if isinstance(message, str):
+                    raise RuntimeError(f"case {numbers[count]} could not be run: {message}")
                 count += 1
-                problems = tuple(Problem(**problem) for problem in message.pop("problems"))
-                yield Outcome(problems=problems, **message)
+                yield message
+            else:
+                died = True
         _, status = os.waitpid(pid, 0)
-        if not ended and count < len(numbers):
+        if died and count < len(numbers):
             yield self._died(status, self.cases[numbers[count]])
 
     def _died(self, status: int, case: Case) -> Outcome:
-        by_signal = os.WIFSIGNALED(status)
-        how = f"signal {os.WTERMSIG(status)}" if by_signal else f"exit code {os.WEXITSTATUS(status)}"
-        told = self.log.read_bytes()[-3000:].decode("utf-8", "replace")
-        spot = next((line.strip() for line in told.splitlines() if "/trc2/" in line), "").rsplit("/trc2/", 1)[-1]
-        rule = "hang" if by_signal and os.WTERMSIG(status) == signal.SIGKILL else "crash"
-        problem = Problem(rule, f"{how} {spot}".strip(), told)
+        code = os.waitstatus_to_exitcode(status)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        native = self.log.read_bytes()[-3000:].decode("utf-8", "replace")
+        spot = next((line.strip() for line in native.splitlines() if "/trc2/" in line), "").rsplit("/trc2/", 1)[-1]
+        rule = "hang" if code == -signal.SIGKILL else "crash"
+        problem = Problem(rule, f"{how} {spot}".strip(), native)
         return Outcome(case.kind, (problem,), self.patience, None, 0.0)
 
-    def _serve(self, numbers: Sequence[int], writer: int) -> None:
-        """The child's life."""
+    def _serve(self, numbers: Sequence[int], writer: Connection) -> NoReturn:
+        """The child: sends outcomes, then None; or a traceback if the fuzzer itself is wrong."""
         code = 1
         try:
             self._settle()
             for number in numbers:
                 faulthandler.dump_traceback_later(WAITING_SECONDS + 5)
-                outcome = self.border.run(self.cases[number])
+                outcome = self.run_case(self.cases[number])
                 faulthandler.cancel_dump_traceback_later()
-                _write_line(writer, asdict(outcome))
+                writer.send(outcome)
                 if outcome.growth_mb > LEAK_MB or any(p.rule in ("too long", "traceback") for p in outcome.problems):
-                    break  # whatever is left of it would be blamed on the next case
-            _write_line(writer, None)
+                    break  # its remains would be blamed on the next case
+            writer.send(None)
             code = 0
-        except BaseException:  # a mistake of ours, not of the case: a case's own errors are part of its outcome
-            _write_line(writer, {"broken": traceback.format_exc()})
+        except BaseException:
+            writer.send(traceback.format_exc())
         finally:
             os._exit(code)
 
@@ -125,49 +121,46 @@ class Server:
         home.mkdir(exist_ok=True)
         os.environ["HOME"] = str(home)
         os.chdir(self.nest)
-        limit = _address_space() + SPARE_BYTES
+        limit = psutil.Process().memory_info().vms + SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, 2**30))
         guard(self.nest)
 
 
-def _lines(pipe: Any, pid: int, patience: float) -> Iterator[bytes | None]:
-    """Whole lines as they come; None once nothing came for too long and the child is not just short of the machine."""
-    held, worked, deadline = b"", _work_of(pid)[1], time.monotonic() + patience
+def _messages(reader: Connection, pid: int, patience: float) -> Iterator[Outcome | str | None]:
+    """What the child sends. It is killed if it sends nothing for too long and is not just waiting for the processor."""
+    child = psutil.Process(pid)
+    worked = _seconds_of_work(child)
     while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            state, work = _work_of(pid)
-            if state == "R" and work - worked < patience:
-                deadline = time.monotonic() + patience
-                continue
-            yield None
+        if reader.poll(patience):
+            try:
+                yield reader.recv()
+            except EOFError:
+                return
+            worked = _seconds_of_work(child)
+        elif child.status() != psutil.STATUS_RUNNING or _seconds_of_work(child) - worked >= patience:
+            child.kill()
             return
-        received = pipe.read(65536)
-        if not received:
-            return
-        held += received
-        worked, deadline = _work_of(pid)[1], time.monotonic() + patience
-        *whole, held = held.split(b"\n")
-        yield from whole
 
 
-def _work_of(pid: int) -> tuple[str, float]:
-    """Whether a process is running or could ("R"), and its seconds of work; unknown where there is no /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return "", 0.0
-    return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _seconds_of_work(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
-def _write_line(writer: int, message: Any) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(writer, data) :]
+def guard(root: Path) -> None:
+    """From now on this process writes below one folder only: a mutated path must not reach the machine's own files."""
+    inside = f"{os.path.realpath(root)}{os.sep}"
 
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        written = WRITTEN.get(event, ())
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
+            written = (0,)
+        for path in (arguments[index] for index in written):
+            if isinstance(path, str | bytes | os.PathLike):
+                real = os.path.realpath(os.fsdecode(path))
+                if not real.startswith(inside) and real not in DEVICES:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fsdecode(path))
 
-def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-    return pages * resource.getpagesize() or 2**36
+    sys.addaudithook(hook)

@@ -17,13 +17,11 @@ from tests.fuzz.server import Server
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-class Fate:
-    """Does to its process what the case's kind says."""
+def fates(folder: Path, *kinds: str, patience: float = 30.0) -> list[str]:
+    """The problems of cases that do to their process what their kind says."""
+    outside = folder / "outside"
 
-    def __init__(self, outside: Path) -> None:
-        self.outside = outside
-
-    def run(self, case: Case) -> Outcome:
+    def run(case: Case) -> Outcome:
         problems: tuple[Problem, ...] = ()
         match case.kind:
             case "crash":
@@ -34,17 +32,14 @@ class Fate:
                 os._exit(7)
             case "stray":
                 try:
-                    self.outside.write_text("x")
+                    outside.write_text("x")
                 except PermissionError as error:
                     problems = (Problem("stray", "outside", str(error)),)
         return Outcome(case.kind, problems, 0.0, 0, 0.0)
 
-
-def fates(folder: Path, *kinds: str, patience: float = 30.0) -> list[str]:
     (folder / "nest").mkdir()
     cases = {number: Case(kind, ()) for number, kind in enumerate(kinds)}
-    server = Server(cases, Fate(folder / "outside"), folder / "nest", folder / "log", patience)
-    outcomes = list(server.run(range(len(kinds))))
+    outcomes = list(Server(cases, run, folder / "nest", folder / "log", patience).run(range(len(kinds))))
     assert [outcome.kind for outcome in outcomes] == list(kinds)
     return [" ".join(f"{p.rule}: {p.place}" for p in outcome.problems) for outcome in outcomes]
 

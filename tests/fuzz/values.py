@@ -13,17 +13,14 @@ ODD_RUN = "[bold]\x1b[31m | `run`"  # a finished run's folder
 
 WORDS = (
     "", " ", "-", "--", "x", "nan", "null", "true", "off", "~", "[]", "{}", "[/red]", "[bold]x", "[link=x]y[/link]",
-    ":smile:", "\x1b[31mred", TITLE, "\x07", "\x9b31m", "\x85", "\u202eevil", "\u2028", "a\nb", "a\tb", "\r",
-    "\udcff",
+    ":smile:", "\x1b[31mred", TITLE, "\x07", "\x9b31m", "\x85", "\u202eevil", "\u2028", "a\nb", "a\tb", "\r", "\udcff",
     "é漢字🦊", "🦊" * 80, LONG, "a/" * 2500, "../x", "%s%n", "{0}", "{text}", "{", "*x", "&a",
-    "!!python/name:os.system",
-    "<|endoftext|>", "`x`", "$(x)", "|", "#", "'", '"', "\\", "2024-13-45", "=", "a=b", "'''", "\ufeff", "text",
-    "none",
+    "!!python/name:os.system", "<|endoftext|>", "`x`", "$(x)", "|", "#", "'", '"', "\\", "2024-13-45", "=", "a=b",
+    "'''", "\ufeff", "text", "none",
 )  # fmt: skip
 NUMBERS = (
     "nan", "inf", "-inf", ".nan", ".inf", "-.inf", "-1", "-0", "0", "1", "2", "3", "0.5", "1.5", "1e400", "1e-400",
-    "-1e308", "1e308", "4294967296", "2147483648", "9223372036854775807", "9223372036854775808",
-    "18446744073709551616",
+    "-1e308", "1e308", "4294967296", "2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551616",
     "-9223372036854775809", "1" + "0" * 30, "1" * 5000, "0x10", "1_000", "٣", "", " 5", "5 ", "1:30", "1e", "+", "∞",
 )  # fmt: skip
 
@@ -79,14 +76,11 @@ values = st.recursive(
 # Rows of a data file: what a careless export, a crawl or somebody's joke puts there.
 ROWS = (
     '{"text": "an apple a day"}', '{"text": "an apple a day"}', '{"text": ""}', '{"text": " "}', '{"text": null}',
-    '{"text": 3}',
-    '{"text": ["a"]}', "{}", "[]", "3", "null", '"text"', "", "   ", "{", '{"text": "a"', '{"text": "\\ud800"}',
-    "\ufeff{}",
-    '{"text": "\\u0000"}', '{"text": "<|endoftext|>"}', '{"text": "a<|endoftext|>b"}', '{"text": "\\u001b[31m"}',
-    "[" * 3000,
-    '{"text": "' + "🦊" * 50 + '"}', '{"text": "' + "e\u0301" * 200 + '"}', '{"text": "a\u2028b\u0085c"}',
-    '{"text": "a"}\r',
-    '{"text": NaN}', '{"text": "a", "text": "b"}', '{"text": ' + "1" * 5000 + "}", '{"question": "a", "answer": "b"}',
+    '{"text": 3}', '{"text": ["a"]}', "{}", "[]", "3", "null", '"text"', "", "   ", "{", '{"text": "a"',
+    '{"text": "\\ud800"}', "\ufeff{}", '{"text": "\\u0000"}', '{"text": "<|endoftext|>"}',
+    '{"text": "a<|endoftext|>b"}', '{"text": "\\u001b[31m"}', "[" * 3000, '{"text": "' + "🦊" * 50 + '"}',
+    '{"text": "' + "e\u0301" * 200 + '"}', '{"text": "a\u2028b\u0085c"}', '{"text": "a"}\r', '{"text": NaN}',
+    '{"text": "a", "text": "b"}', '{"text": ' + "1" * 5000 + "}", '{"question": "a", "answer": "b"}',
 )  # fmt: skip
 LONG_ROWS = (
     '{"text": "' + "x" * 200_000 + '"}',
@@ -119,8 +113,7 @@ MALFORMED = (
     "stream.tasks.0.steps=1", "stream.tasks.0.x=1", "stream.tasks.9.steps=1", "stream.tasks.-1.steps=1",
     "stream.tasks.x.steps=1", "stream.tasks.fruit.steps=1", "stream.only=[]", "stream.only=[x]", "stream.only=fruit",
     "strategy=ewc", "strategy=x", "strategy=null", "strategy=[1]", "strategy.name=[1]", "strategy={1: 2}",
-    "control=off",
-    "control.mode=off", "control.mode=on", "control.mode=null", "train=null", "train=[]", "train={1: 2}",
+    "control=off", "control.mode=off", "control.mode=on", "control.mode=null", "train=null", "train=[]", "train={1: 2}",
     "train.seed=2024-13-45", "train.seed=4294967296", "train.seed=-1", "train.seed=true", "train.betas=[1]",
     "train.betas=[0.9, 0.9, 0.9]", "train.betas={}", "control.coefficient_range=[1, 0]", "control.batch_range=[6, 2]",
     "budget.match=flops", "budget.match=tokens", "budget.reference=x", "budget={match: flops, reference: '[/red]'}",
@@ -129,8 +122,7 @@ MALFORMED = (
     "output.device=meta", "output.report_to=[x]", "output.report_to=tensorboard", "output.report_to=[wandb]",
     "base=demo", "base=x", "x=1", "x.y.z=1", "[/red]=1", "model.[/red]=1", "\x1b[31m=1", "model.d_model=\x1b[31m",
     "model.d_model='[/red]'", "model.d_model=!!python/object:x", "model.d_model=!!binary x", "model.d_model=*a",
-    "model.d_model=&a 3", "model.d_model=[", "model.d_model={", "model.d_model='", "model.d_model=%",
-    "model.d_model=@",
+    "model.d_model=&a 3", "model.d_model=[", "model.d_model={", "model.d_model='", "model.d_model=%", "model.d_model=@",
     "model.d_model=" + "[" * 3000, "model.d_model=" + "{a: " * 500, "model." * 2000 + "x=1", "x" * 5000 + "=1",
     "stream.tokenizer.path=x", "stream.tokenizer.path=data", "stream.tokenizer.path=/dev/null",
     "stream.tokenizer.path=model", "stream.tokenizer.path=''", "stream.tokenizer.path='[/red]'",

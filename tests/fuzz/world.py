@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 RECIPES = {"run": "recipe.yaml", "plain": "plain.yaml"}
 CUTS = {"run": "cut", "plain": "plain_cut", "child": "child_cut"}
 LAST = {"run": "step-00000006", "plain": "step-00000006", "child": "step-00000009"}
-# What only tells a story: a run goes on the same whatever happens to their content.
+# Files that no computation reads: a run continues in the same way whatever happens to them.
 IDLE = ("summary.md", "summary.png", "hippocampus.png", "lock", "lock.owner", "environment.json", "budget.json")
 TIME_NS = 1_700_000_000_000_000_000  # of every data file, because the cache knows them by it
 
@@ -59,7 +59,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True)
-        with _inside(root):
+        with inside(root):
             self.parts = _make()
 
     def lay_out(self, parts: tuple[str, ...], folder: Path) -> None:
@@ -111,7 +111,7 @@ def _read(folder: Path) -> Files:
 
 
 def _cut(whole: Path, folder: Path) -> None:
-    """The run as a kill before its last step leaves it: no later checkpoint, no later word in its diary."""
+    """The run as a kill before its last step leaves it: no later checkpoint, no later line in its metrics log."""
     shutil.copytree(whole, folder)
     shutil.rmtree(sorted((folder / "checkpoints").iterdir())[-1])
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -178,7 +178,7 @@ def add_oddities(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:
