@@ -266,16 +266,17 @@ def _add_stray(folder: Path, rng: random.Random) -> None:
         return
     target = folder / (rng.choice(STRAYS) if folder.name == "checkpoints" else rng.choice((*STRAYS, TITLE, "[bold]x")))
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
-    match rng.randrange(4):
-        case 0:
-            if not os.path.lexists(target):
-                target.mkdir()
-        case 1 if inside and not os.path.lexists(target):
-            shutil.copytree(rng.choice(inside), target, symlinks=True)
-        case 2 if not os.path.lexists(target):
-            target.symlink_to(rng.choice(("nowhere", target.name, ".")))
-        case _ if not os.path.lexists(target):
-            target.write_bytes(rng.choice(TEXTS).encode("utf-8", "surrogatepass"))
+    roll = rng.randrange(4)
+    if os.path.lexists(target):
+        return
+    if roll == 0:
+        target.mkdir()
+    elif roll == 1 and inside:
+        shutil.copytree(rng.choice(inside), target, symlinks=True)
+    elif roll == 2:
+        target.symlink_to(rng.choice(("nowhere", target.name, ".")))
+    else:
+        target.write_bytes(rng.choice(TEXTS).encode("utf-8", "surrogatepass"))
 
 
 def _remove(path: Path) -> None:
