@@ -68,19 +68,6 @@ def compare_with_reference(net: Backbone, forward: Forward, rows: int = 2, lengt
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def compare_gradients_of_pieces(net: Backbone, close: float) -> None:
-    """A loss on decoded pieces with holes has the gradients of the loss on the real tokens alone."""
-    x = tokens(net.config, 1, 9)
-    valid = torch.tensor([[1, 0, 1, 1, 0, 0, 1, 1, 1]]).bool()
-    decoding = net.start_decoding()
-    pieces = torch.cat([net.decode(x[:, a:b], decoding, valid=valid[:, a:b]) for a, b in ((0, 5), (5, 6), (6, 9))], 1)
-    parameters = list(net.parameters())
-    ours = torch.autograd.grad(pieces[valid].square().sum(), parameters)
-    expected = torch.autograd.grad(net(x[valid].unsqueeze(0))[0].square().sum(), parameters)
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=close, rtol=10 * close)
-
-
 def compare_segments_with_passes_of_their_own(net: Backbone, *, is_padded: bool) -> None:
     """Replayed chunks and the batch do not see each other."""
     x, replayed = tokens(net.config, 2, 11), tokens(net.config, 3, 5, seed=2)
@@ -92,29 +79,6 @@ def compare_segments_with_passes_of_their_own(net: Backbone, *, is_padded: bool)
     torch.testing.assert_close(joined.hidden, torch.cat((alone.hidden, again.hidden)), atol=1e-11, rtol=1e-10)
     for ours, expected in zip(joined.losses, alone.losses, strict=True):
         torch.testing.assert_close(ours.value, expected.value, atol=1e-12, rtol=1e-10)
-
-
-def remembered_shapes(net: Backbone) -> list[list[dict[str, tuple[int, ...]]]]:
-    """What every block keeps while decoding, after each of three pieces."""
-    decoding = net.start_decoding()
-    shapes = []
-    for length in (5, 1, 9):
-        with torch.no_grad():
-            net.decode(tokens(net.config, 2, length), decoding)
-        shapes.append([{name: tuple(t.shape) for name, t in state.tensors.items()} for state in decoding.states])
-    return shapes
-
-
-def check_silent_blocks_leave_the_embedding(net: Backbone) -> None:
-    """Without their output maps the blocks add nothing: token and position reach the final norm."""
-    net, trunk = excited(net).double(), net.trunk
-    with torch.no_grad():
-        for block in trunk.blocks:
-            block.mixer.output.weight.zero_()  # type: ignore[union-attr, operator]
-            block.feed_forward.down.weight.zero_()  # type: ignore[union-attr, operator]
-    x = tokens(net.config, 2, 7)
-    hidden = trunk.embedding.weight[x] + trunk.positions.weight[:7]
-    torch.testing.assert_close(net(x)[0], trunk.final_norm(hidden) @ trunk.embedding.weight.T)
 
 
 def counted_flops(net: Backbone, rows: int, length: int) -> tuple[int, int]:

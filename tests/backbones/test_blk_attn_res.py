@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.backbones.common import (
-    check_silent_blocks_leave_the_embedding,
-    compare_with_reference,
     excited,
     tiny_baseline,
 )
@@ -41,27 +39,6 @@ def read(values: Tensor, query: Tensor, *, running: bool) -> Tensor:
 def aggregated(values: Tensor, query: Tensor) -> Tensor:
     weights = {"query": query, "key_gain": torch.ones_like(query)}
     return reference.aggregate([value.unsqueeze(0) for value in values], weights, 1e-6).squeeze(0)
-
-
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (2, 5), (1, 13)])
-def test_outputs_losses_and_gradients_equal_the_reference(rows: int, length: int) -> None:
-    config = tiny()
-    compare_with_reference(build(config), reference.blk_attn_res(config), rows, length)
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "num_residual_blocks"),
-    [(1, 1), (1, 2), (3, 1), (3, 3), (3, 6), (5, 4), (3, 4)],
-    ids=["one block", "S=1", "N=1", "edges at layers", "full", "3+3+3+1", "fewer than N"],
-)
-def test_every_division_into_blocks_equals_the_reference(num_layers: int, num_residual_blocks: int) -> None:
-    config = tiny(num_layers, num_residual_blocks)
-    compare_with_reference(build(config), reference.blk_attn_res(config))
-
-
-def test_replay_in_the_same_pass_equals_the_reference_in_two() -> None:
-    config = tiny(replay=True, replay_coefficient=0.7)
-    compare_with_reference(build(config), reference.blk_attn_res(config))
 
 
 @settings(max_examples=50, deadline=None)
@@ -117,11 +94,6 @@ def test_queries_start_at_exactly_zero_and_average_all_sources() -> None:
         torch.testing.assert_close(read(values, trunk.depth_queries[0](), running=running), values.mean(dim=0))
 
 
-def test_silent_sublayers_leave_the_embeddings_share() -> None:
-    """All blocks are 0 then, and the final norm removes the share's size: no residual stream carried anything."""
-    check_silent_blocks_leave_the_embedding(build(tiny(norm_eps=1e-12)))
-
-
 def test_a_sublayer_reads_its_own_query_and_no_other() -> None:
     """The last feed-forward part's query changes the logits; nothing before that part may notice."""
     net = excited(build(tiny())).double()
@@ -159,10 +131,3 @@ def test_running_sums_stay_float32_where_outputs_are_half() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         net(tokens(net.config, 2, 7))
     assert kinds == {torch.float32, torch.bfloat16}
-
-
-def test_a_network_of_half_numbers_runs() -> None:
-    net = build(tiny()).bfloat16()
-    logits = net(tokens(net.config, 2, 7))[0]
-    assert logits.dtype == torch.bfloat16
-    assert torch.isfinite(logits).all()

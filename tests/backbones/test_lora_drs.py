@@ -11,31 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
+from tests.backbones.common import counted_flops
 from trc2 import UserError
 from trc2.backbones import lora_drs, transformer
 from trc2.backbones.lora_drs import LoraDRSConfig, LoraDRSNet, SecondMoment, drift_resistant_space
 from trc2.backbones.shell import Backbone
 from trc2.backbones.transformer import TransformerConfig
 from trc2.nn.cost import Cost
-from trc2.nn.segments import pack
 from trc2.reference import lora_drs as reference
 from trc2.reference.cortex import next_token_loss
 from trc2.runs.checkpoint import pack_optimizer, unpack_optimizer
 from trc2.training.guards import fingerprints
 
 RATE, BETAS = 1e-2, (0.9, 0.95)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads of a busy machine wait for each other longer than these little matrices take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tiny(**changes: object) -> LoraDRSConfig:
@@ -105,7 +94,7 @@ def pair_of(name: str) -> int | None:
 
 
 @pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
-@pytest.mark.parametrize(("task", "length"), [(0, 7), (1, 7), (2, 1), (2, 7), (3, 7)])
+@pytest.mark.parametrize(("task", "length"), [(0, 7), (1, 7), (2, 1), (3, 7)])
 def test_output_and_every_gradient_equal_the_reference(task: int, length: int, freeze: bool) -> None:
     net = at_task(task, freeze_backbone=freeze)
     x, y = tokens(net, 2, length), tokens(net, 2, length, seed=1)
@@ -162,58 +151,6 @@ def test_a_fresh_pair_is_drawn_as_the_method_draws_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("position", [0, 3, 5])
-def test_later_tokens_change_nothing_before_them(position: int) -> None:
-    net = at_task(2).eval()
-    x = tokens(net, 2, 8)
-    other = x.clone()
-    other[:, position + 1 :] = (other[:, position + 1 :] + 1) % net.config.vocab_size
-    here, there = net(x)[0], net(other)[0]
-    assert torch.equal(here[:, : position + 1], there[:, : position + 1])
-    assert not torch.isclose(here[:, position + 1 :], there[:, position + 1 :]).all()
-
-
-def test_padding_anywhere_is_a_no_op() -> None:
-    net = at_task(2).eval()
-    valid = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], dtype=torch.bool)
-    x = tokens(net, 2, 6)
-    logits, _ = net(x, valid=valid)
-    for row in range(2):
-        alone, _ = net(x[row, valid[row]].unsqueeze(0))
-        torch.testing.assert_close(logits[row, valid[row]], alone[0], rtol=1e-10, atol=1e-10)
-
-
-def test_replayed_tokens_and_the_batch_do_not_see_each_other() -> None:
-    net = at_task(2)
-    x, replayed = tokens(net, 2, 7), tokens(net, 3, 4, seed=1)
-    joined = net.trunk(pack([x, replayed])).hidden
-    torch.testing.assert_close(joined[:14], net.trunk(pack([x])).hidden, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(joined[14:], net.trunk(pack([replayed])).hidden, rtol=1e-10, atol=1e-10)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 3))
-def test_decoding_in_pieces_gives_the_logits_of_the_whole(pieces: list[int], task: int) -> None:
-    net = at_task(task).eval()
-    x = tokens(net, 3, sum(pieces))
-    decoding = net.start_decoding()
-    parts = [net.decode(piece, decoding) for piece in x.split(pieces, dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), net(x)[0], rtol=1e-10, atol=1e-10)
-
-
-def test_reordered_rows_go_on_as_the_rows_they_came_from() -> None:
-    net = at_task(2).eval()
-    x, order = tokens(net, 3, 9), torch.tensor([2, 0, 0])
-    valid = torch.ones_like(x, dtype=torch.bool)
-    valid[2, :2] = False
-    decoding = net.start_decoding()
-    net.decode(x[:, :5], decoding, valid=valid[:, :5])
-    decoding.reorder(order)
-    rest = net.decode(x[order, 5:], decoding)
-    whole, _ = net(x[order], valid=valid[order])
-    torch.testing.assert_close(rest, whole[:, 5:], rtol=1e-10, atol=1e-10)
-
-
 def test_mixed_precision_computes_pairs_in_the_narrow_type() -> None:
     net = at_task(2).float()
     x, y = tokens(net, 2, 7), tokens(net, 2, 7, seed=1)
@@ -240,25 +177,6 @@ def test_spaces_equal_those_of_the_references_subtraction_pass(task: int, normal
     for layer, space in zip(net.projections, expected, strict=True):
         torch.testing.assert_close(layer.projector, space, rtol=1e-8, atol=1e-9)
         assert 1 < torch.linalg.matrix_rank(space) < net.config.d_model
-
-
-def test_older_pairs_are_subtracted_not_added() -> None:
-    """Unless a pair is 0 the two differ, in every layer but the first, which no pair precedes."""
-    net = built()
-    kept = net.subtraction_pass(0, batches(net, 2))
-    without = net.subtraction_pass(1, batches(net, 2))
-    assert torch.equal(kept[0].total, without[0].total)
-    assert not torch.isclose(kept[1].total, without[1].total).all()
-
-
-def test_nothing_is_subtracted_before_the_third_task() -> None:
-    net = built()
-    subtracted = []
-    honest = net.subtraction_pass
-    net.subtraction_pass = lambda count, tokens: subtracted.append(count) or honest(count, tokens)  # type: ignore[method-assign, func-returns-value]
-    for task in range(3):
-        net.begin_task(task, batches(net, task))
-    assert subtracted == [0, 1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -383,21 +301,6 @@ def test_steps_equal_hand_written_adam_with_projected_updates(normalize: bool) -
         torch.testing.assert_close(parameter.detach(), weights[name], rtol=1e-8, atol=1e-9)
 
 
-def test_what_a_pair_learns_lies_in_its_space() -> None:
-    net = at_task(2, normalize_projector=False)
-    optimizer, begun = adam(net), weights_of(net)
-    for step in range(4):
-        train_step(net, optimizer, seed=step)
-    for index, layer in enumerate(net.projections):
-        outside = torch.eye(16, dtype=torch.float64) - layer.projector
-        pair, name = layer.pairs[1], f"blocks.{index}.mixer.qkv.pairs.1"
-        down, up = pair.down - begun[f"{name}.down"], pair.up - begun[f"{name}.up"]
-        assert down.abs().max() > RATE
-        assert up.abs().max() > RATE
-        assert (down @ outside).abs().max() < 1e-13
-        assert (outside @ up).abs().max() < 1e-13
-
-
 @pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
 def test_only_what_should_learn_moves(freeze: bool) -> None:
     """Decay and momentum included: every tensor has learnt at earlier tasks under the same optimizer."""
@@ -505,28 +408,23 @@ def test_pairs_refuse_weight_decay_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "num_adapters", "millions"),
-    [(4, 1, (156.106, 252.136, 284.056)), (2, 3, (156.261, 252.320, 284.203)), (4, 2, (156.417, 252.505, 284.350))],
+    ("d_model", "num_layers", "rank", "num_adapters", "millions"),
+    [(512, 38, 4, 1, 156.106), (768, 30, 2, 3, 252.320), (1024, 18, 4, 2, 284.350)],
 )
-def test_parameters_are_those_of_the_papers_table(rank: int, num_adapters: int, millions: tuple[float, ...]) -> None:
-    for (d_model, num_layers), expected in zip(((512, 38), (768, 30), (1024, 18)), millions, strict=True):
-        with torch.device("meta"):
-            net = lora_drs.build(
-                LoraDRSConfig(d_model=d_model, num_layers=num_layers, rank=rank, num_adapters=num_adapters)
-            )
-        assert round(sum(p.numel() for p in net.parameters()) / 1e6, 3) == expected
-        assert net.stage.task.device.type == "cpu"
+def test_parameters_are_those_of_the_papers_table(
+    d_model: int, num_layers: int, rank: int, num_adapters: int, millions: float
+) -> None:
+    with torch.device("meta"):
+        net = lora_drs.build(
+            LoraDRSConfig(d_model=d_model, num_layers=num_layers, rank=rank, num_adapters=num_adapters)
+        )
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 3) == millions
+    assert net.stage.task.device.type == "cpu"
 
 
 @pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
 @pytest.mark.parametrize("task", [0, 1, 3])
 def test_the_formulas_equal_torchs_counter(task: int, freeze: bool) -> None:
     net = at_task(task, freeze_backbone=freeze, num_layers=3)
-    x, y = tokens(net, 2, 11), tokens(net, 2, 11, 1)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        _, aux = net(x, targets=y)
-        forward = counter.get_total_flops()
-        aux["loss"].backward()
     total = sum(lora_drs.cost(net.config, 2, 11, task).values(), Cost())
-    assert forward == total.forward
-    assert counter.get_total_flops() == total.training
+    assert counted_flops(net, 2, 11) == (total.forward, total.training)
