@@ -117,13 +117,14 @@ def test_sizes_are_compared_with_the_file_before_anything_is_built(tmp_path: Pat
     config = small(name)
     save_model(build_model(config), tmp_path)
     pristine = (tmp_path / "config.json").read_text()
+    load_model(tmp_path)  # torch imports its compiler for the first one, which is not what is measured
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for field in sizes(config):
-        for size in (100_000, 10**6, 2**31 - 8):
+        for size in (100_000, 2**31 - 8):
             (tmp_path / "config.json").write_text(pristine)
             _change(tmp_path, **{field: size})
             begun = time.monotonic()
-            if (name, field) == ("trc2", "max_positions") and size <= 10**6:
+            if (name, field) == ("trc2", "max_positions") and size == 100_000:
                 assert load_model(tmp_path).config.max_positions == size  # small tables of angles are in no file
             else:
                 with pytest.raises(UserError) as caught:

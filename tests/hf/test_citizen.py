@@ -16,22 +16,33 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from tests.conftest import excited, fill_memory, tiny_config, tokens
-from tests.hf.test_backbones import EXTRA, SIZES
 from tests.hf.test_callback import Rows
 from trc2 import CortexNet, MemoryCallback, TRC2ForCausalLM, UserError
 from trc2.backbones.registry import build_model
-from trc2.backbones.saved import save_model
+from trc2.backbones.saved import load_model, save_model
 from trc2.config import MODELS, model_config
 from trc2.hf.configuration import TRC2PretrainedConfig
 from trc2.hf.modeling import TRC2Output
 
 NAMES = sorted(MODELS.keys() - {"hf"})
+SIZES = {"vocab_size": 31, "d_model": 16, "num_heads": 4, "max_positions": 40}
+EXTRA: dict[str, dict[str, object]] = {
+    "trc2": {"num_columns": 2, "num_kv_heads": 2, "memory_slots": 8, "d_ff": 12, "num_experts": 4, "replay": False},
+    "mamba": {"state_dim": 4, "dt_rank": 3},
+    "deepseek_moe": {"num_experts": 4, "num_active_experts": 2},
+    "moe": {"num_experts": 4},
+    "blk_attn_res": {"num_residual_blocks": 2},
+}
+
+
+def settings_of(name: str) -> dict[str, object]:
+    shape = {} if name == "trc2" else {"num_layers": 2, "d_ff": 16}
+    return {"name": name, **SIZES, **shape, **EXTRA.get(name, {})}
 
 
 def face_of(name: str) -> TRC2ForCausalLM:
-    shape = {} if name == "trc2" else {"num_layers": 2, "d_ff": 16}
-    config = model_config({"name": name, **SIZES, **shape, **EXTRA.get(name, {})})
-    return TRC2ForCausalLM.wrap(build_model(config, torch.Generator().manual_seed(0))).eval()
+    net = build_model(model_config(settings_of(name)), torch.Generator().manual_seed(0))
+    return TRC2ForCausalLM.wrap(net).eval()
 
 
 def remembering(**changes: object) -> TRC2ForCausalLM:
@@ -42,6 +53,32 @@ def remembering(**changes: object) -> TRC2ForCausalLM:
 
 def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- saving and loading
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_backbone_is_loaded_by_the_auto_classes_and_generates_with_its_own_state(
+    name: str, tmp_path: Path
+) -> None:
+    net = face_of(name).net
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(8)  # at its initial size every network predicts the token just read
+    if name == "lora_drs":
+        net.begin_task(1, [torch.randint(31, (2, 8))])
+    save_model(net, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    x = tokens(net.config, 2, 7, seed=1)
+    close(model(x).logits, net(x)[0])
+    close(model(x, use_cache=True).logits, net(x)[0])
+    settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached = model.generate(x, num_beams=2, **settings)
+    assert torch.equal(cached, model.generate(x, num_beams=2, use_cache=False, **settings))
+    model.save_pretrained(tmp_path / "again")
+    close(load_model(tmp_path / "again").eval()(x)[0], net(x)[0])
 
 
 # ------------------------------------------------------------------------------------------------------ hidden states
@@ -192,7 +229,7 @@ def test_weights_that_a_file_lacks_are_named_and_those_of_a_new_network(tmp_path
     for name in lacking:
         tensors.pop(name)
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="is one of"):
+    with pytest.raises(UserError, match="is one of 5 missing keys"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     face, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) - {"lm_head.weight"} == lacking
@@ -281,29 +318,26 @@ def test_peft_adapts_all_linear_maps_and_the_memory_is_written(tmp_path: Path) -
 # -------------------------------------------------------------------------------------------------------------- compile
 
 ONE_GRAPH = """
-import sys, torch
+import torch
 from trc2 import TRC2ForCausalLM
 from trc2.backbones.registry import build_model
 from trc2.config import model_config
 
-for name, extra in {}:
-    net = build_model(model_config(dict(extra, name=name)), torch.Generator().manual_seed(0))
+net = build_model(model_config({}), torch.Generator().manual_seed(0))
+with torch.no_grad():
+    for parameter in net.parameters():
+        parameter.mul_(6) if parameter.ndim > 1 else parameter.fill_(1.0)
+face = TRC2ForCausalLM.wrap(net).eval()
+compiled = torch.compile(face, fullgraph=True, backend="aot_eager")
+x = torch.arange(24).view(2, 12) % 31
+for events in (0, 20, 30) if net.has_memory else (0,):
+    if events:
+        net.cortex.hippocampus.write(torch.randn(events, 16))
     with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.mul_(6) if parameter.ndim > 1 else parameter.fill_(1.0)
-    face = TRC2ForCausalLM.wrap(net).eval()
-    memory = net.cortex.hippocampus if name == "trc2" else None
-    compiled = torch.compile(face, fullgraph=True, backend="aot_eager")
-    x = torch.arange(24).view(2, 12) % 31
-    for events in (0, 20, 30) if memory is not None else (0,):
-        if memory is not None:
-            memory.write(torch.randn(events, 16))
-        with torch.no_grad():
-            # Of probabilities: with a say of the memory logits are logarithms of them, in a graph also of an empty one.
-            gap = (compiled(x).logits.log_softmax(-1) - face(x).logits.log_softmax(-1)).abs().max()
-        assert gap < 1e-5, (name, events, float(gap))
-        if events:
-            assert (face(x).logits - face(x, memory="off").logits).abs().max() > 1e-3
+        gap = (compiled(x).logits.log_softmax(-1) - face(x).logits.log_softmax(-1)).abs().max()
+    assert gap < 1e-5, (events, float(gap))
+    if events:
+        assert (face(x).logits - face(x, memory="off").logits).abs().max() > 1e-3
 """
 
 
@@ -311,10 +345,9 @@ for name, extra in {}:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_evaluation_compiles_to_one_graph_that_reads_the_memory_as_it_is(name: str) -> None:
     """In a process of its own: the annotations that tests check at run time cannot be compiled."""
-    shape = {} if name == "trc2" else {"num_layers": 2, "d_ff": 16}
-    extra = {**SIZES, **shape, **EXTRA.get(name, {})}
+    settings = settings_of(name)
     if name == "trc2":
-        extra |= {"memory_slots": 40, "memory_read_window": 25}
-    program = ONE_GRAPH.replace("{}", repr([(name, extra)]))
+        settings |= {"memory_slots": 40, "memory_read_window": 25}
+    program = ONE_GRAPH.replace("{}", repr(settings))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

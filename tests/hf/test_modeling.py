@@ -59,16 +59,6 @@ print(type(model).__name__, AutoConfig.from_pretrained({str(folder)!r}).backbone
     assert done.stdout.split() == ["TRC2ForCausalLM", "trc2", "50"]
 
 
-def test_it_also_works_when_transformers_came_first(folder: Path) -> None:
-    program = f"""
-from transformers import AutoModelForCausalLM
-import trc2.hf
-print(type(AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["TRC2ForCausalLM"]
-
-
 def test_a_loaded_model_has_the_weights_the_memory_and_its_provenance(folder: Path) -> None:
     net, model = load_model(folder).eval(), AutoModelForCausalLM.from_pretrained(folder)
     assert model.net.state_dict().keys() == net.state_dict().keys()
@@ -77,22 +67,20 @@ def test_a_loaded_model_has_the_weights_the_memory_and_its_provenance(folder: Pa
     same(model(x).logits, net(x)[0])
 
 
-def test_save_pretrained_and_save_model_read_each_other(folder: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.save_pretrained(tmp_path / "again")
-    x = tokens(model.net.config, 2, 9)
-    expected = model(x).logits
-    same(load_model(tmp_path / "again").eval()(x)[0], expected)
-    same(AutoModelForCausalLM.from_pretrained(tmp_path / "again")(x).logits, expected)
-
-
-def test_head_and_embedding_are_one_tensor_and_saved_once(folder: Path, tmp_path: Path) -> None:
+def test_a_model_saved_by_transformers_is_ours_again_without_code_and_with_one_tensor_for_embedding_and_head(
+    folder: Path, tmp_path: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     model.save_pretrained(tmp_path / "again")
+    x = tokens(model.net.config, 2, 9)
+    same(load_model(tmp_path / "again").eval()(x)[0], model(x).logits)
+    same(AutoModelForCausalLM.from_pretrained(tmp_path / "again")(x).logits, model(x).logits)
     names = safetensors.torch.load_file(tmp_path / "again" / "model.safetensors").keys()
     assert "net.cortex.embedding.weight" in names
     assert "lm_head.weight" not in names
+    assert {path.suffix for path in (tmp_path / "again").iterdir()} <= {".json", ".safetensors"}
+    assert "auto_map" not in json.loads((tmp_path / "again" / "config.json").read_text())  # asks for remote code
 
 
 def test_a_resized_vocabulary_survives_saving(folder: Path, tmp_path: Path) -> None:
@@ -106,37 +94,10 @@ def test_a_resized_vocabulary_survives_saving(folder: Path, tmp_path: Path) -> N
     assert again.lm_head.weight is again.get_input_embeddings().weight
 
 
-def test_the_folder_holds_nothing_that_could_run(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.save_pretrained(folder)
-    assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors"}
-    assert "auto_map" not in json.loads((folder / "config.json").read_text())  # the key that asks for remote code
-
-
-def test_weights_that_do_not_fit_are_refused(folder: Path) -> None:
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    tensors.pop("net.cortex.hippocampus.keys")
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"net\.cortex\.hippocampus\.keys is one of 1 missing keys"):
-        AutoModelForCausalLM.from_pretrained(folder)
-
-
-def test_a_fresh_model_from_a_config_is_initialised_like_the_network() -> None:
-    config = TRC2PretrainedConfig(backbone=tiny_config())
-    model = TRC2ForCausalLM(config)
-    assert 0.01 < float(model.get_input_embeddings().weight.detach().std()) < 0.03
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (
-        29,
-        16,
-        3,
-        4,
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------- caches
 
 
-@pytest.mark.parametrize("pieces", [[12], [1] * 12, [5, 1, 1, 5], [1, 11], [7, 5]])
+@pytest.mark.parametrize("pieces", [[1] * 12, [5, 1, 1, 5]])
 def test_pieces_give_the_logits_of_the_whole(pieces: list[int]) -> None:
     model = TRC2ForCausalLM.wrap(remembering())
     x = tokens(model.net.config, 3, 12)
@@ -186,27 +147,6 @@ def test_generate_with_and_without_cache_gives_the_same_text(options: dict[str, 
     for index, row in enumerate(rows):
         alone = model.generate(row[None], max_new_tokens=6, pad_token_id=PAD, eos_token_id=None, **options)
         assert torch.equal(cached[index, x.shape[1] :], alone[0, len(row) :])
-
-
-def test_sampling_is_repeatable_and_uses_the_cache() -> None:
-    model = TRC2ForCausalLM.wrap(remembering())
-    x = tokens(model.net.config, 2, 4)
-    texts = []
-    for use_cache in (True, True, False):
-        torch.manual_seed(5)
-        texts.append(model.generate(x, max_new_tokens=6, do_sample=True, top_p=0.9, use_cache=use_cache))
-    assert torch.equal(texts[0], texts[1])
-    assert torch.equal(texts[0], texts[2])
-
-
-def test_reordering_moves_keys_values_and_running_means() -> None:
-    net = remembering()
-    x = tokens(net.config, 3, 8)
-    order = torch.tensor([2, 0, 0])
-    decoding = net.start_decoding()
-    net.decode(x[:, :7], decoding)
-    decoding.reorder(order)
-    torch.testing.assert_close(net.decode(x[order, 7:], decoding)[:, 0], net(x)[0][order, 7], atol=1e-5, rtol=1e-5)
 
 
 def test_memory_is_read_or_left_alone_and_never_written() -> None:
@@ -293,5 +233,7 @@ def test_the_config_round_trips(tmp_path: Path) -> None:
     TRC2PretrainedConfig(backbone=tiny_config(num_experts=2)).save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
     assert again.settings == tiny_config(num_experts=2)
+    sizes = (again.vocab_size, again.hidden_size, again.num_hidden_layers, again.num_attention_heads)
+    assert sizes == (29, 16, 3, 4)
     with pytest.raises(UserError, match="no backbone 'trc3': did you mean 'trc2'"):
         TRC2PretrainedConfig(backbone={"name": "trc3"})

@@ -53,4 +53,4 @@ def test_own_gradients_live_in_ops_and_one_file_looks_at_the_gradient_mode() -> 
             if isinstance(node, ast.Attribute) and node.attr == "is_grad_enabled":
                 looks.add(path.name)
     assert functions == {"ops"}
-    assert looks == {"choose.py"}
+    assert looks == {"dispatch.py"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from rich.console import Console
 
 from tests.command import trc2
 from tests.conftest import write_task
+from tests.training.test_resume import stop_after
 from trc2 import RunConfig
 from trc2.api.arguments import as_overrides, run_config
 from trc2.backbones.registry import build_model
@@ -28,9 +27,8 @@ from trc2.continuing.continue_run import continue_run
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
-from trc2.training.loop import Trainer
 from trc2.training.resume import resume_run
-from trc2.training.setup import Interrupted, start_run, warn_if_fast
+from trc2.training.setup import start_run, warn_if_fast
 from trc2.verify.kill_tests import compare_runs
 
 QUIET = Console(quiet=True)
@@ -78,21 +76,6 @@ def own_logits(run: Path) -> torch.Tensor:
         return net.eval()(torch.arange(12)[None])[0][0, :, :5]
 
 
-def interrupted_at(config: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Trainer.train_step
-
-    def stop(self: Trainer) -> object:
-        record = plain(self)
-        if self.state.progress.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return record
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", stop)
-        with pytest.raises(Interrupted):
-            start_run(config, QUIET)
-
-
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "mamba")]
 
 
@@ -114,7 +97,7 @@ def test_it_learns_resumes_to_the_bit_and_exports_to_transformers_alone(
     assert any(record.metrics.get("train/loss_replay", 0.0) > 0 for record in records)
     assert any("replay/share" in record.metrics for record in records if record.kind == "control")
 
-    interrupted_at(config("parted"), 7, monkeypatch)
+    stop_after(config("parted"), 7, monkeypatch)
     shutil.rmtree(folder)  # a run needs its first folder no more
     resume_run(tmp_path / "parted", [], QUIET)
     differences, tensors, _ = compare_runs(tmp_path / "whole", tmp_path / "parted")
@@ -140,9 +123,7 @@ def test_adapters_learn_alone_and_are_merged_or_kept(
     folder, run = model_folder("gpt2"), tmp_path / "run"
     model = {"lora": {"rank": 2, "alpha": 8, "targets": ["c_attn", "c_proj"]}}
     start_run(hf_run(folder, model, train={"learning_rate": 1e-2}), QUIET)
-    interrupted_at(
-        hf_run(folder, model, train={"learning_rate": 1e-2}, output={"folder": tmp_path / "b"}), 5, monkeypatch
-    )
+    stop_after(hf_run(folder, model, train={"learning_rate": 1e-2}, output={"folder": tmp_path / "b"}), 5, monkeypatch)
     resume_run(tmp_path / "b", [], QUIET)
     assert compare_runs(run, tmp_path / "b")[0] == []
     expected = own_logits(run)
@@ -207,36 +188,6 @@ def test_the_tokenizer_and_its_own_marks_come_from_the_folder(
     assert over in packed
     assert 0 not in packed
     assert trc2("generate", str(tmp_path / "run"), "--prompt", "apple", "--max-new-tokens", "3").code == 0
-
-
-def test_every_command_takes_the_folder_as_it_is(
-    model_folder: Folder, hf_run: MakeRun, tmp_path: Path, tiny_data: Path
-) -> None:
-    folder = str(model_folder("llama"))
-    recipe = tmp_path / "my.yaml"
-    settings = hf_run(Path(folder)).model_dump(mode="json")
-    chunks = {"replay_chunk_length": 8, "replay_recent_chunks": 4, "replay_long_chunks": 4}
-    settings["model"] = {"name": "transformer", "d_model": 64, "replay_batch_size": 2, **chunks}
-    settings["stream"]["tokenizer"] = {}
-    recipe.write_text(settings_text(settings))
-    chosen = load_recipe(str(recipe), ["model=hf", f"model.pretrained={folder}"])
-    assert chosen.model.replay_batch_size == 2
-    assert chosen.model.replay_share is None  # the recipe chose the paper's way
-    assert chosen.stream is not None
-    assert chosen.stream.tokenizer.path == folder
-    done = trc2("train", str(recipe), "model=hf", f"model.pretrained={folder}", "stream.only=[fruit]")
-    assert done.code == 0, done.err
-    for arguments in (
-        ("generate", folder, "--prompt", "apple", "--max-new-tokens", "4"),
-        ("eval", folder, "--file", str(tiny_data / "fruit" / "test.jsonl"), "--json"),
-        ("verify", folder, "--out", str(tmp_path / "verify")),
-        ("bench", folder, "--repeats", "1", "--out", str(tmp_path / "bench")),
-        ("budget", folder),
-    ):
-        done = trc2(*arguments)
-        assert done.code == 0, (arguments, done.err, done.out[-1500:])
-    checks = json.loads((tmp_path / "verify" / "verify.json").read_text())
-    assert {"padding, eval", "forward, eval"} <= {check["name"] for check in checks["checks"] if check["passed"]}
 
 
 def test_verify_catches_a_folder_whose_attention_looks_ahead(
