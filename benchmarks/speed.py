@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from trc2.backbones.compiled import compile_parts
+from trc2.backbones.registry import compile_parts
 from trc2.config import RunConfig, TrainConfig, TRC2Config, load_recipe
 from trc2.costs.benchmarks import (
     decoding,

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import copy, torch
 from trc2 import CortexNet, TRC2Config
-from trc2.backbones.compiled import compile_parts
+from trc2.backbones.registry import compile_parts
 
 config = TRC2Config(vocab_size=61, d_model=32, num_columns=3, num_heads=4, num_kv_heads=2, num_experts=4, d_ff=24,
                     memory_slots=32, memory_key_dim=8, max_positions=64, replay_chunk_length=8)

@@ -13,8 +13,7 @@ from tests.conftest import excited, tiny_config, tokens
 from trc2 import CortexNet, RunConfig, UserError
 from trc2.backbones.registry import step_cost
 from trc2.distributed.group import ALONE
-from trc2.nn.distillation import divergence_sum
-from trc2.nn.head import AnyHead, Head
+from trc2.nn.head import AnyHead, Head, divergence_sum
 from trc2.nn.segments import pack
 from trc2.ops import head_loss
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint

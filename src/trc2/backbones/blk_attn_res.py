@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from trc2.backbones.blocks import (
     AttentionBaselineConfig,
     AttentionMixer,
-    Block,
     BlockTrunk,
     Counted,
-    DenseFeedForward,
+    dense_block,
     zero_balance,
 )
 from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
@@ -47,7 +46,7 @@ class BlkAttnResConfig(AttentionBaselineConfig):
 
 
 class DepthQuery(nn.Module):
-    """What one sub-layer looks for among the sources v_i: s_i = w · RMSNorm(v_i) = ((gain ⊙ w) · v_i) / rms(v_i).
+    """The query of one sub-layer for the sources v_i: s_i = w · RMSNorm(v_i) = ((gain ⊙ w) · v_i) / rms(v_i).
 
     w starts at exactly 0: every source then weighs the same.
     """
@@ -64,7 +63,7 @@ class DepthQuery(nn.Module):
 
 @dataclass(frozen=True)
 class Source:
-    """An output that sub-layers attend to, with its 1/rms, which is the same for whoever looks at it."""
+    """An output that sub-layers attend to, with its 1/rms, which all of them share."""
 
     value: Float[Tensor, "P D"]
     inverse_rms: Float[Tensor, " P"]
@@ -72,13 +71,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Recalled:
-    """What the completed blocks are to one sub-layer: Σ_i softmax_i(s) v_i, and log Σ_i exp(s_i)."""
+    """The completed blocks as one sub-layer reads them: Σ_i softmax_i(s) v_i, and log Σ_i exp(s_i)."""
 
     mixture: Float[Tensor, "P D"]
     level: Float[Tensor, " P"]
 
     def with_source(self, source: Source, query: Float[Tensor, " D"]) -> Float[Tensor, "P D"]:
-        """The same mixture over one source more, whose share of the softmax is σ(s − level)."""
+        """The mixture over one more source, whose share of the softmax is σ(s − level)."""
         own = score(source.value, source.inverse_rms, query.unsqueeze(0)).squeeze(-1)
         return torch.lerp(self.mixture, source.value, torch.sigmoid(own - self.level).unsqueeze(-1))
 
@@ -92,9 +91,7 @@ class DepthTrunk(BlockTrunk):
     """
 
     def __init__(self, config: BlkAttnResConfig) -> None:
-        super().__init__(
-            config, lambda: Block(config, AttentionMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
-        )
+        super().__init__(config, lambda: dense_block(config, AttentionMixer(config)))
         self.residual_blocks = residual_blocks(config)
         self.depth_queries = nn.ModuleList(DepthQuery(config.d_model) for _ in range(2 * config.num_layers + 1))
 
@@ -137,7 +134,7 @@ class DepthTrunk(BlockTrunk):
         return block.dropout(output)
 
     def units(self) -> list[nn.Module]:
-        """A block never runs as a whole here; its two sub-layers do."""
+        """The sub-layers: a block never runs as a whole."""
         return [part for block in self.blocks for part in (block.mixer, block.feed_forward)]  # type: ignore[misc]
 
     def source(self, value: Float[Tensor, "P D"]) -> Source:
@@ -167,7 +164,7 @@ def score(
 
 
 def residual_blocks(config: BlkAttnResConfig) -> list[range]:
-    """The 2L sub-layers in runs of S = ⌈2L/N⌉; the last run is what remains, so there can be fewer than N."""
+    """The 2L sub-layers in runs of S = ⌈2L/N⌉; the last run holds the rest, so there can be fewer than N runs."""
     total = 2 * config.num_layers
     size = -(-total // config.num_residual_blocks)
     return [range(first, min(first + size, total)) for first in range(0, total, size)]
@@ -199,11 +196,9 @@ def cost(
 
 def activations(config: BlkAttnResConfig, length: int, *, on_cpu: bool) -> Activations:
     """What a pass over rows of this length keeps for its backward pass."""
-    layers = 2 * config.num_layers
-    groups = -(-layers // -(-layers // config.num_residual_blocks))
-    sources = Kept(stream=config.d_model * ((groups + 1) * (groups + 2) / 2 + 2 * layers))
-    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
-    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim), once=sources)
+    groups = len(residual_blocks(config))
+    sources = Kept(stream=config.d_model * ((groups + 1) * (groups + 2) / 2 + 4 * config.num_layers))
+    return baseline_kept(config, attention_kept(config, length, on_cpu), swiglu_kept(config.ff_dim), once=sources)
 
 
 Config = BlkAttnResConfig

@@ -1,4 +1,4 @@
-"""What the baselines have in common: embedding plus positions, pre-norm blocks, final norm."""
+"""The parts that baselines share: embedding plus positions, pre-norm blocks, final norm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BaselineConfig(BackboneConfig):
         return self
 
     def _check(self) -> None:
-        """What else must fit, raised as ValueError."""
+        """Raise a ValueError if other settings do not fit each other."""
 
     @property
     def depth(self) -> int:
@@ -77,11 +77,11 @@ class AttentionBaselineConfig(BaselineConfig):
         return self.rotary_base if self.positions == "rotary" else None
 
 
-Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens a balance loss counts: the batch's; None: no loss
+Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens that a balance loss counts, the batch's; None: no loss
 
 
 class Mixer(Protocol):
-    """The part of a block that looks at earlier tokens; `state` is what it remembers of them while decoding."""
+    """The part of a block that reads earlier tokens; while decoding, `state` keeps what it needs of them."""
 
     def __call__(self, u: Tensor, segments: tuple[Segment, ...], state: State | None) -> Tensor: ...
 
@@ -113,7 +113,7 @@ class AttentionMixer(CausalAttention):
 
 
 class DenseFeedForward(SwiGLU):
-    """SwiGLU as a feed-forward part: nothing is routed, so nothing can be out of balance."""
+    """SwiGLU as a feed-forward part, without routing and therefore without a balance loss."""
 
     def forward(self, u: Float[Tensor, "P D"], counted: Counted) -> tuple[Float[Tensor, "P D"], None]:  # type: ignore[override]
         return super().forward(u), None
@@ -142,10 +142,15 @@ class Block(nn.Module):
         return hidden + self.dropout(mixed), balance
 
 
+def dense_block(config: BaselineConfig, mixer: Mixer) -> Block:
+    """A block whose feed-forward part is one SwiGLU."""
+    return Block(config, mixer, DenseFeedForward(config.d_model, config.ff_dim))
+
+
 class BlockTrunk(Trunk):
     """x_0 = E[token] + P[position] → L blocks → RMSNorm. Subclasses may wire the blocks differently.
 
-    With rotary positions there is no P: the mixers rotate instead.
+    With rotary positions the mixers rotate instead of adding P.
     """
 
     def __init__(self, config: BaselineConfig, build_block: Callable[[], Block]) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, Block, BlockTrunk, Counted
+from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, Block, BlockTrunk
 from trc2.backbones.costs import (
     attention_cost,
     attention_kept,
@@ -19,11 +19,12 @@ from trc2.backbones.costs import (
     swiglu_cost,
     swiglu_kept,
 )
+from trc2.backbones.moe import ExpertFeedForward
 from trc2.backbones.shell import Backbone
 from trc2.config.backbone import at_most, divides
 from trc2.config.section import Size
 from trc2.nn.cost import Activations, Cost, learned
-from trc2.nn.experts import RoutedExperts, Routing, SwiGLU
+from trc2.nn.experts import Routing, SwiGLU
 from trc2.nn.init import init_weights
 
 
@@ -51,32 +52,6 @@ class DeepSeekMoEConfig(AttentionBaselineConfig):
         return self.ff_dim // self.expert_split
 
 
-class FineGrainedExperts(RoutedExperts):
-    """Σ_{i ≤ K_s} FFN_i(u) + Σ_{i ∈ top-K'} s_i FFN_i(u), with s = softmax(W_G u) over the N' routed experts.
-
-    The gates are the raw scores s_i: they sum to less than 1.
-    """
-
-    def __init__(self, config: DeepSeekMoEConfig) -> None:
-        super().__init__(
-            config.d_model,
-            config.expert_dim,
-            config.num_experts,
-            config.num_active_experts,
-            has_shared=False,
-            renormalise=False,
-        )
-        # Experts that always run together are one expert of their joint width.
-        shared_dim = config.num_shared_experts * config.expert_dim
-        self.shared = SwiGLU(config.d_model, shared_dim) if shared_dim else None
-
-    def forward(  # type: ignore[override]
-        self, u: Float[Tensor, "P D"], counted: Counted
-    ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
-        mixed, routing = super().forward(u)
-        return mixed, None if counted is None else expert_balance(routing, counted)
-
-
 def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Float[Tensor, ""]:
     """Σ_i f_i P_i over the counted tokens: f_i = N'/(K' T) · #(tokens that selected i), P_i = mean of s_i.
 
@@ -88,6 +63,22 @@ def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Flo
     times = torch.bincount(selected.flatten(), minlength=num_experts).to(scores.dtype)
     frequency = times * num_experts / max(1, selected.numel())
     return (frequency * scores.sum(dim=0) / max(1, num_tokens)).sum()
+
+
+class FineGrainedExperts(ExpertFeedForward):
+    """Σ_{i ≤ K_s} FFN_i(u) + Σ_{i ∈ top-K'} s_i FFN_i(u), with s = softmax(W_G u) over the N' routed experts.
+
+    The gates are the raw scores s_i: they sum to less than 1.
+    """
+
+    balance = staticmethod(expert_balance)
+
+    def __init__(self, config: DeepSeekMoEConfig) -> None:
+        sizes = config.d_model, config.expert_dim, config.num_experts, config.num_active_experts
+        super().__init__(*sizes, has_shared=False, renormalise=False)
+        # Experts that always run together are one expert of their joint width.
+        shared_dim = config.num_shared_experts * config.expert_dim
+        self.shared = SwiGLU(config.d_model, shared_dim) if shared_dim else None
 
 
 def build(config: DeepSeekMoEConfig, generator: torch.Generator | None = None) -> Backbone:
@@ -110,9 +101,9 @@ def cost(
 
 def activations(config: DeepSeekMoEConfig, length: int, *, on_cpu: bool) -> Activations:
     """What a pass over rows of this length keeps for its backward pass."""
-    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
     routed = experts_kept(config.d_model, config.expert_dim, config.num_active_experts, config.num_experts)
-    return baseline_kept(config, mixer, routed + swiglu_kept(config.expert_dim) * config.num_shared_experts)
+    shared = swiglu_kept(config.expert_dim) * config.num_shared_experts
+    return baseline_kept(config, attention_kept(config, length, on_cpu), routed + shared)
 
 
 Config = DeepSeekMoEConfig

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.blocks import BaselineConfig, BlockTrunk, dense_block
 from trc2.backbones.costs import baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
 from trc2.config.section import NonNegative, Size
@@ -43,8 +43,8 @@ class FalconMixer(nn.Module):
     β = 2σ(W_β u + b_β),  λ̄ = λ_scale σ(W_λ u + b_λ);  out = W_o o.
 
     β has a value per channel (FALCON-2) or per head (FALCON-1), λ̄ one per head. The convolution has one kernel per
-    channel and no bias. A row's first token has no key before it: it neither writes nor forgets. Padding is as if it
-    were not there: it is moved behind the real tokens, and given β = 0, which leaves the weights alone.
+    channel and no bias. A row's first token has no key before it: it neither writes nor forgets. Padding has no effect:
+    it is moved behind the real tokens and given β = 0, which leaves the weights alone.
     """
 
     def __init__(self, config: FalconConfig) -> None:
@@ -80,7 +80,7 @@ class FalconMixer(nn.Module):
         valid: Bool[Tensor, "B T"] | None,
         state: State | None,
     ) -> Float[Tensor, "B T H K"]:
-        """What every token reads, in the rows of one segment."""
+        """The output of every token, in the rows of one segment."""
         order = None if valid is None else real_first(valid)
         if order is not None:
             qkv, gain, ridge = (in_order(tensor, order) for tensor in (qkv, gain, ridge))
@@ -112,7 +112,7 @@ class FalconMixer(nn.Module):
         return F.rms_norm(x, x.shape[-1:], eps=self.eps)
 
     def start(self, like: Float[Tensor, "B T _I"]) -> dict[str, Tensor]:
-        """What is remembered before a row's first token: nothing."""
+        """The state before a row's first token."""
         rows, d = like.shape[0], self.num_heads * self.head_dim
         return {
             "inputs": like.new_zeros(rows, self.conv_weight.shape[1] - 1, 3 * d),
@@ -122,12 +122,12 @@ class FalconMixer(nn.Module):
         }
 
     def new_state(self) -> State:
-        """Holds the convolution's window, the last key and the weights: its size does not grow."""
+        """Will hold the convolution's window, the last key and the weights, whose size does not grow."""
         return State()
 
 
 def writers(has_key: Bool[Tensor, "B 1"], length: int, valid: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T"]:
-    """Which tokens write: real ones, which come first here, with a key before them."""
+    """Which tokens write: real tokens, which come first in their rows, with a key before them."""
     position = torch.arange(length, device=has_key.device)
     is_later = (position > 0) | has_key
     return is_later if valid is None else is_later & (position < valid.sum(dim=1, keepdim=True))
@@ -135,9 +135,7 @@ def writers(has_key: Bool[Tensor, "B 1"], length: int, valid: Bool[Tensor, "B T"
 
 def build(config: FalconConfig, generator: torch.Generator | None = None) -> Backbone:
     """5d² + 23d of mixer and norms (8 heads, FALCON-2) and 3·d·d_ff of SwiGLU per block, by default."""
-    trunk = BlockTrunk(
-        config, lambda: Block(config, FalconMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
-    )
+    trunk = BlockTrunk(config, lambda: dense_block(config, FalconMixer(config)))
     init_weights(trunk, config.num_layers, generator)
     for block in trunk.blocks:
         mixer = block.mixer

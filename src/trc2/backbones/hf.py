@@ -36,7 +36,7 @@ PROBE_LENGTH = 5
 
 @contextlib.contextmanager
 def as_sentence(config: Any) -> Iterator[None]:
-    """A config of transformers checks few of its values: a wrong one is an error wherever it is first used."""
+    """Turn an error from a wrong value in a config into a UserError; transformers checks few of its values."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -47,7 +47,7 @@ def as_sentence(config: Any) -> Iterator[None]:
 
 
 class CacheState(State):
-    """What transformers remembers of the rows' earlier tokens, in its own kind of cache."""
+    """The keys and values of the rows' earlier tokens, in a cache of transformers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class CacheState(State):
 class HFTrunk(Trunk):
     """`lm` is the model as transformers builds it, head included, so that its tensors keep their names.
 
-    Its attention takes no packed rows of two lengths, so every segment is a call of its own: the batch, then what is
-    replayed.
+    Its attention does not take packed rows of two lengths, so every segment is one call: the batch, then the replayed
+    chunks.
     """
 
     def __init__(self, config: HFConfig, lm: Any) -> None:
@@ -107,7 +107,7 @@ class HFTrunk(Trunk):
 
     @property
     def rounding(self) -> float:
-        """Norms, softmax and rotary angles are float32 there whatever the weights are."""
+        """Transformers computes norms, softmax and rotary angles in float32, also for float64 weights."""
         return 1e-4
 
     def forward(
@@ -119,15 +119,12 @@ class HFTrunk(Trunk):
         losses: tuple[Loss, ...] = ()
         for number, segment in enumerate(packed.segments):
             wants_losses = with_losses and number == 0 and self._balance is not None
-            out = self._run(segment.of(packed.tokens), segment, state, wants_losses)
+            with as_sentence(self.lm.config):
+                out = self._run_body(segment.of(packed.tokens), segment, state, wants_losses)
             hidden.append(out.last_hidden_state)
             if wants_losses:
                 losses = self._router_loss(out, segment)
         return TrunkOutput(rejoin(hidden), losses)
-
-    def _run(self, tokens: Tensor, segment: Segment, state: CacheState | None, wants_router: bool) -> Any:
-        with as_sentence(self.lm.config):
-            return self._run_body(tokens, segment, state, wants_router)
 
     def _run_body(self, tokens: Tensor, segment: Segment, state: CacheState | None, wants_router: bool) -> Any:
         arguments: dict[str, Any] = {"use_cache": state is not None, "return_dict": True}
@@ -144,7 +141,7 @@ class HFTrunk(Trunk):
         is_recurrent = self._cache_name == "cache_params"
         if not is_recurrent or segment.earlier is None:
             return self.body(input_ids=tokens, **arguments)
-        # A recurrent state moves on by one token at a time, and padding lies before all of them.
+        # A recurrent state takes one token at a time, and padding lies before all of them.
         arguments.pop("attention_mask", None)
         parts = [self.body(input_ids=token, **arguments) for token in tokens.split(1, dim=1)]
         parts[-1].last_hidden_state = torch.cat([part.last_hidden_state for part in parts], dim=1)
@@ -152,7 +149,7 @@ class HFTrunk(Trunk):
 
     @property
     def _balance(self) -> Any:
-        """Transformers' own balance loss of this model's routers; None if it has none."""
+        """Transformers' own balance loss of this model's routers, or None."""
         if not getattr(self.lm.config, "router_aux_loss_coef", 0.0):
             return None
         return getattr(sys.modules[type(self.lm).__module__], "load_balancing_loss_func", None)
@@ -172,7 +169,7 @@ class HFTrunk(Trunk):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         moved = super()._apply(fn, recurse)
-        if self.embedding.weight.dtype == torch.float64:  # torch's grouped products know no float64
+        if self.embedding.weight.dtype == torch.float64:  # torch has no grouped products in float64
             self.lm.config._experts_implementation = "eager"
             self._keep_masks_finite()
         return moved
@@ -180,7 +177,7 @@ class HFTrunk(Trunk):
     def _keep_masks_finite(self) -> None:
         """Transformers masks with the smallest float64, but its eager softmax is float32, where that is −∞.
 
-        A padded query sees nothing, so its softmax would be NaN, and as a value of weight 0 reach the real rows.
+        All keys of a padded query are masked, so its softmax would be NaN, and NaN times 0 would reach the real rows.
         """
         for module in self.lm.modules():
             takes_mask = "attention_mask" in inspect.signature(module.forward).parameters
@@ -189,7 +186,7 @@ class HFTrunk(Trunk):
 
     @property
     def recompute(self) -> bool:
-        """Whether every layer runs again in the backward pass instead of keeping what it computed."""
+        """Whether every layer runs again in the backward pass instead of keeping its activations."""
         return bool(self.lm.is_gradient_checkpointing)
 
     @recompute.setter
@@ -200,7 +197,7 @@ class HFTrunk(Trunk):
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
 
     def units(self) -> list[nn.Module]:
-        """None are divided over ranks yet: a head that is no embedding would have to be, too."""
+        """Empty: dividing a model over ranks would have to divide an untied head, too."""
         return []
 
 
@@ -214,7 +211,7 @@ def _finite_mask(
 
 
 def _scale(config: Any) -> float:
-    """What logits are multiplied with: Cohere says it, Granite says its inverse."""
+    """The factor of the logits: Cohere's config states it, Granite's config states its inverse."""
     multiplier, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)
 
@@ -223,7 +220,7 @@ def _scale(config: Any) -> float:
 
 
 def _shared_names(lm: nn.Module) -> dict[str, str]:
-    """Names of tensors that another name stands for, such as a tied head, and that name."""
+    """The names of tensors that also have an earlier name, such as a tied head, and that name."""
     first: dict[int, str] = {}
     shared = {}
     for name, parameter in lm.named_parameters(remove_duplicate=False):
@@ -234,7 +231,7 @@ def _shared_names(lm: nn.Module) -> dict[str, str]:
 
 
 def _leave_out_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
-    """A file holds every tensor once."""
+    """Save every tensor once."""
     assert isinstance(trunk, HFTrunk)
     for name in trunk._shared:
         state.pop(f"{prefix}{name}", None)
@@ -251,10 +248,10 @@ def _put_back_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, *_
 
 
 def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbone:
-    """With a generator the model as its folder holds it; without one only its shapes, for weights from elsewhere."""
+    """With a generator, the model with the weights of its folder; without one, a model to load weights into."""
     settings = transformers_config(config.architecture, config.pretrained)
     _set_dropout(settings, config.dropout)
-    with torch.random.fork_rng(devices=[]):  # adapters and layers draw their first weights from torch's own chance
+    with torch.random.fork_rng(devices=[]):  # adapters and layers draw from torch's global generator
         torch.manual_seed(0 if generator is None else generator.initial_seed())
         has_weights = generator is not None and torch.get_default_device().type != "meta"
         lm = _load(config, settings) if has_weights else _skeleton(config, settings)
@@ -266,7 +263,7 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
 
 
 def cost(config: HFConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
-    """2·N·tokens forward and 6·N·tokens with backward, N the weights in matrices that a token meets.
+    """2·N·tokens forward and 6·N·tokens with backward, where N is the number of active weights in matrices.
 
     Attention adds 4·T²·d per layer and row where there are heads. Frozen weights need no gradient of their own, so
     adapters take 4·N.
@@ -278,9 +275,9 @@ def cost(config: HFConfig, rows: int, length: int, *, slots: int = 0, is_replay:
 
 
 def _set_dropout(settings: Any, value: float) -> None:
-    """One dropout for all that the config names, attention's included; a folder's own is for its first training."""
-    for name, known in settings.to_dict().items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(known, float | int):
+    """Set every dropout of the config, attention's included, instead of those of the model's first training."""
+    for name, current in settings.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(current, float | int):
             setattr(settings, name, value)
 
 
@@ -317,10 +314,10 @@ def _load(config: HFConfig, settings: Any) -> Any:
 
 
 def _check_weights(folder: Path) -> None:
-    if (folder / "adapter_config.json").is_file():  # transformers would take the model from where that file says
+    if (folder / "adapter_config.json").is_file():  # transformers would load the model that this file names
         raise UserError(f"{folder} holds adapters beside a model: merge them first, or move adapter_config.json away.")
     if any((folder / name).is_file() for name in WEIGHTS):
-        weight_files(folder)  # refuses those that lie elsewhere
+        weight_files(folder)  # refuses files outside the folder
         return
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise UserError(f"{folder} has its weights as pickles, which are never opened: convert them to safetensors.")
@@ -333,13 +330,13 @@ def _choose_what_learns(config: HFConfig, lm: Any) -> None:
         _add_adapters(config, lm)
         return
     for pattern in config.freeze:
-        found = [name for name in names if fnmatchcase(name, pattern)]
-        if not found:
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches:
             raise UserError(
                 f"model.freeze: '{brief(pattern, 60)}' matches no tensor of {config.pretrained}: write it like "
                 f"{next(iter(names))}, with * for any part."
             )
-        for name in found:
+        for name in matches:
             names[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in names.values()):
         raise UserError("model.freeze leaves nothing to learn: freeze less.")
@@ -358,16 +355,16 @@ def _add_adapters(config: HFConfig, lm: Any) -> None:
 
 
 def lora_config(config: HFConfig, lm: nn.Module, kind: Any) -> Any:
-    """The settings of the adapters in peft's words; GPT-2 keeps its matrices the other way round."""
-    is_turned = any(type(module).__name__ == "Conv1D" for module in lm.modules())
+    """The settings of the adapters as a config of peft; GPT-2 stores its matrices transposed."""
+    is_transposed = any(type(module).__name__ == "Conv1D" for module in lm.modules())
     lora = config.lora
     assert lora is not None
     targets: str | list[str] = list(lora.targets)
-    if lora.targets in (ALL_LINEAR, (ALL_LINEAR,)):  # peft's word for it, which must not stand in a list
+    if lora.targets in (ALL_LINEAR, (ALL_LINEAR,)):  # peft takes this word only outside a list
         targets = ALL_LINEAR
     return kind(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM",
-        base_model_name_or_path=config.shown_name, fan_in_fan_out=is_turned,
+        base_model_name_or_path=config.shown_name, fan_in_fan_out=is_transposed,
     )  # fmt: skip
 
 

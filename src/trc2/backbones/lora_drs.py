@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import AttentionMixer, BaselineConfig, Block, BlockTrunk, DenseFeedForward
-from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
+from trc2.backbones.blocks import AttentionMixer, BaselineConfig, BlockTrunk, dense_block
+from trc2.backbones.costs import attention_cost, baseline_cost, dense_activations, swiglu_cost
 from trc2.backbones.input_checks import check_input
 from trc2.backbones.shell import Backbone
 from trc2.config.section import Fraction, Size
 from trc2.errors import UserError
-from trc2.nn.cost import Activations, Cost, learned
+from trc2.nn.cost import Cost, learned
 from trc2.nn.host import HostState
 from trc2.nn.init import init_weights
 from trc2.nn.segments import pack
@@ -129,33 +129,15 @@ class Stage(HostState):
     task: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("task", torch.zeros((), dtype=torch.int64, device="cpu"))
-
-
-class SecondMoment:
-    """Σ x xᵀ over tokens and how many they are, in float64: two sums, so those of several ranks may be added up."""
-
-    def __init__(self, width: int, device: torch.device) -> None:
-        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, x: Float[Tensor, "P D"]) -> None:
-        wide = x.double()
-        self.total += wide.T @ wide
-        self.count += x.shape[0]
-
-    def mean(self) -> Float[Tensor, "D D"]:
-        """Ξ; not a number where no token was seen."""
-        return self.total / self.count
+        super().__init__("task")
 
 
 class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
     """Task 0 trains the backbone; task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
 
-    The space is what the new task's tokens span at the input of each attention when the older pairs are subtracted.
-    Adam's finished update is projected, not the gradient: `before_step` remembers the pair as it is, `after_step`
-    projects what `optimizer.step()` added to it.
+    The new task's tokens span the space, at the input of each attention, with the older pairs subtracted.
+    Adam's finished update is projected, not the gradient: `before_step` copies the pair, and `after_step` projects the
+    change that `optimizer.step()` made.
     """
 
     def __init__(self, config: LoraDRSConfig, trunk: BlockTrunk) -> None:
@@ -171,12 +153,13 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
 
     @property
     def projections(self) -> list[AdaptedProjection]:
-        return projections(self.trunk)
+        """The adapted maps, from the first layer to the last."""
+        return [module for module in self.trunk.modules() if isinstance(module, AdaptedProjection)]
 
     # ------------------------------------------------------------------------------------------------- task boundaries
 
     def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
-        """Find the spaces of task `index` from some of its token batches, then let its pair take part and learn."""
+        """Compute the spaces of task `index` from some of its token batches, then add its pair and let it learn."""
         limit = self.config.num_adapters
         if index > limit:
             raise UserError(
@@ -186,33 +169,36 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         if index > 0:
             threshold, normalize = self.config.drs_threshold, self.config.normalize_projector
             moments = self.subtraction_pass(index - 1, batches)
-            spaces = [drift_resistant_space(moment.mean(), threshold, normalize) for moment in moments]
+            spaces = [drift_resistant_space(moment, threshold, normalize) for moment in moments]
             for layer, space in zip(self.projections, spaces, strict=True):
                 layer.projector.copy_(space)
         self.stage.task.fill_(index)
         self.sync_from_buffers()
 
     @torch.no_grad()
-    def subtraction_pass(self, num_pairs: int, batches: Iterable[Tensor]) -> list[SecondMoment]:
-        """Second moments of every attention's input in the network of W − Σ_{j < num_pairs} B_j A_j.
+    def subtraction_pass(self, num_pairs: int, batches: Iterable[Tensor]) -> list[Float[Tensor, "D D"]]:
+        """Ξ = mean of u uᵀ over the inputs u of every attention, in the network of W − Σ_{j < num_pairs} B_j A_j.
 
-        Every layer gets the output of the layers below it with their pairs subtracted too.
+        Every layer gets the output of the layers below it with their pairs subtracted too. Without a token, Ξ is NaN.
         """
-        device = self.trunk.embedding.weight.device
-        moments = [SecondMoment(self.config.d_model, device) for _ in self.trunk.blocks]
+        d_model, device = self.config.d_model, self.trunk.embedding.weight.device
+        sums = [torch.zeros(d_model, d_model, dtype=torch.float64, device=device) for _ in self.trunk.blocks]
+        num_tokens = 0
         with self._subtracting(num_pairs):
             for batch in islice(batches, self.config.drs_batches):
                 check_input(self.config, batch)
                 packed = pack([batch.to(device)])
                 hidden = self.trunk.embed(packed)
-                for block, moment in zip(self.trunk.blocks, moments, strict=True):
-                    moment.add(block.mixer_norm(hidden))
+                num_tokens += batch.numel()
+                for block, total in zip(self.trunk.blocks, sums, strict=True):
+                    u = block.mixer_norm(hidden).double()
+                    total += u.T @ u
                     hidden, _ = block(hidden, packed.segments, packed.counted, None)
-        return moments
+        return [total / num_tokens for total in sums]
 
     @contextmanager
     def _subtracting(self, num_pairs: int) -> Iterator[None]:
-        """The trunk in evaluation mode with some pairs subtracted; leaves everything as it was."""
+        """Run the trunk in evaluation mode with some pairs subtracted, then restore it."""
         modes = [(module, module.training) for module in self.trunk.modules()]
         layers = [(layer, layer.num_active, layer.sign) for layer in self.projections]
         self.trunk.eval()
@@ -227,10 +213,10 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
                 module.training = mode
 
     def sync_from_buffers(self) -> None:
-        """Set everything that follows from the task: which pairs take part, and what learns.
+        """Set which pairs are added and which tensors learn, both of which follow from the task.
 
-        At task 0 nothing is frozen: the pairs take no part, so they get no gradient, but an optimizer made now holds
-        them. What is frozen loses its gradient, because optimizers move tensors by decay and momentum otherwise.
+        At task 0 nothing is frozen. The pairs are not added, so they get no gradient, but an optimizer made now holds
+        them. Frozen tensors lose their gradients, because optimizers would otherwise move them by decay and momentum.
         """
         task, self._before_step = self.task, None
         self.requires_grad_(task == 0 or not self.config.freeze_backbone)
@@ -243,7 +229,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
                 parameter.grad = None
 
     def units(self) -> list[nn.Module]:
-        """None: updates are projected as whole matrices, and a boundary changes what learns."""
+        """Empty: updates are projected as whole matrices, and another task trains other tensors."""
         return []
 
     def untrained_parameters(self) -> list[str]:
@@ -263,7 +249,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
     # ------------------------------------------------------------------------------------------------------- step ends
 
     def before_step(self) -> None:
-        """Remember the pair that learns as it is."""
+        """Copy the pair that learns, as it is before the step."""
         self._before_step = [layer.copy_trained() for layer in self.projections] if self.task > 0 else None
 
     def discard(self) -> None:
@@ -271,7 +257,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         super().discard()
 
     def after_step(self) -> None:
-        """Project what `optimizer.step()` added to the pair that learns."""
+        """Project the update that `optimizer.step()` made to the pair that learns."""
         if self._before_step is not None:
             for layer, before in zip(self.projections, self._before_step, strict=True):
                 layer.project_update(*before)
@@ -279,15 +265,10 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         super().after_step()
 
 
-def projections(trunk: BlockTrunk) -> list[AdaptedProjection]:
-    """From the first layer to the last."""
-    return [module for module in trunk.modules() if isinstance(module, AdaptedProjection)]
-
-
 def drift_resistant_space(moment: Float[Tensor, "D D"], threshold: float, normalize: bool) -> Float[Tensor, "D D"]:
     """T = P Pᵀ of the leading eigenvectors whose eigenvalues sum to `threshold` of all, at least one of them.
 
-    Divided by ‖P Pᵀ‖_F if `normalize`. Where nothing was seen, or nothing finite, the space is everything: T = I.
+    Divided by ‖P Pᵀ‖_F if `normalize`. Without a token, or with a moment that is not finite, T = I.
     """
     energy = float(moment.trace())
     if not (math.isfinite(energy) and energy > 0):
@@ -301,7 +282,7 @@ def drift_resistant_space(moment: Float[Tensor, "D D"], threshold: float, normal
 
 
 def _follow_loaded_task(net: nn.Module, _keys: object) -> None:
-    """Runs after `load_state_dict`, which hands over the names that did not fit; they are not needed here."""
+    """Run after `load_state_dict`, which also passes the names that did not fit."""
     assert isinstance(net, LoraDRSNet)
     net.sync_from_buffers()
 
@@ -311,13 +292,12 @@ def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> Lo
 
     Pairs are drawn last, so that the backbone is the same however many there are.
     """
-    trunk = BlockTrunk(
-        config, lambda: Block(config, AdaptedAttention(config), DenseFeedForward(config.d_model, config.ff_dim))
-    )
+    trunk = BlockTrunk(config, lambda: dense_block(config, AdaptedAttention(config)))
     init_weights(trunk, config.num_layers, generator)
-    for layer in projections(trunk):
+    net = LoraDRSNet(config, trunk)
+    for layer in net.projections:
         layer.draw_pairs(config.num_adapters, config.rank, generator)
-    return LoraDRSNet(config, trunk)
+    return net
 
 
 def cost(
@@ -342,10 +322,5 @@ def cost(
     }
 
 
-def activations(config: LoraDRSConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
-    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
-    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))
-
-
+activations = dense_activations
 Config = LoraDRSConfig

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward
+from trc2.backbones.blocks import BaselineConfig, Block, BlockTrunk, DenseFeedForward, dense_block
 from trc2.backbones.costs import baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
 from trc2.backbones.shell import Backbone
 from trc2.config.section import Size
@@ -50,8 +50,8 @@ class MambaMixer(nn.Module):
     """[x, z] = W_in u;  x ← SiLU(conv(x));  [δ, B, C] = W_x x;  Δ = softplus(W_dt δ + b_dt);
     y = scan(x, Δ, −exp(A_log), B, C) + D ∘ x;  out = W_out (y ∘ SiLU(z)).
 
-    The convolution has one kernel per channel and looks at the last tokens only. Padding is as if it were not there:
-    the convolution skips it, and the scan is given Δ = 0, which leaves its state alone.
+    The convolution has one kernel per channel and reads the last tokens only. Padding has no effect: the convolution
+    skips it, and the scan gets Δ = 0, which leaves its state alone.
     """
 
     def __init__(self, config: MambaConfig) -> None:
@@ -81,7 +81,7 @@ class MambaMixer(nn.Module):
     def convolve(
         self, x: Float[Tensor, "B T I"], valid: Bool[Tensor, "B T"] | None, state: State | None
     ) -> Float[Tensor, "B T I"]:
-        """Each token's sum with the real tokens just before it, those of an earlier piece included."""
+        """The convolution over each token and the real tokens just before it, those of an earlier piece included."""
         rows, _, inner = x.shape
         window = self.conv_weight.shape[1] - 1
         past = None if state is None else state.tensors.get("inputs")
@@ -112,12 +112,12 @@ class MambaMixer(nn.Module):
         return y
 
     def new_state(self) -> State:
-        """Holds the inputs of the convolution's window and the state of the scan: its size does not grow."""
+        """Will hold the convolution's window and the state of the scan, whose size does not grow."""
         return State()
 
 
 class MambaTrunk(BlockTrunk):
-    """Blocks of MambaMixer and SwiGLU; A_log is a matrix by its shape only, and as little decayed as D and b_dt."""
+    """Blocks of MambaMixer and SwiGLU. Weight decay spares A_log, which is a matrix by its shape only, D and b_dt."""
 
     def tensors_without_decay(self) -> list[str]:
         return [name for name, _ in self.named_parameters() if name.endswith((".decay_log", ".skip", ".step_bias"))]
@@ -125,9 +125,7 @@ class MambaTrunk(BlockTrunk):
 
 def build(config: MambaConfig, generator: torch.Generator | None = None) -> Backbone:
     """6d² + d(4R + 6N + 14) of mixer and 3·d·d_ff of SwiGLU per block, by default."""
-    trunk = MambaTrunk(
-        config, lambda: Block(config, MambaMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
-    )
+    trunk = MambaTrunk(config, lambda: dense_block(config, MambaMixer(config)))
     init_weights(trunk, config.num_layers, generator)
     for block in trunk.blocks:
         init_block(block, config.num_layers, generator)
@@ -138,7 +136,7 @@ def build(config: MambaConfig, generator: torch.Generator | None = None) -> Back
 def init_block(block: Block, num_layers: int, generator: torch.Generator | None) -> None:
     """Mamba's own start: uniform ±1/√fan_in, less in both maps to the residual stream; small steps; decays of −1 … −N.
 
-    SwiGLU's first map is not Mamba's: it keeps the N(0, 0.02) of `init_weights`.
+    The first map of SwiGLU keeps the N(0, 0.02) of `init_weights`.
     """
     mixer, feed_forward = block.mixer, block.feed_forward
     assert isinstance(mixer, MambaMixer)

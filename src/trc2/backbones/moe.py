@@ -37,19 +37,19 @@ class MoEConfig(AttentionBaselineConfig):
 class ExpertFeedForward(RoutedExperts):
     """Top-k experts with renormalised weights, and TRC²'s balance loss."""
 
+    balance = staticmethod(load_balance)
+
     def forward(  # type: ignore[override]
         self, u: Float[Tensor, "P D"], counted: Counted
     ) -> tuple[Float[Tensor, "P D"], Float[Tensor, ""] | None]:
         mixed, routing = super().forward(u)
-        return mixed, None if counted is None else load_balance(routing, counted)
+        return mixed, None if counted is None else self.balance(routing, counted)
 
 
 def build(config: MoEConfig, generator: torch.Generator | None = None) -> Backbone:
     def block() -> Block:
-        experts = ExpertFeedForward(
-            config.d_model, config.ff_dim, config.num_experts, config.num_active_experts, has_shared=False
-        )
-        return Block(config, AttentionMixer(config), experts)
+        sizes = config.d_model, config.ff_dim, config.num_experts, config.num_active_experts
+        return Block(config, AttentionMixer(config), ExpertFeedForward(*sizes, has_shared=False))
 
     trunk = BlockTrunk(config, block)
     init_weights(trunk, config.num_layers, generator)
@@ -67,9 +67,8 @@ def cost(config: MoEConfig, rows: int, length: int, *, slots: int = 0, is_replay
 
 def activations(config: MoEConfig, length: int, *, on_cpu: bool) -> Activations:
     """What a pass over rows of this length keeps for its backward pass."""
-    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
     experts = experts_kept(config.d_model, config.ff_dim, config.num_active_experts, config.num_experts)
-    return baseline_kept(config, mixer, experts)
+    return baseline_kept(config, attention_kept(config, length, on_cpu), experts)
 
 
 Config = MoEConfig

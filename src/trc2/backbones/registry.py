@@ -1,6 +1,6 @@
-"""Every backbone by name. `trc2.backbones.NAME` serves the config whose `name` is NAME: nothing else to register.
+"""Every backbone by name: the module `trc2.backbones.NAME` builds the config whose `name` is NAME.
 
-Those of other packages are found by their entry point, see `trc2.system.plugins`.
+Backbones of other packages are looked up by their entry point, see `trc2.system.plugins`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from importlib import import_module
 from typing import Protocol, cast
 
 import torch
+from torch import nn
 
 from trc2.backbones.shell import Backbone
 from trc2.config import MODELS, BackboneConfig
 from trc2.errors import UserError
+from trc2.model.thalamus import ThalamicRouter
+from trc2.nn.attention import CausalAttention
 from trc2.nn.cost import Activations, Cost
+from trc2.nn.norm import RMSNorm
 from trc2.system.plugins import find, load
 
 
 class BackboneModule(Protocol):
-    """What the file of a backbone offers."""
+    """The functions that the file of a backbone defines."""
 
     def build(self, config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:
-        """The network, freshly initialised; all chance comes from the generator."""
+        """The network, freshly initialised; all random numbers come from the generator."""
         ...
 
     def cost(
@@ -45,8 +49,19 @@ def build_model(config: BackboneConfig, generator: torch.Generator | None = None
     return module_of(config).build(config, generator)
 
 
+def compile_parts(net: nn.Module) -> int:
+    """Compile attention, router and norms in place and return their number; names and states stay.
+
+    Experts get another number of tokens in every step, and the loss is chunked by hand, so both stay as they are.
+    """
+    modules = [module for module in net.modules() if isinstance(module, CausalAttention | ThalamicRouter | RMSNorm)]
+    for module in modules:
+        module.compile()
+    return len(modules)
+
+
 def step_cost(config: BackboneConfig, rows: int, length: int, *, slots: int = 0, with_replay: bool) -> dict[str, Cost]:
-    """FLOPs of one micro-batch by subsystem; replay, if it runs, is one of its own. `slots` are filled memory slots."""
+    """FLOPs of one micro-batch by subsystem, replay being one of them. `slots` are filled memory slots."""
     cost = module_of(config).cost
     costs = cost(config, rows, length, slots=slots)
     if with_replay and config.replay:
@@ -58,7 +73,7 @@ def step_cost(config: BackboneConfig, rows: int, length: int, *, slots: int = 0,
 
 
 def replayed_chunks(config: BackboneConfig, tokens: int) -> float:
-    """Chunks that are replayed beside so many new tokens, on average."""
+    """The average number of chunks replayed beside this many new tokens."""
     if config.replay_share is None:
         return float(config.replay_batch_size)
     return config.replay_share / (1.0 - config.replay_share) * tokens / (config.replay_chunk_length - 1)

@@ -1,6 +1,6 @@
-"""A model on disk: `config.json` and `model.safetensors`, written atomically, opened without running anything.
+"""A model on disk: `config.json` and `model.safetensors`, written atomically and read without running code.
 
-The folder is also what `AutoModelForCausalLM.from_pretrained` reads and `save_pretrained` writes, see `trc2.hf`.
+`AutoModelForCausalLM.from_pretrained` reads the same folder and `save_pretrained` writes it, see `trc2.hf`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no
 
 
 def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = None) -> None:
-    """Write weights, memory, replay stores and their settings; `sequence_length` is what it was trained on."""
+    """Write weights, memory, replay stores and their settings; `sequence_length` is that of the training."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in net.state_dict().items()}
     weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
@@ -52,8 +52,8 @@ def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = Non
 def load_model(folder: Path) -> Backbone:
     """Rebuild a saved model; a UserError if the folder does not hold one.
 
-    What config.json asks for is compared with the file, by shapes alone, before any of it is built. The folder of any
-    causal language model of transformers is opened too.
+    The shapes that config.json asks for are compared with the file before anything is built. The folder of any causal
+    language model of transformers is opened too.
     """
     if is_plain(folder):
         return build_model(load_config(folder), torch.Generator())
@@ -69,16 +69,16 @@ def load_model(folder: Path) -> Backbone:
 
 
 def load_config(folder: Path) -> BackboneConfig:
-    """What a saved model is made of, without its weights."""
+    """The config of a saved model; its weights are not read."""
     if is_plain(folder):
         return model_config({"name": "hf", "pretrained": str(folder), "replay": False})
     return _backbone_config(_read_settings(folder / CONFIG_FILE), folder)
 
 
 def trained_length(folder: Path) -> int:
-    """The length of the sequences a saved model was trained on, or all its positions where nobody wrote it down.
+    """The length of the sequences that a saved model was trained on, or all its positions where this is not recorded.
 
-    Models of transformers have positions for whole books; they are read in sequences of at most 1024.
+    Models of transformers often have very many positions, so they are read in sequences of at most 1024.
     """
     if is_plain(folder):
         return min(load_config(folder).max_positions, PLAIN_LENGTH)
@@ -88,7 +88,7 @@ def trained_length(folder: Path) -> int:
 
 
 def is_plain(folder: Path) -> bool:
-    """Whether a folder holds a model as transformers saves it, not one of ours."""
+    """Whether a folder holds a model in the format of transformers instead of ours."""
     path = folder / CONFIG_FILE
     try:
         refuse_special(path)
@@ -102,12 +102,12 @@ def is_plain(folder: Path) -> bool:
 
 
 def check_memory(config: BackboneConfig) -> None:
-    """Refuse a network that this machine could not even hold, before any of it is built."""
+    """Refuse a network that does not fit into the memory of this machine, before any of it is built."""
     if not hasattr(os, "sysconf"):
         return
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if _at_most_bytes(config) < available:
-        return  # without an outline, for which torch imports its compiler, for seconds
+        return  # an outline would make torch import its compiler, which takes seconds
     try:
         net = outline(config.replace(replay=False))
         wanted = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())) + _replay_bytes(config)
@@ -121,9 +121,9 @@ def check_memory(config: BackboneConfig) -> None:
 
 
 def outline(config: BackboneConfig) -> Backbone:
-    """The network without its numbers: shapes only, whatever its size.
+    """The network with shapes only, without memory for its weights.
 
-    Replay stores stay on the host and take room; leave them out with `config.replace(replay=False)`.
+    Replay stores are allocated all the same; leave them out with `config.replace(replay=False)`.
     """
     with torch.device("meta"):
         return build_model(config)
@@ -165,15 +165,15 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     if settings.get("schema") != SCHEMA:
-        found = brief(repr(settings.get("schema")), 40)
-        raise UserError(f"{path} has schema {found}, this version reads {SCHEMA}: save it again.")
+        schema = brief(repr(settings.get("schema")), 40)
+        raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: save it again.")
     if not isinstance(settings.get("backbone"), dict):
         raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     return settings
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _backbone_config(settings: dict[str, Any], folder: Path) -> BackboneConfig:
@@ -184,7 +184,7 @@ def _backbone_config(settings: dict[str, Any], folder: Path) -> BackboneConfig:
 
 
 def _read_tensors(path: Path, sha256: object) -> dict[str, torch.Tensor]:
-    """Every tensor by the name it has in the network."""
+    """Every tensor by its name in the network."""
     if not path.is_file():
         raise UserError(f"There is no {path}: give a folder with a saved model.")
     with reading(path, "give a folder with a saved model"):
@@ -196,7 +196,7 @@ def _read_tensors(path: Path, sha256: object) -> dict[str, torch.Tensor]:
 
 
 def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Raise unless the file holds just the tensors of the network; nothing large is built to find out."""
+    """Raise unless the file holds exactly the tensors of the network. Nothing large is built for this check."""
     path = folder / WEIGHTS_FILE
     size = sum(tensor.nbytes for tensor in tensors.values())
     if config.num_parts > len(tensors) or _replay_bytes(config) > size:
@@ -209,12 +209,12 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its config ({brief(error)}): use the config saved with it.") from None
     expected = {name: _kind(tensor) for name, tensor in net.state_dict().items()}
-    found = {name: _kind(tensor) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    stored = {name: _kind(tensor) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
     if wrong:
         name = brief(wrong[0], 80)
         raise UserError(
-            f"{path} does not fit its config: {name} is {found.get(wrong[0], 'missing')} where "
+            f"{path} does not fit its config: {name} is {stored.get(wrong[0], 'missing')} where "
             f"{expected.get(wrong[0], 'nothing')} belongs ({len(wrong)} such tensors); use the config saved with it."
         )
     derived = sum(buffer.nbytes for name, buffer in net.named_buffers() if name not in expected)
@@ -226,5 +226,5 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Shape, and what the numbers are: networks of every precision have the same kinds."""
+    """Shape and kind of number; the same for every precision of the network."""
     return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else str(tensor.dtype)[6:]}"

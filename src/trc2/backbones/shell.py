@@ -1,4 +1,4 @@
-"""The shell every language model here shares: losses, replay, the queue of writes, evaluation and decoding."""
+"""The shell that all backbones share: losses, replay, the queue of writes, evaluation and decoding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from trc2.backbones.clock import Clock
 from trc2.backbones.input_checks import check_chunk_fits, check_input
 from trc2.config import BackboneConfig
 from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
+from trc2.nn.host import HostState
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
@@ -37,12 +37,33 @@ class Prediction:
     tokens: Int[Tensor, "B T"]
 
 
+class Clock(HostState):
+    """The next optimizer step and micro-step, which are the key of all replay draws. Only the shell moves it."""
+
+    step: Tensor
+    micro_step: Tensor
+
+    def __init__(self) -> None:
+        super().__init__("step", "micro_step")
+
+    def set(self, step: int, micro_step: int) -> None:
+        self.step.fill_(step)
+        self.micro_step.fill_(micro_step)
+
+    def tick(self) -> None:
+        """Count one more micro-batch of this step."""
+        self.micro_step += 1
+
+    def end_step(self) -> None:
+        self.set(int(self.step) + 1, 0)
+
+
 class Backbone(nn.Module, Generic[C, T]):
     """A language model with the paper's calling convention, whatever its trunk.
 
         logits, aux = net(x, targets=y)      # y already shifted: y[t] = x[t+1]; −100 is ignored
         aux["loss"].backward()
-        net.commit()                         # write what the micro-batches of this step left behind
+        net.commit()                         # write what the micro-batches of this step queued
         net.before_step()
         optimizer.step()
         net.after_step()
@@ -52,13 +73,13 @@ class Backbone(nn.Module, Generic[C, T]):
 
     With `replay` a training forward with targets also runs replayed chunks and stages its own; `commit` stores them.
 
-    `ranks` are the processes it learns with: `commit` writes what all of them queued and staged, on all of them alike.
+    `ranks` are the processes it learns with: `commit` writes what all of them queued and staged, the same on each.
     """
 
     trunk: T
 
     def __init__(self, config: C, trunk: T, name: str = "trunk") -> None:
-        """`name` is under which the trunk is kept, and so the first part of the names of its tensors."""
+        """`name` is the attribute of the trunk, hence the first part of the names of its tensors."""
         super().__init__()
         self.config = config
         self.replay = _replay_stores(config) if config.replay else None
@@ -84,9 +105,8 @@ class Backbone(nn.Module, Generic[C, T]):
     ) -> tuple[Float[Tensor, "B T V"] | None, dict[str, Tensor]]:
         """Logits and, with targets, the losses; `return_logits=False` never forms a (B, T, V) tensor.
 
-        x, targets and valid are (B, T) and checked here, at the border, rather than by annotation. `valid` marks real
-        tokens where rows are padded; `origin` is remembered with every event, where there is a memory, and
-        `read_memory=False` runs without its feedback.
+        x, targets and valid are (B, T); `check_input` checks them. `valid` marks real tokens where rows are padded.
+        With a memory, `origin` is stored with every event, and `read_memory=False` runs without its feedback.
         """
         check_input(self.config, x, targets, valid)
         is_learning = self.training and targets is not None
@@ -117,7 +137,7 @@ class Backbone(nn.Module, Generic[C, T]):
 
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
-        """Score the targets and name the likeliest tokens without forming (B, T, V); for evaluation mode."""
+        """Score the targets and find the likeliest tokens without forming (B, T, V); in evaluation mode only."""
         if self.training:
             raise UserError("predict() was called in training mode: call eval() first.")
         check_input(self.config, x, targets)
@@ -127,7 +147,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks to replay beside so many new tokens; none where they would weigh nothing."""
+        """Chunks to replay beside this many new tokens; None where their weight is 0."""
         if self.replay is None or self.replay.is_off:
             return None
         step, micro_step = int(self.clock.step), int(self.clock.micro_step)
@@ -147,7 +167,7 @@ class Backbone(nn.Module, Generic[C, T]):
     ) -> dict[str, Tensor]:
         """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses and, in training, a strategy's.
 
-        With a share instead of λ_rep every token weighs 1/|Ω|, be it new or replayed.
+        With a share instead of λ_rep, new and replayed tokens all have the weight 1/|Ω|.
         """
         num_labels = (labels != IGNORE_INDEX).sum()
         num_new = hidden.shape[0]
@@ -176,7 +196,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return aux
 
     def _replay_weight(self, replayed: Int[Tensor, "B_R L_R"] | None, num_labels: Tensor) -> float | Tensor:
-        """What L_rep counts: λ_rep, or with a share as much as its tokens do among the new ones."""
+        """The weight of L_rep: λ_rep, or with a share the number of its tokens ÷ the number of labels."""
         if replayed is None or self.replay is None:
             return 0.0
         if self.replay.share is None:
@@ -198,9 +218,9 @@ class Backbone(nn.Module, Generic[C, T]):
         read_memory: bool = True,
         last: int | None = None,
     ) -> Float[Tensor, "B K V"]:
-        """Logits of the next tokens of every row, given those already run into `decoding`; writes nothing else.
+        """Logits of the next tokens of every row after those already in `decoding`; changes nothing else.
 
-        `last` asks for the logits of that many final positions only.
+        With `last`, only the logits of that many final positions are computed.
         """
         check_input(self.config, x, None, valid, earlier=decoding.length)
         packed = decoding.pack(x, None if valid is None else valid.bool())
@@ -221,7 +241,7 @@ class Backbone(nn.Module, Generic[C, T]):
         valid: Bool[Tensor, "B T"] | None,
         origin: Origin | None,
     ) -> None:
-        """Queue what this micro-batch proposes until the commit, at most `max_unflushed_batches` of them."""
+        """Queue the proposal of this micro-batch until the commit, at most `max_unflushed_batches` of them."""
         limit = self.config.max_unflushed_batches
         if self.num_pending >= limit and not self._warned:
             self._warned = True
@@ -240,7 +260,7 @@ class Backbone(nn.Module, Generic[C, T]):
 
     @torch.no_grad()
     def _scores(self, out: TrunkOutput, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """How hard every token was, for a reservoir that asks: the memory's surprise, or −log p of the next token."""
+        """A score per token for the reservoir: the memory's surprise, or −log p of the next token."""
         assert self.replay is not None
         if self.replay.keep == "surprise":
             assert out.proposal is not None, "the config allows this only where there is a memory"
@@ -254,14 +274,14 @@ class Backbone(nn.Module, Generic[C, T]):
         return max(len(self.pending), 0 if self.replay is None else self.replay.num_staged_batches)
 
     def begin_task(self, index: int, batches: Iterable[Tensor]) -> None:
-        """Before a task's first step, with some of its token batches. Most backbones ignore it."""
+        """Called before a task's first step with some of its token batches. Most backbones ignore it."""
 
     def begin_step(self, first: int) -> None:
-        """Before a step of which other ranks run other micro-batches: the number, among all, of the first one here."""
+        """Called before a step that several ranks share: `first` is the number of this rank's first micro-batch."""
         self.clock.set(int(self.clock.step), first)
 
     def commit(self) -> WriteReport:
-        """Write what the micro-batches of this step left behind, on all ranks, into stores and memory."""
+        """Write what the micro-batches of this step queued, on all ranks, into stores and memory."""
         pending = list(self.pending)
         self.pending.clear()
         if self.replay is not None:
@@ -269,21 +289,21 @@ class Backbone(nn.Module, Generic[C, T]):
         return self.trunk.commit(pending, self.ranks)
 
     def before_step(self) -> None:
-        """Right before `optimizer.step()`, if there will be one."""
+        """Called right before `optimizer.step()`."""
 
     def after_step(self) -> None:
-        """Right after `optimizer.step()`: the trunk follows its new weights, and the step ends."""
+        """Called right after `optimizer.step()`: the trunk follows its new weights, and the step ends."""
         self.trunk.after_step()
         self.clock.end_step()
 
     def discard(self) -> None:
-        """Forget what this step queued and staged, e.g. because its gradients were not finite."""
+        """Drop what this step queued and staged, e.g. because its gradients were not finite."""
         self.pending.clear()
         if self.replay is not None:
             self.replay.discard_staged()
 
     def skip_step(self) -> None:
-        """End a step that leaves nothing behind and has no `optimizer.step()`."""
+        """End a step without `optimizer.step()` and drop what it queued."""
         self.discard()
         self.clock.end_step()
 
@@ -314,7 +334,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return self.trunk.num_events
 
     def sync_from_buffers(self) -> None:
-        """Set what is no tensor but follows from some; called after a state was loaded in an unusual way."""
+        """Recompute attributes that follow from buffers; called after loading without `load_state_dict`."""
 
     def unused_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss can reach."""
@@ -335,23 +355,23 @@ class Backbone(nn.Module, Generic[C, T]):
         return [named[id(inside[name])] for name in inside_trunk]
 
     def untrained_parameters(self) -> list[str]:
-        """Names of trainable tensors that no loss can reach before a later task begins."""
+        """Names of trainable tensors that no loss reaches before a later task begins."""
         return []
 
     def units(self) -> list[nn.Module]:
-        """The modules that may be divided over ranks; none where weights are looked at as wholes."""
+        """The modules that may be divided over ranks; empty where whole weights are needed."""
         return self.trunk.units()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.trunk.embedding
 
     def set_input_embeddings(self, embedding: nn.Embedding) -> None:
-        """For a vocabulary of another size; the head follows, it has no weights of its own."""
+        """For a vocabulary of another size; the head shares these weights."""
         self.trunk.embedding = embedding
 
 
 def _pack_with_replay(x: Tensor, valid: Tensor | None, replayed: Tensor | None) -> Packed:
-    """The last token of a replayed chunk is only ever a target, so it is not run."""
+    """Pack the batch and the replayed chunks without their last token, which is only a target."""
     return pack([x] if replayed is None else [x, replayed[:, :-1].to(x.device)], valid)
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, Block, BlockTrunk, DenseFeedForward
-from trc2.backbones.costs import attention_cost, attention_kept, baseline_cost, baseline_kept, swiglu_cost, swiglu_kept
+from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, BlockTrunk, dense_block
+from trc2.backbones.costs import attention_cost, baseline_cost, dense_activations, swiglu_cost
 from trc2.backbones.shell import Backbone
-from trc2.nn.cost import Activations, Cost
+from trc2.nn.cost import Cost
 from trc2.nn.init import init_weights
 
 
@@ -25,9 +25,7 @@ class TransformerConfig(AttentionBaselineConfig):
 
 def build(config: TransformerConfig, generator: torch.Generator | None = None) -> Backbone:
     """4d² of attention and 12d² of SwiGLU per block, by default."""
-    trunk = BlockTrunk(
-        config, lambda: Block(config, AttentionMixer(config), DenseFeedForward(config.d_model, config.ff_dim))
-    )
+    trunk = BlockTrunk(config, lambda: dense_block(config, AttentionMixer(config)))
     init_weights(trunk, config.num_layers, generator)
     return Backbone(config, trunk)
 
@@ -40,10 +38,5 @@ def cost(
     return baseline_cost(config, rows, length, block)
 
 
-def activations(config: TransformerConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
-    mixer = attention_kept(config.d_model, config.d_model, config.num_heads, length, on_cpu)
-    return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))
-
-
+activations = dense_activations
 Config = TransformerConfig

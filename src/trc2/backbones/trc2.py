@@ -42,7 +42,7 @@ def cost(config: TRC2Config, rows: int, length: int, *, slots: int = 0, is_repla
 def activations(config: TRC2Config, length: int, *, on_cpu: bool) -> Activations:
     """What a pass over rows of this length keeps for its backward pass."""
     d, has_feedback = config.d_model, config.has_router or config.has_readout
-    attention = attention_kept(d, config.num_kv_heads * config.head_dim, config.num_heads, length, on_cpu)
+    attention = attention_kept(config, length, on_cpu)
     routed = experts_kept(d, config.expert_dim, config.num_active_experts, config.num_experts)
     shared = swiglu_kept(config.expert_dim) * config.num_shared_experts
     feedback = Kept(inner=d if has_feedback else 0)

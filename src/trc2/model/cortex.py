@@ -1,4 +1,4 @@
-"""The wiring: early columns, one look into memory, late columns. Pure: tensors in, values out, nothing written."""
+"""The wiring: early columns, one read of the memory, late columns. Tensors in, values out; nothing is written."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Cortex(Trunk):
     ) -> TrunkOutput:
         """`with_losses=False` leaves out critic, proposal and balance.
 
-        `decoding` holds what the columns and the routers between them remember of the rows' earlier tokens.
+        `decoding` holds the states of the columns and of the routers between them.
         """
         segments = packed.segments
         # Under `replay_path: cortex` replayed tokens run without feedback: only the batch has modulated rows.
@@ -103,11 +103,11 @@ class Cortex(Trunk):
         if self.hippocampus is None or self.feedback is None:
             return hidden, None
         early = _rows(hidden, modulated)
-        found = self.hippocampus.retrieve(early)
-        if found is None:
+        retrieval = self.hippocampus.retrieve(early)
+        if retrieval is None:
             idle = [*self.feedback.parameters(), *self.hippocampus.reading()]
             return anchor(hidden, *idle), None
-        return hidden, self.feedback(early, self.hippocampus.recall(early, found))
+        return hidden, self.feedback(early, self.hippocampus.recall(early, retrieval))
 
     def units(self) -> list[nn.Module]:
         """The columns, and the L5 maps within them, which run on their own: a column reports after its output."""

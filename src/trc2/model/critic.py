@@ -1,4 +1,4 @@
-"""Intrinsic learning signals: what was predictable, what is valued, and what came as a surprise."""
+"""Intrinsic learning signals: prediction, value and surprise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Critic(nn.Module):
 
     c_t = ⟨unit(f(X_t)), unit(X_{t+1})⟩         r_t = max(0, c_fast − c_slow), a constant for the TD loss
     δ_t = clip(r_t + γ V_{t+1} − V_t, ±δ_max)   L_td = ½ mean δ_fast²,  L_pred = mean(1 − c_fast)
-    s_1 = 0,  s_t = |δ_slow,t−1|                so that the score of t knows nothing after t
+    s_1 = 0,  s_t = |δ_slow,t−1|                so that the score of t does not depend on later tokens
     """
 
     def __init__(self, config: TRC2Config) -> None:
@@ -60,7 +60,7 @@ class Critic(nn.Module):
 
     def _appraise(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
         now, following = states[:, :-1].contiguous(), at_least_float32(states[:, 1:])
-        flat = states.flatten(0, 1)  # of three dimensions torch makes one small product per row
+        flat = states.flatten(0, 1)  # with three dimensions torch computes one small product per row
         size = torch.linalg.vector_norm(following, dim=-1)
         fast = cosine(at_least_float32(self.predictor(now)), following, size)
         with torch.no_grad():

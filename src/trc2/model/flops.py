@@ -5,8 +5,6 @@ from __future__ import annotations
 from trc2.config import TRC2Config
 from trc2.nn.cost import Cost, frozen, input_fixed, learned
 
-SUBSYSTEMS = ("embedding and head", "columns", "thalamus", "hippocampus")
-
 
 def pass_cost(
     config: TRC2Config, rows: int, length: int, *, slots: int, is_batch: bool, modulated: bool = True

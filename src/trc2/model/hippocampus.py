@@ -46,9 +46,7 @@ class Cursor(HostState):
     pointer: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device="cpu"))
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64, device="cpu"))
+        super().__init__("count", "pointer")
 
     def set(self, count: int, pointer: int) -> None:
         self.count.fill_(count)
@@ -103,7 +101,7 @@ class Hippocampus(nn.Module):
         return int(self.cursor.pointer)
 
     def forget(self) -> None:
-        """Empty the store and start with a fresh threshold; what is left in the slots is never read."""
+        """Empty the store and reset the threshold; the slots keep their numbers, which are not read."""
         self.cursor.set(0, 0)
         self.threshold.zero_()
 
@@ -125,24 +123,21 @@ class Hippocampus(nn.Module):
         return age < self.cursor.count.clamp_max(self.window).to(device)
 
     def reading(self) -> list[Tensor]:
-        """The parameters that an empty memory leaves idle."""
+        """The parameters that are not used while the memory is empty."""
         return [self.query.weight, self.output.weight, self.output_gate]
 
-    def recall(self, hidden: Float[Tensor, "P D"], found: Retrieval | None = None) -> Float[Tensor, "P D"]:
-        """M = (R W_O) ⊙ σ(g_hip), where R mixes the values of the k_H best matching slots in view.
+    def recall(self, hidden: Float[Tensor, "P D"], retrieval: Retrieval | None = None) -> Float[Tensor, "P D"]:
+        """M = (R W_O) ⊙ σ(g_hip) with R = Σ_i softmax(a)_i V_i over the exact top-k_H slots in view.
 
-        Whoever has already called `retrieve` hands over what it found.
+        R is exactly 0 while the memory is empty. `retrieval` is what `retrieve` returned, if it was called before.
         """
-        return self.output(self.read(hidden, found), torch.sigmoid(self.output_gate))
-
-    def read(self, hidden: Float[Tensor, "P D"], found: Retrieval | None = None) -> Float[Tensor, "P D"]:
-        """R = Σ_i softmax(a)_i V_i over the exact top-k_H slots; exactly 0 while the memory is empty."""
-        found = self.retrieve(hidden) if found is None else found
-        if found is None:
-            return torch.zeros_like(hidden)
-        values = self.values.to(found.weights.dtype)
-        mixed = F.embedding_bag(found.slots, values, per_sample_weights=found.weights, mode="sum")
-        return mixed.to(hidden.dtype)
+        retrieval = self.retrieve(hidden) if retrieval is None else retrieval
+        if retrieval is None:
+            mixed = torch.zeros_like(hidden)
+        else:
+            values, weights = self.values.to(retrieval.weights.dtype), retrieval.weights
+            mixed = F.embedding_bag(retrieval.slots, values, per_sample_weights=weights, mode="sum").to(hidden.dtype)
+        return self.output(mixed, torch.sigmoid(self.output_gate))
 
     def retrieve(self, hidden: Float[Tensor, "P D"]) -> Retrieval | None:
         """The top-k_H slots of every position; None while the memory is empty."""
@@ -243,8 +238,8 @@ class Hippocampus(nn.Module):
 
         τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep);  write where s > τ.
 
-        Scores are gathered first. They give every rank the same τ, so each knows which of its own candidates survive,
-        and only those travel.
+        Scores are gathered first and give every rank the same τ. So each rank knows which of its own candidates
+        survive, and sends only those.
         """
         own = _union(pending, self.values[:0])
         scores, facts = ranks.gather(own.scores, own.facts)

@@ -47,7 +47,7 @@ class CausalAttention(ResidualBranch):
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if rotation is not None:
-            qk = rotate(qk, rotation)  # queries and keys in one go: they turn by the same angles
+            qk = rotate(qk, rotation)  # queries and keys together: they turn by the same angles
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         mixed = [mix(segment.of(q), segment.of(k), segment.of(v), segment, past) for segment in segments]
         return self.output(rejoin(mixed).flatten(-2))
@@ -94,7 +94,7 @@ def attend(
 def causal_mask(valid: Bool[Tensor, "B S"], queries: int) -> Bool[Tensor, "B 1 T S"]:
     """True where one of the last `queries` tokens may look: at itself and at earlier real tokens.
 
-    A padded query looks at itself so that its softmax is finite; nobody reads what comes out.
+    A padded query looks at itself so that its softmax is finite; its output is not used.
     """
     keys = valid.shape[1]
     past = torch.ones(queries, keys, dtype=torch.bool, device=valid.device).tril(keys - queries)

@@ -11,17 +11,17 @@ from torch.nn import functional as F
 def depthwise(
     x: Float[Tensor, "B S I"], weight: Float[Tensor, "I W"], bias: Float[Tensor, " I"] | None = None
 ) -> Float[Tensor, "B T I"]:
-    """y_t = bias + Σ_k w_k ⊙ x_{t+k}: of the S = T + W − 1 tokens, the first W − 1 are only looked at.
+    """y_t = bias + Σ_k w_k ⊙ x_{t+k}: of the S = T + W − 1 tokens, the first W − 1 have no output.
 
-    As an image of height one with channels last, for which torch has a fast kernel; its one-dimensional convolution
-    has none.
+    Computed as an image of height one with channels last: torch has a fast kernel for that, but not for its
+    one-dimensional convolution.
     """
     image = x.transpose(1, 2).unsqueeze(2)
     return F.conv2d(image, weight[:, None, None], bias, groups=x.shape[2]).squeeze(2).transpose(1, 2)
 
 
 def real_first(valid: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """The order that moves a row's padding behind its real tokens, where no causal map can meet it."""
+    """The order that moves a row's padding behind its real tokens, where no causal map reads it."""
     return (~valid).to(torch.uint8).argsort(dim=1, stable=True)
 
 

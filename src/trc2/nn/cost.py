@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products: what a pass costs, forward and with its backward.
+"""The cost of a pass in floating-point operations of matrix products, forward and with its backward.
 
 Counted: 2·m·n·k per product, attention as the full T×T (torch's convention, causal kernels skip about half).
 Not counted: element-wise work, sorting, gathering.
@@ -64,9 +64,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Activations:
-    """What a learning pass keeps of every token: each column or block, all of them together, and what is kept once.
+    """Floats that a learning pass keeps of every token: per column or block (`unit`), and besides them (`once`).
 
-    `inputs` is what recomputing keeps of a unit instead.
+    With recomputation only `inputs` of a unit is kept.
     """
 
     unit: Kept

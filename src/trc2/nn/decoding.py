@@ -1,4 +1,4 @@
-"""What decoding remembers between calls: one state per part of the network that looks back."""
+"""The state of decoding between calls: one `State` per part of the network that reads earlier tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class State:
         self.tensors: dict[str, Tensor] = {}
 
     def reorder(self, rows: Int[Tensor, " B"]) -> None:
-        """Row i becomes what row `rows[i]` was: a beam search continues some rows twice and drops others."""
+        """Replace row i by row `rows[i]`: a beam search continues some rows twice and drops others."""
         self.tensors = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
 
 
@@ -74,9 +74,9 @@ class Decoding:
         self.valid: Bool[Tensor, "B L"] | None = None
 
     def pack(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Packed:
-        """The next T tokens of every row as one segment that knows what came earlier."""
-        looks = not torch.compiler.is_compiling()  # a look at values would break the graph
-        if looks and valid is not None and self.valid is None and bool(valid.all()):
+        """The next T tokens of every row as one segment, with a description of the earlier ones."""
+        is_compiling = torch.compiler.is_compiling()  # reading values would break the graph
+        if not is_compiling and valid is not None and self.valid is None and bool(valid.all()):
             valid = None
         earlier = Earlier(self.length, self.valid) if self.length else None
         if valid is None and self.valid is not None:

@@ -1,4 +1,4 @@
-"""Routed SwiGLU experts: each token pays for the experts it selected, and none is dropped."""
+"""Routed SwiGLU experts: a token runs through its selected experts only, and no token is dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trc2.ops.dtypes import at_least_float32
 from trc2.ops.gates import gated_product
 from trc2.ops.selection import top_k
 
-FEW_TOKENS = 64  # while decoding, calls cost more than arithmetic
+FEW_TOKENS = 64  # with so few, calls cost more than arithmetic
 
 
 class SwiGLU(ResidualBranch):
@@ -35,7 +35,7 @@ class SwiGLU(ResidualBranch):
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens went: gate probabilities, the selected experts, and the weights of their outputs."""
+    """Gate probabilities, the selected experts of every token, and the weights of their outputs."""
 
     probabilities: Float[Tensor, "P E"]
     experts: Int[Tensor, "P k"]
@@ -76,7 +76,7 @@ class RoutedExperts(nn.Module):
         """Σ_{e ∈ top-k} p̃_e E_e(u)"""
         if torch.compiler.is_compiling():
             return self._by_weight(u, routing)
-        # Decoding one row, there is nothing to sort. A gradient needs the long way, in which idle experts run too.
+        # One token needs no sorting. With gradients all experts run, so that idle ones get a zero gradient.
         without_gradient = self._by_token if u.shape[0] == 1 else self._by_expert
         return with_gradient(self._by_expert, without_gradient, u, routing)
 
@@ -104,11 +104,11 @@ class RoutedExperts(nn.Module):
         return routing.weights.to(outputs.dtype) @ outputs
 
     def _run_all(self, groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
-        """While learning an expert without tokens runs too, on zero rows: that gives its weights a zero gradient."""
+        """With gradients, an expert without tokens runs on zero rows, which gives its weights a zero gradient."""
         return torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True)])
 
     def _run_busy(self, groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
-        """Without gradients an expert without tokens is left out."""
+        """Without gradients, experts without tokens do not run."""
         busy = [(expert, group) for expert, group in zip(self.experts, groups, strict=True) if len(group)]
         if sum(len(group) for group in groups) > FEW_TOKENS * self.num_active:
             return torch.cat([expert(group) for expert, group in busy])
@@ -116,7 +116,7 @@ class RoutedExperts(nn.Module):
 
 
 def _run_together(experts: Sequence[nn.Module], groups: Sequence[Tensor]) -> Float[Tensor, "N D"]:
-    """The experts' outputs, end to end; of few tokens the element-wise work is one call for all experts."""
+    """The experts' outputs, end to end, with one element-wise call for all experts."""
     gate_up = torch.cat([expert.gate_up(group) for expert, group in zip(experts, groups, strict=True)])  # type: ignore[operator]
     parts = gated_product(gate_up).split([len(group) for group in groups])
     return torch.cat([expert.down(part) for expert, part in zip(experts, parts, strict=True)])  # type: ignore[operator]

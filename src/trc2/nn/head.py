@@ -1,4 +1,4 @@
-"""From states to next-token scores, and to losses that never hold a (tokens × vocabulary) tensor for long."""
+"""From states to next-token scores and losses, without a (tokens × vocabulary) tensor that outlives a chunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trc2.ops.head_loss import (
 
 
 class Head:
-    """logits = states · weightᵀ, the head of most models, often one tensor with the embedding."""
+    """logits = states · weightᵀ: the head of most models, often the same tensor as the embedding."""
 
     def __init__(self, weight: Float[Tensor, "V D"]) -> None:
         self.weight = weight
@@ -72,3 +72,29 @@ class AnyHead(Head):
             nll.append(F.cross_entropy(scores, labels, ignore_index=IGNORE_INDEX, reduction="none"))
             best.append(scores.argmax(dim=1))
         return torch.cat(nll), torch.cat(best)
+
+
+def divergence_sum(
+    head: Head,
+    hidden: Float[Tensor, "P D"],
+    teacher_head: Head,
+    teacher_hidden: Float[Tensor, "P D"],
+    temperature: float = 1.0,
+) -> Float[Tensor, ""]:
+    """Σ over positions of τ² KL(teacher ‖ student), both softened by τ; gradients reach the student only.
+
+    τ² keeps the size of the gradient as τ changes. Each chunk of logits is computed again in the backward pass,
+    unless there is only one.
+    """
+
+    def of_chunk(states: Tensor, teacher_states: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = F.log_softmax(at_least_float32(teacher_head.logits(teacher_states)) / temperature, dim=-1)
+        scores = F.log_softmax(at_least_float32(head.logits(states)) / temperature, dim=-1)
+        return temperature**2 * F.kl_div(scores, target, reduction="sum", log_target=True)
+
+    rows = chunk_rows(head.weight)
+    if hidden.shape[0] <= rows:
+        return of_chunk(hidden, teacher_hidden)
+    pairs = zip(hidden.split(rows), teacher_hidden.split(rows), strict=True)
+    return torch.stack([checkpoint(of_chunk, *pair, use_reentrant=False) for pair in pairs]).sum()

@@ -1,4 +1,4 @@
-"""Weight initialisation with an explicit source of chance."""
+"""Weight initialisation with an explicit generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STD = 0.02
 
 
 class ResidualBranch(nn.Module):
-    """A module whose output is added to the residual stream, and that leaves drawing its weights to `init_weights`."""
+    """A module whose output is added to the residual stream and whose weights `init_weights` draws."""
 
     def residual_outputs(self) -> Sequence[nn.Linear]:
         """Its last maps: their weights are drawn smaller, because the outputs of all L layers add up."""
@@ -27,7 +27,7 @@ def normal_(tensor: Tensor, std: float, generator: torch.Generator | None = None
 def init_weights(root: nn.Module, num_layers: int, generator: torch.Generator | None = None) -> None:
     """Matrices get std 0.02; the `residual_outputs` of every `ResidualBranch` get it divided by sqrt(2L).
 
-    Vectors and scalars keep what their module gave them: gains 1, biases and gates 0.
+    Vectors and scalars keep the values of their module: gains 1, biases and gates 0.
     """
     for parameter in root.parameters():
         if parameter.ndim >= 2:

@@ -1,4 +1,4 @@
-"""Randomness as a function of what it is for, never of what was drawn before."""
+"""Random generators that depend on their purpose and not on earlier draws."""
 
 from __future__ import annotations
 

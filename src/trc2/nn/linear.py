@@ -1,7 +1,7 @@
-"""Linear maps with a reason not to be an `nn.Linear`.
+"""Linear maps that are deliberately not an `nn.Linear`.
 
-Adapters such as those of peft ("all-linear") take hold of every `nn.Linear`. They do not fit maps with further
-arguments, nor maps that must stay as they are or that others follow.
+Adapters such as those of peft ("all-linear") replace every `nn.Linear`. They do not fit maps with further arguments,
+nor maps that must not change, nor maps that have slow copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PlainLinear(nn.Module):
 
 
 class ScaledLinear(PlainLinear):
-    """(x Wᵀ) ⊙ s: the scale meets the rows of the matrix where these are fewer than the tokens."""
+    """(x Wᵀ) ⊙ s: the scale multiplies the matrix instead of the outputs where that is less work."""
 
     def forward(self, x: Float[Tensor, "*P I"], scale: Float[Tensor, " #O"]) -> Float[Tensor, "*P O"]:  # type: ignore[override]
         if x.numel() < self.weight.numel():
@@ -36,7 +36,7 @@ class ScaledLinear(PlainLinear):
 
 
 class JoinedLinear(PlainLinear):
-    """[x; y] Wᵀ + b as two products: nothing is joined, and a detached half gets no gradient computed."""
+    """[x; y] Wᵀ + b as two products: x and y are not joined, and no gradient is computed for a detached half."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "*P I"], y: Float[Tensor, "*P J"], bias: Float[Tensor, " O"]

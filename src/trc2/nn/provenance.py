@@ -14,7 +14,7 @@ ORIGIN_FIELDS = ("task", "step", "document", "position")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tokens of a batch come from; −1 or None where unknown. Positions default to the place in the row.
+    """Where the tokens of a batch come from; −1 or None where unknown. `position` defaults to the column of the token.
 
     `task` is one number, or one per row.
     """
@@ -25,15 +25,11 @@ class Origin:
 
 
 def stamp(places: Int[Tensor, "N 2"], origin: Origin | None, step: int) -> Int[Tensor, "N 4"]:
-    """(task, step, document, position) of the tokens at (row, place in the row)."""
+    """(task, step, document, position) of the tokens at `places`, which are (row, column) pairs."""
     origin = origin or Origin()
-    row, place = places.unbind(dim=1)
-    document = torch.full_like(place, UNKNOWN) if origin.document is None else _at(origin.document, row, place)
-    position = place if origin.position is None else _at(origin.position, row, place)
-    of_row = origin.task
-    task = of_row.to(place.device)[row] if isinstance(of_row, Tensor) else torch.full_like(place, of_row)
-    return torch.stack((task, torch.full_like(place, step), document, position), dim=1)
-
-
-def _at(values: Int[Tensor, "B T"], row: Int[Tensor, " N"], place: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    return values.to(place.device)[row, place]
+    row, column = places.unbind(dim=1)
+    device = places.device
+    document = torch.full_like(row, UNKNOWN) if origin.document is None else origin.document.to(device)[row, column]
+    position = column if origin.position is None else origin.position.to(device)[row, column]
+    task = origin.task.to(device)[row] if isinstance(origin.task, Tensor) else torch.full_like(row, origin.task)
+    return torch.stack((task, torch.full_like(row, step), document, position), dim=1)

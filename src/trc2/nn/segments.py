@@ -58,12 +58,12 @@ class Segment:
 
     def valid_so_far(self) -> Bool[Tensor, "B S"] | None:
         """Which tokens are real, from the first of the row to the last of this segment; None means all."""
-        # `Decoding.pack` marks the tokens of a segment if any earlier ones were marked, so None here means all so far.
+        # `Decoding.pack` marks the tokens of a segment if any earlier ones were marked, so None means all so far.
         if self.earlier is None or self.valid is None:
             return self.valid
-        known = self.earlier.valid
-        before = self.valid.new_ones(self.rows, self.earlier.length) if known is None else known
-        return torch.cat((before, self.valid), dim=1)
+        earlier = self.earlier.valid
+        earlier = self.valid.new_ones(self.rows, self.earlier.length) if earlier is None else earlier
+        return torch.cat((earlier, self.valid), dim=1)
 
 
 @dataclass(frozen=True)

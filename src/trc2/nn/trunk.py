@@ -1,8 +1,8 @@
 """The contract between a trunk and the shell around it.
 
 A trunk is the part of a language model that its paper describes: packed tokens in, normalised states out. It returns
-what it computed and writes nothing; what it would like to remember is a `Proposal`. The shell, in
-`trc2.backbones.shell`, owns everything else: losses, replay, the queue of proposals, and when they are committed.
+what it computed and writes nothing; candidates for the memory are returned as a `Proposal`. The shell, in
+`trc2.backbones.shell`, owns everything else: losses, replay, the queue of proposals, and the time of their commit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one micro-batch would like to remember: k_W candidates per sequence, in order of position.
+    """Candidates of one micro-batch for the memory: k_W per sequence, in order of position.
 
-    `places` are their (row, place in the row): the trunk knows no more of where they come from.
+    `places` holds the (row, position in the row) of each candidate. The shell adds task, step and document.
     """
 
     surprise: Float[Tensor, "B T"]
@@ -58,7 +58,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a commit did; the paper's write dynamics."""
+    """The result of a commit: the paper's write dynamics."""
 
     candidates: int = 0
     writes: int = 0
@@ -81,7 +81,7 @@ class WriteReport:
 
 @dataclass(frozen=True)
 class TrunkOutput:
-    """What a pass over packed tokens computed. Losses and proposal concern the first segment, the training batch."""
+    """The results of a pass over packed tokens. Losses and proposal concern the first segment, the training batch."""
 
     hidden: Float[Tensor, "P D"]
     losses: tuple[Loss, ...] = ()
@@ -90,10 +90,10 @@ class TrunkOutput:
 
 @dataclass(frozen=True)
 class LearningPass:
-    """What a training forward computed, for those who add a loss of their own to it (`Backbone.more_losses`).
+    """The results of a training forward, for functions that add a loss to it (`Backbone.more_losses`).
 
-    `replayed` are the chunks it replayed and `replayed_hidden` their states, one per token but the last of a chunk;
-    both None if there were none. `replay_weight` is what their loss L_rep counts in the total.
+    `replayed` holds the replayed chunks and `replayed_hidden` their states, one per token but the last of a chunk.
+    Both are None without replay. `replay_weight` is the weight of their loss L_rep in the total.
     """
 
     x: Int[Tensor, "B T"]
@@ -106,7 +106,7 @@ class LearningPass:
 
 
 class Trunk(nn.Module):
-    """What every trunk has; a trunk with nothing to remember implements `forward` and `new_states` only."""
+    """The base class of trunks. A trunk without a memory implements `forward`, `new_states` and `subsystems` only."""
 
     embedding: nn.Embedding
     recompute: bool = False
@@ -118,7 +118,7 @@ class Trunk(nn.Module):
 
     @property
     def rounding(self) -> float:
-        """What two ways to compute the same in float64 may differ by: sums may be taken in another order."""
+        """How far two computations of the same value in float64 may differ, because sums are taken in another order."""
         return 1e-12
 
     def forward(
@@ -126,8 +126,8 @@ class Trunk(nn.Module):
     ) -> TrunkOutput:
         """One pass. `with_losses=False` leaves out what only losses and proposals need.
 
-        `read_memory=False` runs without the memory's feedback, where there is one. `decoding` holds what every part
-        remembers of the rows' earlier tokens.
+        `read_memory=False` runs without the memory's feedback. `decoding` holds the states of all parts after the rows'
+        earlier tokens.
         """
         raise NotImplementedError
 
@@ -141,29 +141,26 @@ class Trunk(nn.Module):
         return with_gradient(partial(checkpoint, unit, use_reentrant=False), unit, *args)
 
     def units(self) -> list[nn.Module]:
-        """The modules that hold most weights, each run as a whole: what is divided over ranks and recomputed.
-
-        A trunk that names none can do neither.
-        """
+        """The modules that hold most weights and run as wholes; they can be divided over ranks and recomputed."""
         return []
 
     def layers(self) -> list[nn.Module]:
-        """For every layer the module whose first argument is the state (P, D) that enters it; none if not told."""
+        """For every layer, the module whose first argument is the state (P, D) that enters it; may be empty."""
         return []
 
     def new_states(self) -> Sequence[State]:
-        """What decoding begins with: one empty state for every part that looks back."""
+        """The start of decoding: one empty state for every part that reads earlier tokens."""
         raise NotImplementedError
 
     def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
-        """Write what the micro-batches of a step proposed, in their order; the only act that changes a memory.
+        """Write the proposals of a step, in their order. Nothing else changes a memory.
 
-        `pending` are this rank's own; what is written is the same on all ranks.
+        `pending` holds the proposals of this rank; all ranks write the same events.
         """
         return WriteReport()
 
     def after_step(self) -> None:
-        """Follow the weights that an optimizer step has just changed."""
+        """Update what follows the weights, after an optimizer step."""
 
     @property
     def has_memory(self) -> bool:
@@ -176,7 +173,7 @@ class Trunk(nn.Module):
         return 0
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
-        """The trunk's modules by the subsystem they are counted in; the first one also gets what is not named."""
+        """The trunk's modules by subsystem; the first subsystem also counts modules that are not named."""
         raise NotImplementedError
 
     def unused_parameters(self) -> list[str]:
@@ -188,5 +185,5 @@ class Trunk(nn.Module):
         return []
 
     def critic_tensors(self) -> list[str]:
-        """Names of tensors that learn from detached states only, so that their gradient is not the network's."""
+        """Names of tensors that learn from detached states only, apart from the rest of the network."""
         return []

@@ -17,7 +17,7 @@ def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Te
 
 
 def plain_add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:
-    """The same in torch's own words. A copy of x, because a hook on the map that made x may still look at it."""
+    """The same in torch operations. A copy of x, because a hook on the map that made x may still look at it."""
     total = x.clone()
     total[: y.shape[0], : y.shape[1]] += y
     return total

@@ -1,4 +1,4 @@
-"""The choice between a gradient of our own and the plain formula: the only place that looks at the gradient mode."""
+"""The choice between a gradient of our own and the plain formula. Only this file reads the gradient mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def with_gradient(ours: Callable[..., T], plain: Callable[..., T], *args: Any) -
     """`ours(*args)` while torch records gradients, `plain(*args)` under `torch.no_grad()`.
 
     `ours` is usually the `apply` of a `torch.autograd.Function`. Such a function prepares its backward pass: it saves
-    tensors, or already computes gradients. It cannot see that this is for nothing, because torch reports an input
-    with `requires_grad` as in need of a gradient even under `torch.no_grad()`. The plain twin prepares nothing.
+    tensors, or already computes gradients. It cannot know that no backward pass will follow, because torch reports an
+    input with `requires_grad` as in need of a gradient even under `torch.no_grad()`. The plain version saves nothing.
     """
     return ours(*args) if torch.is_grad_enabled() else plain(*args)

@@ -5,7 +5,7 @@
     o_t = S_tᵀ q_t
 
 S is (K, J), write features by value channels. FALCON-1 has one step size η and one decay γ per head and token,
-FALCON-2 one per value channel: here they differ only in the last dimension of η and γ, which is 1 or J.
+FALCON-2 one per value channel. In this file they differ only in the last dimension of η and γ, which is 1 or J.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the tokens read, and the weights after the last of them."""
+    """The outputs of the tokens, and the weights after the last token."""
 
     output: Float[Tensor, "B T H J"]
     state: Float[Tensor, "B H K J"]
@@ -82,7 +82,7 @@ def recurrence(
     steps: Steps,
     state: Float[Tensor, "B H K J"],
 ) -> Reading:
-    """The plain twin: the same in torch's own words, token by token."""
+    """The plain version: the same in torch operations, token by token."""
     heads, weights, outputs = state.shape[:2], state.flatten(0, 1), []
     tensors = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, x, v, steps.write, steps.keep))
     for query, feature, value, write, keep in zip(*(tensor.split(1, dim=1) for tensor in tensors), strict=True):
@@ -94,7 +94,7 @@ def recurrence(
 
 
 def _cut(tokens: Float[Tensor, "B T H K"], chunk: int, filler: float = 0.0) -> Float[Tensor, "N C B H K"]:
-    """Chunks first; what the last one lacks is filled with tokens that neither write (η = 0) nor forget (γ = 1)."""
+    """Chunks first. The last one is filled up with tokens that neither write (η = 0) nor forget (γ = 1)."""
     missing = -tokens.shape[1] % chunk
     if missing:
         tokens = F.pad(tokens, (0, 0, 0, 0, 0, missing), value=filler)
@@ -131,7 +131,7 @@ class _Chunks(torch.autograd.Function):
 
 
 def _without_gradient(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks here too: they take less time than the tokens one by one."""
+    """Also in chunks, which take less time than single tokens."""
     output, last, _ = _forward(*tensors)
     return output, last
 
@@ -143,7 +143,7 @@ def _forward(
     keep: Float[Tensor, "N C A _J"],
     state: Float[Tensor, "A K J"],
 ) -> tuple[Float[Tensor, "N C A J"], Float[Tensor, "A K J"], tuple[Tensor, ...]]:
-    """Outputs, the last state, and what the backward pass needs of the way there."""
+    """Outputs, the last state, and the tensors that the backward pass needs."""
     num_chunks, length = v.shape[:2]
     decay, middle, total = _decays(keep)
     system = _System(v[0], write[0])

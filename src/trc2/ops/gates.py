@@ -1,4 +1,4 @@
-"""Products of a gate and what it lets through."""
+"""Products of a gate and the values that it gates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gated_product(gate_up: Float[Tensor, "*P _F2"]) -> Float[Tensor, "*P _F"]:
 
 
 def plain_gated_product(gate_up: Float[Tensor, "*P _F2"]) -> Float[Tensor, "*P _F"]:
-    """The same in torch's own words."""
+    """The same in torch operations."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
@@ -57,7 +57,7 @@ def sparse_gate(drive: Float[Tensor, "P D"], content: Float[Tensor, "P D"], num_
 def plain_sparse_gate(
     drive: Float[Tensor, "P D"], content: Float[Tensor, "P D"], num_kept: int
 ) -> Float[Tensor, "P D"]:
-    """The same in torch's own words. Which channels are kept carries no gradient."""
+    """The same in torch operations. Which channels are kept carries no gradient."""
     gate = torch.sigmoid(drive)
     return gate * top_k_mask(gate.detach(), num_kept) * content
 

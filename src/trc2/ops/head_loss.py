@@ -41,12 +41,12 @@ def linear_cross_entropy(
 def plain_linear_cross_entropy(
     hidden: Float[Tensor, "P D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " P"]
 ) -> Float[Tensor, ""]:
-    """The same in torch's own words, from all P×V logits at once."""
+    """The same in torch operations, from all P×V logits at once."""
     return cross_entropy_sum(F.linear(hidden, weight), targets)
 
 
 def cross_entropy_sum(logits: Float[Tensor, "P V"], targets: Int[Tensor, " P"]) -> Float[Tensor, ""]:
-    """The sum of `linear_cross_entropy` from logits that exist anyway."""
+    """The sum of `linear_cross_entropy`, from logits that the caller already has."""
     return F.cross_entropy(at_least_float32(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 

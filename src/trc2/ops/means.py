@@ -1,4 +1,4 @@
-"""The mean of what came earlier, at every token of a row."""
+"""The mean over the earlier tokens of a row, at every token."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def mean_of_earlier(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None
 def plain_mean_of_earlier(
     z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B T R"]:
-    """The same in torch's own words: sums divided by counts."""
+    """The same in torch operations: sums divided by counts."""
     earlier = sums_of_earlier(z, valid)
     return earlier.sums / earlier.counts.clamp_min(1.0)
 
 
 def sums_of_earlier(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None = None) -> PastSums:
-    """What the mean is made of. While decoding, the sums and counts of still earlier tokens are added to these."""
+    """Sums and counts of the mean. While decoding, those of the tokens before these are added to them."""
     if valid is None:
         counts = torch.arange(z.shape[1], device=z.device, dtype=z.dtype)[None, :, None]
     else:
@@ -48,7 +48,7 @@ def sums_of_earlier(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None
 
 
 class _WholeRows(torch.autograd.Function):
-    """Of rows without padding: fewer small operations than the general form, forward and backward."""
+    """For rows without padding: fewer small operations than the general form, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def _mean_of_sums(z: Float[Tensor, "B T R"], reciprocal: Float[Tensor, "T 1"]) -
 
 
 def _one_over_earlier(z: Float[Tensor, "B T R"]) -> Float[Tensor, "T 1"]:
-    """1 / max(1, t − 1): what one earlier token weighs in the mean at token t."""
+    """1 / max(1, t − 1): the weight of an earlier token in the mean at token t."""
     return torch.arange(z.shape[1], dtype=z.dtype, device=z.device).clamp_min_(1.0).reciprocal_().view(-1, 1)
 
 

@@ -21,7 +21,7 @@ def rms_norm(x: Float[Tensor, "*P D"], gain: Float[Tensor, " D"], eps: float) ->
 
 
 def plain_rms_norm(x: Float[Tensor, "*P D"], gain: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*P D"]:
-    """The same in torch's own words."""
+    """The same in torch operations."""
     return F.rms_norm(x, gain.shape, gain, eps)
 
 

@@ -53,7 +53,7 @@ def plain_selective_scan(
     C: Float[Tensor, "B T N"],
     initial_state: Float[Tensor, "B D N"],
 ) -> Scanned:
-    """The same in torch's own words, token by token; autograd would keep every state of every token."""
+    """The same in torch operations, token by token; autograd would keep every state of every token."""
     state, outputs = initial_state, []
     for t in range(x.shape[1]):
         decay = torch.exp(delta[:, t].unsqueeze(2) * A)
@@ -112,7 +112,7 @@ class _Scan(torch.autograd.Function):
 def _without_gradient(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Chunks here too: the twin needs several operations for every token, a chunk one for most of its work."""
+    """Also in chunks: the plain version needs several operations per token, a chunk one for most of its work."""
     if x.shape[1] == 1:
         return _step(x, delta, A, B, C, state)
     y, last, _ = _forward(x, delta, A, B, C, state, chunk)
@@ -120,7 +120,7 @@ def _without_gradient(
 
 
 def _step(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token while decoding: nothing to divide into chunks."""
+    """One token while decoding, without chunks."""
     decay = torch.exp(delta.mT * A)
     state = torch.addcmul(decay.mul_(state), (delta * x).mT, B)
     return (state @ C.mT).mT, state
@@ -186,7 +186,7 @@ def _rates(A: Float[Tensor, "D N"]) -> Float[Tensor, "N D"]:
 
 
 def _buffers(x: Tensor, A: Tensor, chunk: int, count: int) -> list[Tensor]:
-    """Room for the c + 1 states of a chunk and what else has their size; every chunk uses it in turn."""
+    """Buffers of the size of the c + 1 states of a chunk; all chunks share them."""
     return [x.new_empty(min(chunk, x.shape[1]) + 1, x.shape[0], A.shape[1], A.shape[0]) for _ in range(count)]
 
 

@@ -37,7 +37,7 @@ def staircase_attention(
 def plain_causal_attention(
     q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
 ) -> Float[Tensor, "B T H K"]:
-    """The same in torch's own words: all T×T scores of all heads at once, the future among them."""
+    """The same in torch operations: all T×T scores of all heads at once, those of later tokens included."""
     per_key, length = q.shape[2] // k.shape[2], q.shape[1]
     scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(per_key, dim=2)) / math.sqrt(q.shape[3])
     future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
@@ -78,7 +78,7 @@ class _Staircase(torch.autograd.Function):
 
 
 def _without_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The plain twin would form the scores of the future too."""
+    """The plain version would also form the scores of later tokens."""
     return _climb(q, _by_head(k), _by_head(v))
 
 

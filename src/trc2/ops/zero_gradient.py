@@ -21,7 +21,7 @@ def anchor(x: Tensor, *parameters: Tensor) -> Tensor:
 
 
 def plain_anchor(x: Tensor, *parameters: Tensor) -> Tensor:
-    """The same in torch's own words: x + 0 · Σ parameters, which reads all of them."""
+    """The same in torch operations: x + 0 · Σ parameters, which reads all of them."""
     return x + 0.0 * sum((parameter.sum() for parameter in parameters), x.new_zeros(()))
 
 

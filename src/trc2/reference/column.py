@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trc2.config import TRC2Config
 from trc2.reference import Weights, under
 
 
@@ -63,11 +64,14 @@ def attention(
     return torch.stack(rows)
 
 
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
 def swiglu(u: Tensor, weights: Weights) -> Tensor:
     """One token: W_2 (SiLU(W_1 u) ⊙ W_3 u)."""
     w_1, w_3 = weights["gate_up.weight"].chunk(2)
-    gate = w_1 @ u
-    return weights["down.weight"] @ (gate * torch.sigmoid(gate) * (w_3 @ u))
+    return weights["down.weight"] @ (silu(w_1 @ u) * (w_3 @ u))
 
 
 def largest(scores: Tensor, k: int) -> list[int]:
@@ -103,21 +107,12 @@ def balance(u: Tensor, weights: Weights) -> Tensor:
     return num_experts * sum((load[e] * importance[e] for e in range(num_experts)), torch.zeros((), dtype=u.dtype))
 
 
-def column(
-    hidden: Tensor,
-    z: Tensor | None,
-    weights: Weights,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    num_active: int,
-    base: float,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def column(hidden: Tensor, z: Tensor | None, weights: Weights, config: TRC2Config) -> tuple[Tensor, Tensor]:
     """(H⁺, A_lb) of one column; C = W_L5 H⁺ is left to the caller."""
-    u = rms_norm_rows(hidden, weights["attention_norm.gain"], eps)
-    hidden = hidden + attention(u, z, under(weights, "attention."), num_heads, num_kv_heads, base)
-    v = rms_norm_rows(hidden, weights["expert_norm.gain"], eps)
+    heads, groups, num_active = config.num_heads, config.num_kv_heads, config.num_active_experts
+    u = rms_norm_rows(hidden, weights["attention_norm.gain"], config.norm_eps)
+    hidden = hidden + attention(u, z, under(weights, "attention."), heads, groups, config.rotary_base)
+    v = rms_norm_rows(hidden, weights["expert_norm.gain"], config.norm_eps)
     experts = under(weights, "experts.")
     mixed = torch.stack([torch.stack([mixture(token, experts, num_active) for token in row]) for row in v])
     return hidden + mixed, balance(v.flatten(0, 1), experts)

@@ -35,16 +35,7 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
         here = under(weights, f"columns.{index}.")
         signals = [signal for signal in (f_thal, f_hip) if signal is not None]
         z = sum(signals[1:], signals[0]) if signals and feedback else None
-        hidden, penalty = column(
-            hidden,
-            z,
-            here,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            num_active=config.num_active_experts,
-            base=config.rotary_base,
-            eps=config.norm_eps,
-        )
+        hidden, penalty = column(hidden, z, here, config)
         result.balance = result.balance + penalty
         if config.memory and index + 1 == config.num_early_columns:
             result.states = hidden.detach()
@@ -54,14 +45,7 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
             )
             if config.num_late_columns > 0 and feedback:
                 assert store is not None
-                f_hip = hippocampal_feedback(
-                    hidden,
-                    store,
-                    weights,
-                    top_k=config.memory_top_k,
-                    read_window=config.memory_read_window,
-                    top_fraction=config.gate_top_fraction,
-                )
+                f_hip = hippocampal_feedback(hidden, store, weights, config)
         if config.thalamus and index + 1 < config.num_columns and feedback:
             report = hidden @ here["layer5.weight"].T
             f_thal = router(

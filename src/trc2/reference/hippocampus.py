@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trc2.config import TRC2Config
 from trc2.reference import Weights, under
-from trc2.reference.column import largest
-from trc2.reference.thalamus import silu
+from trc2.reference.column import largest, silu
 
 
 @dataclass
@@ -47,7 +47,7 @@ def attention(h: Tensor, store: Store, weights: Weights, *, top_k: int, read_win
     scores = torch.stack([q @ store.keys[i] / store.keys.shape[1] ** 0.5 for i in slots])
     chosen = largest(scores, min(top_k, len(slots)))
     alpha = torch.softmax(scores[chosen], dim=0)
-    return [(slots[j], alpha[place]) for place, j in enumerate(chosen)]
+    return [(slots[j], alpha[rank]) for rank, j in enumerate(chosen)]
 
 
 def readout(hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int) -> Tensor:
@@ -104,9 +104,9 @@ def appraise(states: Tensor, weights: Weights, *, discount: float, clip: float) 
 def quantile(values: list[float], q: float) -> float:
     """Linear interpolation between the two neighbouring order statistics."""
     ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low, high = math.floor(place), math.ceil(place)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    index = q * (len(ordered) - 1)
+    low, high = math.floor(index), math.ceil(index)
+    return ordered[low] + (ordered[high] - ordered[low]) * (index - low)
 
 
 def commit(
@@ -155,9 +155,8 @@ def feedback(hidden: Tensor, memory: Tensor, weights: Weights, *, top_fraction: 
     return torch.stack(rows)
 
 
-def hippocampal_feedback(
-    hidden: Tensor, store: Store, weights: Weights, *, top_k: int, read_window: int, top_fraction: float
-) -> Tensor:
+def hippocampal_feedback(hidden: Tensor, store: Store, weights: Weights, config: TRC2Config) -> Tensor:
     """From the early-cortex state to F_hip."""
-    memory = recall(hidden, store, under(weights, "hippocampus."), top_k=top_k, read_window=read_window)
-    return feedback(hidden, memory, under(weights, "feedback."), top_fraction=top_fraction)
+    top_k, window = config.memory_top_k, config.memory_read_window
+    memory = recall(hidden, store, under(weights, "hippocampus."), top_k=top_k, read_window=window)
+    return feedback(hidden, memory, under(weights, "feedback."), top_fraction=config.gate_top_fraction)

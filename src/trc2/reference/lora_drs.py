@@ -2,68 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trc2.backbones.lora_drs import LoraDRSConfig
-from trc2.reference import Weights, under
-from trc2.reference.column import rms_norm_rows, swiglu
+from trc2.reference import Weights, baselines
+from trc2.reference.column import swiglu
 
 
 @dataclass
 class Pass:
-    """Logits (B, T, V), and what every attention read, (B, T, D) each."""
+    """Logits (B, T, V), and the input of every attention, (B, T, D) each."""
 
     logits: Tensor
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor]
 
 
-def key_and_value_maps(weights: Weights, num_pairs: int, sign: float) -> tuple[Tensor, Tensor, Tensor]:
-    """W_Q, W_K + s Σ_j B_K,j A_K,j and W_V + s Σ_j B_V,j A_V,j"""
-    w_q, w_k, w_v = weights["weight"].chunk(3)
+def adapted(weights: Weights, num_pairs: int, sign: float) -> Weights:
+    """The weights of an attention with W_K + s Σ_j B_K,j A_K,j and W_V + s Σ_j B_V,j A_V,j."""
+    w_q, w_k, w_v = weights["qkv.weight"].chunk(3)
     for j in range(num_pairs):
-        w_k = w_k + sign * weights[f"pairs.{j}.up"][0] @ weights[f"pairs.{j}.down"][0]
-        w_v = w_v + sign * weights[f"pairs.{j}.up"][1] @ weights[f"pairs.{j}.down"][1]
-    return w_q, w_k, w_v
-
-
-def attention(u: Tensor, weights: Weights, num_heads: int, num_pairs: int, sign: float) -> Tensor:
-    """(B, T, D): every token looks at itself and at everything before it."""
-    width = u.shape[-1] // num_heads
-    w_q, w_k, w_v = key_and_value_maps(under(weights, "qkv."), num_pairs, sign)
-    rows = []
-    for row in u:
-        tokens = []
-        for t in range(row.shape[0]):
-            heads = []
-            for h in range(num_heads):
-                here = slice(h * width, (h + 1) * width)
-                q = w_q[here] @ row[t]
-                scores = torch.stack([q @ (w_k[here] @ row[s]) / width**0.5 for s in range(t + 1)])
-                shares = scores.softmax(dim=0)
-                heads.append(sum((shares[s] * (w_v[here] @ row[s]) for s in range(t + 1)), torch.zeros_like(q)))
-            tokens.append(weights["output.weight"] @ torch.cat(heads))
-        rows.append(torch.stack(tokens))
-    return torch.stack(rows)
+        w_k = w_k + sign * weights[f"qkv.pairs.{j}.up"][0] @ weights[f"qkv.pairs.{j}.down"][0]
+        w_v = w_v + sign * weights[f"qkv.pairs.{j}.up"][1] @ weights[f"qkv.pairs.{j}.down"][1]
+    return {"qkv.weight": torch.cat((w_q, w_k, w_v)), "output.weight": weights["output.weight"]}
 
 
 def forward(x: Tensor, weights: Weights, config: LoraDRSConfig, num_pairs: int, sign: float = 1.0) -> Pass:
     """The network of x (B, T) with the first pairs added (s = 1) or subtracted (s = −1) in every layer."""
-    embedding, positions = weights["embedding.weight"], weights["positions.weight"]
-    hidden = torch.stack([torch.stack([embedding[i] + positions[t] for t, i in enumerate(row)]) for row in x])
-    result = Pass(hidden)
-    for layer in range(config.num_layers):
-        here = under(weights, f"blocks.{layer}.")
-        u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
-        result.inputs.append(u)
-        hidden = hidden + attention(u, under(here, "mixer."), config.num_heads, num_pairs, sign)
-        v = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
-        ff = under(here, "feed_forward.")
-        hidden = hidden + torch.stack([torch.stack([swiglu(token, ff) for token in row]) for row in v])
-    result.logits = rms_norm_rows(hidden, weights["final_norm.gain"], config.norm_eps) @ embedding.T
-    return result
+    inputs: list[Tensor] = []
+
+    def mixer(u: Tensor, weights: Weights) -> Tensor:
+        inputs.append(u)
+        return baselines.attention(config)(u, adapted(weights, num_pairs, sign))
+
+    feed_forward = baselines.each_token(swiglu)
+    return Pass(baselines.residual_stream(x, weights, config, mixer, feed_forward).logits, inputs)
 
 
 def spaces(batches: list[Tensor], weights: Weights, config: LoraDRSConfig, task: int) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from trc2.backbones.mamba import MambaConfig
 from trc2.reference import Weights
 from trc2.reference.baselines import Forward, Part, each_token, residual_stream
-from trc2.reference.column import swiglu
+from trc2.reference.column import silu, swiglu
 
 
 def mamba(config: MambaConfig) -> Forward:
@@ -65,7 +65,3 @@ def scan(
                 s[c][n] = torch.exp(delta[c] * A[c, n]) * s[c][n] + delta[c] * b[n] * x[c]
         ys.append(torch.stack([sum((c_t[n] * s[c][n] for n in range(num_states)), zero) for c in range(channels)]))
     return ys, torch.stack([torch.stack(row) for row in s])
-
-
-def silu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)

@@ -1,4 +1,4 @@
-"""Appendix "Replay memory": chunks, ring, reservoir."""
+"""Appendix "Replay memory": chunks, recency buffer, reservoir."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def cut_chunks(rows: Sequence[Sequence[int]], length: int) -> list[Chunk]:
     return chunks
 
 
-def insert(ring: dict[int, Chunk], ring_size: int, seen: int, chunk: Chunk) -> None:
-    """The ring's slot seen mod size."""
-    ring[seen % ring_size] = chunk
+def insert(recent: dict[int, Chunk], size: int, seen: int, chunk: Chunk) -> None:
+    """Slot `seen` mod size of the recency buffer."""
+    recent[seen % size] = chunk
 
 
 def insert_reservoir(reservoir: dict[int, Chunk], size: int, seen: int, chunk: Chunk, draw: float) -> None:

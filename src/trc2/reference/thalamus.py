@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from trc2.reference import Weights
-from trc2.reference.column import rms_norm
-
-
-def silu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)
+from trc2.reference.column import rms_norm, silu
 
 
 def strictly_past_mean(z0: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import NonNegative, Positive
-from trc2.nn.distillation import divergence_sum
+from trc2.nn.head import divergence_sum
 from trc2.nn.trunk import LearningPass, Loss
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.strategies._teacher import Teacher, check_teachable, refuse_divided

@@ -13,7 +13,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig, TRC2Config
 from trc2.config.section import Decay, Fraction, NonNegative
-from trc2.nn.distillation import divergence_sum
+from trc2.nn.head import divergence_sum
 from trc2.nn.trunk import LearningPass, Loss
 from trc2.strategies._teacher import Teacher, check_teachable
 from trc2.strategies.base import Strategy

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from trc2.backbones.compiled import compile_parts
-from trc2.backbones.registry import build_model
+from trc2.backbones.registry import build_model, compile_parts
 from trc2.config import RunConfig
 from trc2.distributed.group import ALONE, Ranks
 from trc2.distributed.sharded import is_divided, own_rows
