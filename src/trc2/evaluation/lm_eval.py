@@ -46,20 +46,20 @@ ROWS = 8
 
 
 class NetworkLM(TemplateLM):
-    """What the harness asks of a language model, answered by a network of ours."""
+    """The harness's interface of a language model, for our networks."""
 
     def __init__(self, net: Backbone, tokenizer: Tokenizer, rows: int = ROWS, *, reads_memory: bool = True) -> None:
         super().__init__()
-        self.net, self.words, self.rows, self.reads_memory = net, tokenizer, rows, reads_memory
-        self.place = net.get_input_embeddings().weight.device
+        self.net, self.our_tokenizer, self.rows, self.reads_memory = net, tokenizer, rows, reads_memory
+        self.net_device = net.get_input_embeddings().weight.device
 
     @property
     def eot_token_id(self) -> int:
-        return self.words.end_of_text
+        return self.our_tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        return (self.words.begin_of_text or [self.words.end_of_text])[0]
+        return (self.our_tokenizer.begin_of_text or [self.our_tokenizer.end_of_text])[0]
 
     @property
     def tokenizer_name(self) -> str:
@@ -67,36 +67,36 @@ class NetworkLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Special tokens are never added here: an empty context becomes `prefix_token_id`."""
-        return self.words.encode_batch([string])[0]
+        return self.our_tokenizer.encode_batch([string])[0]
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        """log p of every continuation after its context, and whether it is what the model would have said."""
+        """log p of every continuation after its context, and whether greedy decoding gives this continuation."""
         room = self.net.config.max_positions
         rows = [[*context, *continuation][-(room + 1) :] for _, context, continuation in requests]
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # rows of one length need no padding
         for start in range(0, len(order), self.rows):
             together = order[start : start + self.rows]
             width = max(len(rows[index]) for index in together) - 1
             x = torch.full((len(together), width), self.eot_token_id)
             valid = torch.zeros(len(together), width, dtype=torch.bool)
-            for place, index in enumerate(together):
+            for row, index in enumerate(together):
                 tokens = rows[index][:-1]
-                x[place, width - len(tokens) :] = torch.tensor(tokens)
-                valid[place, width - len(tokens) :] = True
-            mask = None if bool(valid.all()) else valid.to(self.place)
-            logits, _ = self.net(x.to(self.place), valid=mask, read_memory=self.reads_memory)
-            for place, index in enumerate(together):
+                x[row, width - len(tokens) :] = torch.tensor(tokens)
+                valid[row, width - len(tokens) :] = True
+            mask = None if bool(valid.all()) else valid.to(self.net_device)
+            logits, _ = self.net(x.to(self.net_device), valid=mask, read_memory=self.reads_memory)
+            for row, index in enumerate(together):
                 count = min(len(requests[index][2]), len(rows[index]) - 1)
                 wanted = torch.tensor(rows[index][-count:])
-                scores = logits[place, -count:].float().log_softmax(dim=-1).cpu()
+                scores = logits[row, -count:].float().log_softmax(dim=-1).cpu()
                 picked = scores.gather(1, wanted.unsqueeze(1))
-                found[index] = float(picked.sum()), bool((scores.argmax(dim=-1) == wanted).all())
-        return found
+                results[index] = float(picked.sum()), bool((scores.argmax(dim=-1) == wanted).all())
+        return results
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole texts, in windows that each token is predicted in once."""
+        """log p of whole texts, in windows such that every token is predicted once."""
         totals = []
         for request in requests:
             (text,) = request.args
@@ -108,7 +108,7 @@ class NetworkLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuations up to a stop text, the likeliest tokens unless a task asks for chance."""
+        """Continuations up to a stop text, by greedy decoding unless a task asks for sampling."""
         texts = []
         for request in requests:
             context, settings = request.args
@@ -116,7 +116,7 @@ class NetworkLM(TemplateLM):
             stops = [stops] if isinstance(stops, str) else list(stops)
             limit = int(settings.get("max_gen_toks", MAX_NEW_TOKENS))
             room = max(1, self.net.config.max_positions - limit)
-            prompt = [*self.words.begin_of_text, *self.tok_encode(context)][-room:] or [self.prefix_token_id]
+            prompt = [*self.our_tokenizer.begin_of_text, *self.tok_encode(context)][-room:] or [self.prefix_token_id]
             temperature = float(settings.get("temperature", 0.0)) if settings.get("do_sample") else 0.0
             made: list[int] = []
             text = ""
@@ -125,7 +125,7 @@ class NetworkLM(TemplateLM):
                 top_p=float(settings.get("top_p", 1.0)), seed=0, read_memory=self.reads_memory, end=self.eot_token_id,
             ):  # fmt: skip
                 made.append(token)
-                text = self.words.decode(made)
+                text = self.our_tokenizer.decode(made)
                 if any(stop in text for stop in stops):
                     break
             ends = [text.index(stop) for stop in stops if stop in text]
@@ -145,8 +145,9 @@ def score_tasks(
     reads_memory: bool = True,
     quiet: bool = False,
 ) -> list[Score]:
-    """Every metric of every task. `include` is a folder with tasks of your own; `limit` counts documents per task.
-    The harness seeds the process's sources of chance; `quiet` hides its progress.
+    """Every metric of every task. `include` is a folder with more tasks; `limit` counts documents per task.
+
+    The harness seeds the random number generators of the process; `quiet` hides its progress.
     """
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     if include is not None and not include.is_dir():
@@ -161,22 +162,22 @@ def score_tasks(
                 )
                 raise UserError(f"The lm-evaluation-harness has no task '{brief(name, 60)}': {hint}")
         try:
-            found: Any = simple_evaluate(
+            results: Any = simple_evaluate(
                 NetworkLM(net, tokenizer, rows, reads_memory=reads_memory),
                 tasks=manager.match_tasks(list(tasks)), num_fewshot=num_fewshot, limit=limit, task_manager=manager,
                 bootstrap_iters=0 if quiet else 1000,
             )  # fmt: skip
-        except (OSError, ValueError, ArithmeticError) as error:  # data that are not there, a task that is wrong
+        except (OSError, ValueError, ArithmeticError) as error:  # missing data, or a wrong task
             raise UserError(
                 f"The tasks {', '.join(tasks)} cannot be run ({type(error).__name__}: {brief(error)}): look at their "
                 "data and settings, or choose others."
             ) from None
-    return [score for name in found["results"] for score in _scores(name, found)]
+    return [score for name in results["results"] for score in _scores(name, results)]
 
 
-def _scores(task: str, found: Any) -> Iterator[Score]:
-    """The harness writes `acc,none` and `acc_stderr,none`: a metric and the filter of answers it was taken after."""
-    values, samples = found["results"][task], found.get("samples", {}).get(task, [])
+def _scores(task: str, results: Any) -> Iterator[Score]:
+    """The harness writes `acc,none` and `acc_stderr,none`: a metric, and the filter of the answers."""
+    values, samples = results["results"][task], results.get("samples", {}).get(task, [])
     for key, value in values.items():
         metric, _, kind = key.partition(",")
         if not kind or metric.endswith("_stderr") or not isinstance(value, float | int):
@@ -192,7 +193,7 @@ def _scores(task: str, found: Any) -> Iterator[Score]:
             metric if kind == "none" else f"{metric}@{kind}",
             float(value),
             float(error) if isinstance(error, float | int) else float("nan"),
-            bool(found["higher_is_better"].get(task, {}).get(metric, True)),
+            bool(results["higher_is_better"].get(task, {}).get(metric, True)),
             documents,
         )
 

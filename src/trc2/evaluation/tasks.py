@@ -1,4 +1,4 @@
-"""Scoring a model on tasks: no gradient, no trace."""
+"""Score a model on tasks, without gradients and without side effects."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, without gradients; outside, mode and all sources of chance are as they were.
+    """Evaluation mode without gradients; afterwards the mode and all random number generators are as before.
 
-    Metric libraries may draw random numbers, if only while they are imported.
+    Metric libraries may draw random numbers, even while they are imported.
     """
     was_training = model.training
     model.eval()
@@ -44,36 +44,33 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def tally(model: Backbone, batches: Iterable[Batch], device: torch.device) -> Tally:
-    """Sums over all labelled positions of the batches, which the ranks divide among them.
+    """Sums over all labelled positions of the batches, which are divided over the ranks.
 
-    A batch's sums are added to those of the batches before it, whoever ran it: the result does not depend on the world
-    size, not even in its last bit.
+    Sums are added in the order of the batches, so the result is the same to the bit for every number of ranks.
     """
-    own = {}
-    for number, batch, counts in taking_turns(batches, model.ranks):
-        found = _tally_of(model, batch, device)
+    rows = []
+    for number, batch, counts in share_items(batches, model.ranks):
+        sums = dataclasses.astuple(_tally_of(model, batch, device))
         if counts:
-            own[number] = found
-    fields = [field.name for field in dataclasses.fields(Tally)]
-    rows = [[number, *(getattr(found, name) for name in fields)] for number, found in own.items()]
+            rows.append([number, *sums])
     total = Tally()
-    for _, nll, *counted in sorted(model.ranks.gather_rows(rows, 1 + len(fields))):
+    for _, nll, *counted in sorted(model.ranks.gather_rows(rows, 1 + len(dataclasses.fields(Tally)))):
         total += Tally(nll, *(int(count) for count in counted))
     return total
 
 
-def taking_turns(items: Iterable[T], ranks: Ranks) -> Iterator[tuple[int, T, bool]]:
+def share_items(items: Iterable[T], ranks: Ranks) -> Iterator[tuple[int, T, bool]]:
     """The items this rank runs, with their numbers, and whether they count.
 
-    Where the last round has fewer items than ranks, the others run one of them once more, which does not count: nobody
-    waits longer for it, and divided weights are put together by all ranks or by none.
+    If the last round has fewer items than ranks, the other ranks repeat one of them without counting it: all ranks
+    must run the model together, because divided weights are gathered by all of them.
     """
     source = iter(items)
     for first in itertools.count(0, ranks.world):
         if not (together := list(itertools.islice(source, ranks.world))):
             return
-        place = min(ranks.rank, len(together) - 1)
-        yield first + ranks.rank, together[place], place == ranks.rank
+        index = min(ranks.rank, len(together) - 1)
+        yield first + ranks.rank, together[index], index == ranks.rank
 
 
 def _tally_of(model: Backbone, batch: Batch, device: torch.device) -> Tally:
@@ -114,7 +111,7 @@ def _score_text(
     if sample is None:
         return {}
     own = [torch.empty(0, 1 + sample.x.shape[1], dtype=torch.int64)]
-    for number, rows, counts in taking_turns(torch.arange(len(sample.x)).split(config.batch_size), model.ranks):
+    for number, rows, counts in share_items(torch.arange(len(sample.x)).split(config.batch_size), model.ranks):
         best = model.predict(sample.x[rows].to(device), sample.y[rows].to(device)).tokens.cpu()
         if counts:
             own.append(torch.cat((torch.full((len(rows), 1), number), best), dim=1))
@@ -130,7 +127,7 @@ def _score_text(
 
 
 def control_perplexity(model: Backbone, data: TaskData, batch_size: int, device: torch.device) -> float:
-    """Perplexity on the task's control subset: what the replay controller looks at."""
+    """Perplexity on the task's control subset, the input of the replay controller."""
     with evaluation_mode(model):
         return tally(model, data.control_batches(batch_size), device).metrics(1.0)["perplexity"]
 
@@ -139,9 +136,9 @@ TRUST = "TRC2_TRUST_TASKS"
 
 
 def check_trusted(config: EvalConfig) -> None:
-    """Refuse a folder of tasks that a recipe or a run names: files of the harness run code, also in their templates.
+    """Reject a folder of harness tasks that a recipe or a run names: such files can run code, also in templates.
 
-    Only the person at the machine can allow it, so no setting does.
+    Only the user at the machine can allow it, by an environment variable, so it is not a setting.
     """
     if config.lm_tasks and config.lm_include is not None and os.environ.get(TRUST) != "1":
         raise UserError(

@@ -1,12 +1,14 @@
-"""What is measured at step boundaries, and the one decision that follows from it: how much is replayed."""
+"""Evaluation between steps, and the replay controller, which decides from it how much is replayed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from trc2.backbones.shell import Backbone
-from trc2.config import RunConfig
+from trc2.config import EvalConfig, RunConfig
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
 from trc2.evaluation.tasks import control_perplexity, score_lm_tasks, score_task
@@ -30,18 +32,18 @@ from trc2.training.observers import Recorder
 from trc2.training.state import RunState
 
 
-def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:
-    """A step's losses over the micro-batches of all ranks, and the one decision whether they and the norm are finite.
+def add_up_losses(ranks: Ranks, micro_losses: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:
+    """The losses of a step over the micro-batches of all ranks, and whether they and the gradient norm are finite.
 
-    `told` are this rank's micro-batches; all are added in their order, whoever ran them.
+    `micro_losses` are of this rank. The losses are added in the order of the micro-batches, whichever rank ran them.
     """
-    names = list(told[0])
-    if different := [name for losses in told for name in names + list(losses) if (name in losses) != (name in names)]:
+    names = list(micro_losses[0])
+    if different := sorted(name for losses in micro_losses for name in {*names} ^ {*losses}):
         raise UserError(
             f"Only some micro-batches of a step have a '{different[0]}': let the strategy return this loss for all of "
             "them, 0 where there is none."
         )
-    rows = ranks.gather_rows([[*losses.values(), norm] for losses in told], len(names) + 1)
+    rows = ranks.gather_rows([[*losses.values(), norm] for losses in micro_losses], len(names) + 1)
     losses = dict.fromkeys(names, 0.0)
     for row in rows:
         for name, value in zip(names, row, strict=False):
@@ -50,7 +52,7 @@ def add_up_losses(ranks: Ranks, told: list[dict[str, float]], norm: float) -> tu
 
 
 def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
-    """How strongly is replayed, and what the memory did."""
+    """The strength of replay, and what the episodic memory wrote."""
     metrics = {}
     if model.replay is not None and model.replay.share is not None:
         metrics["replay/share"] = float(model.replay.share)
@@ -64,7 +66,7 @@ def dynamics(model: Backbone, writes: WriteReport | None) -> dict[str, float]:
 
 
 class Evaluator:
-    """Scores the model between steps and records what was found. Only `update_replay` changes what is learnt later."""
+    """Scores the model between steps and records the scores. Only `update_replay` changes later training."""
 
     def __init__(
         self, config: RunConfig, schedule: TaskSchedule, stream_data: StreamData, state: RunState, recorder: Recorder
@@ -74,30 +76,34 @@ class Evaluator:
         self._tables: list[ScoreTable] = []
         self._num_seen = -1  # evaluations that are in the tables
 
+    @contextmanager
+    def _evaluation_weights(self) -> Iterator[None]:
+        """Evaluate with the strategy's weights, and check that nothing changes if the config asks for that."""
+        state = self.state
+        is_checked = self.config.eval.check_no_side_effects
+        with no_side_effects(is_checked, state.model, state.optimizer), state.strategy.evaluation_weights():
+            yield
+
+    def _scores(self, names: Iterable[str], split: str, config: EvalConfig) -> dict[str, float]:
+        """The metrics of a split of these tasks, by path."""
+        metrics, data, state = {}, self.stream_data, self.state
+        for name in names:
+            scores = score_task(state.model, data.tasks[name], split, config, data.tokenizer, state.device)
+            prefix = "eval" if split == "validation" else split
+            metrics |= {f"{prefix}/{name}/{key}": value for key, value in scores.items()}
+        return metrics
+
     def evaluate(self, names: list[str]) -> None:
-        """Score tasks on their validation splits and derive what was forgotten."""
+        """Score tasks on their validation splits and derive their forgetting."""
         failpoint("evaluation")
         state, step, config = self.state, self.state.progress.step, self.config.eval
         if config.text_metrics_at == "boundaries" and step > 0 and not self.schedule.is_boundary(step):
             config = config.replace(text_sequences=0)
-        metrics: dict[str, float] = {}
         lm_scores: list[Score] = []
-        with (
-            no_side_effects(config.check_no_side_effects, state.model, state.optimizer),
-            state.strategy.evaluation_weights(),
-        ):
+        with self._evaluation_weights():
             if step == 0 or self.schedule.is_boundary(step):
                 lm_scores = score_lm_tasks(state.model, self.stream_data.tokenizer, config)
-            for name in names:
-                scores = score_task(
-                    state.model,
-                    self.stream_data.tasks[name],
-                    "validation",
-                    config,
-                    self.stream_data.tokenizer,
-                    state.device,
-                )
-                metrics |= {f"eval/{name}/{key}": value for key, value in scores.items()}
+            metrics = self._scores(names, "validation", config)
         for score in lm_scores:
             metrics |= with_forgetting(score, [record.metrics for record in self.recorder.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
@@ -108,7 +114,7 @@ class Evaluator:
         self.recorder.emit(record)
 
     def _tables_with(self, record: Record) -> list[ScoreTable]:
-        """The scores so far and those of this evaluation; made anew only when the run has gone back."""
+        """The scores so far and those of this evaluation; the tables are built again only after a resume."""
         earlier, metrics = self.recorder.evaluations, metrics_of(self.config.eval.metrics).values()
         if len(earlier) != self._num_seen:
             self._tables = [score_table(earlier, metric, self.schedule.spans) for metric in metrics]
@@ -142,38 +148,26 @@ class Evaluator:
         self.recorder.emit(self.record("control", trace.metrics() | measured))
 
     def control_perplexities(self, names: list[str]) -> dict[str, float]:
-        """What the replay controller looks at; a model whose perplexity is no number must not steer anything."""
-        state, rows = self.state, self.config.eval.batch_size
-        with (
-            no_side_effects(self.config.eval.check_no_side_effects, state.model, state.optimizer),
-            state.strategy.evaluation_weights(),
-        ):
-            found = {
-                name: control_perplexity(state.model, self.stream_data.tasks[name], rows, state.device)
-                for name in names
-            }
-        for name, value in found.items():
+        """The input of the replay controller; a perplexity that is not finite must not steer it."""
+        state, rows, tasks = self.state, self.config.eval.batch_size, self.stream_data.tasks
+        with self._evaluation_weights():
+            values = {name: control_perplexity(state.model, tasks[name], rows, state.device) for name in names}
+        for name, value in values.items():
             if not math.isfinite(value):
                 raise UserError(
                     f"The control perplexity of task '{name}' is {value} at step {state.progress.step}: the model is "
                     "broken; lower train.learning_rate and start again."
                 )
-        return found
+        return values
 
     def finish(self) -> None:
-        """Test splits, once, and what the run cost."""
+        """Score the test splits, once, and record the cost of the run."""
         failpoint("end")
         config, state = self.config, self.state
-        metrics: dict[str, float] = {}
         if config.eval.test:
+            names = [name for name, data in self.stream_data.tasks.items() if data.task.splits["test"].tokens > 1]
             with state.strategy.evaluation_weights():
-                for name, data in self.stream_data.tasks.items():
-                    if data.task.splits["test"].tokens > 1:
-                        scores = score_task(
-                            state.model, data, "test", config.eval, self.stream_data.tokenizer, state.device
-                        )
-                        metrics |= {f"test/{name}/{key}": value for key, value in scores.items()}
-            self.recorder.emit(self.record("test", metrics))
+                self.recorder.emit(self.record("test", self._scores(names, "test", config.eval)))
         per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
         tokens = state.progress.step * config.train.tokens_per_step
         own = (max(peak_memory_gb(state.device), self.recorder.peak_memory_gb), peak_matmul_flops(state.device))

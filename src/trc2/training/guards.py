@@ -1,4 +1,4 @@
-"""Proof that an evaluation changes nothing training depends on, and that all ranks hold the same state."""
+"""Checks that an evaluation leaves the state of training unchanged, and that all ranks hold the same state."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class EvaluationMovedState(RuntimeError):
     """An evaluation changed something that training depends on."""
 
 
-def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
-    """A hash of every piece of state: weights and buffers, optimizer, queues, and all sources of chance."""
+def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> dict[str, bytes]:
+    """A hash of every part of the state: weights, buffers, optimizer, queues and random number generators."""
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in tensors}
     if optimizer is not None:
@@ -32,12 +32,12 @@ def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> di
     state["pending"] = len(model.pending)
     state["staged"] = 0 if model.replay is None else model.replay.num_staged
     state |= rng_tensors() | rng_state()
-    return {name: _hash(value) for name, value in state.items()}
+    return {name: _digest(own_rows(value) if isinstance(value, Tensor) else value) for name, value in state.items()}
 
 
 @contextmanager
 def no_side_effects(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Fail if anything differs after the block; off, it costs nothing."""
+    """Fail if the state differs after the block; if off, do nothing."""
     if not is_on:
         yield
         return
@@ -49,16 +49,8 @@ def no_side_effects(is_on: bool, model: Backbone, optimizer: torch.optim.Optimiz
         raise EvaluationMovedState(f"an evaluation changed {', '.join(moved[:5])}")
 
 
-def _hash(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        content = own_rows(value.detach()).cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-    else:
-        content = repr(value).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
 class RanksDiffer(RuntimeError):
-    """Something that must be the same on all ranks is not."""
+    """The ranks hold different values of something that must be the same."""
 
 
 def check_ranks_agree(ranks: Ranks, model: Backbone, others: dict[str, Tensor]) -> None:
@@ -68,13 +60,14 @@ def check_ranks_agree(ranks: Ranks, model: Backbone, others: dict[str, Tensor]) 
     """
     state = dict(itertools.chain(model.named_parameters(), model.named_buffers(), others.items()))
     names = sorted(name for name, tensor in state.items() if not hasattr(tensor, "placements"))
-    own = torch.tensor([[_digest(state[name]) for name in names]], dtype=torch.int64)
+    hashes = [int.from_bytes(_digest(state[name]), "little", signed=True) for name in names]
+    own = torch.tensor([hashes], dtype=torch.int64)
     (everyones,) = ranks.gather(own)
     different = (everyones != everyones[:1]).any(dim=0).nonzero().flatten().tolist()
     if different:
         raise RanksDiffer(f"the ranks hold different {', '.join(names[index] for index in different[:5])}")
 
 
-def _digest(tensor: Tensor) -> int:
-    content = bytes_of(tensor).cpu().numpy().tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+def _digest(value: Any) -> bytes:
+    content = bytes_of(value).cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
+    return hashlib.blake2b(content, digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The training loop. What changes learning stands here, in order; what only watches is an observer."""
+"""The training loop: everything that changes learning, in order. Observers only receive records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trainer:
         self.stop_requested = self.stopped = False
 
     def run(self) -> None:
-        """From wherever the run stands to the end of the stream."""
+        """Train from the current step to the end of the stream."""
         config, schedule, state, evaluator = self.config, self.schedule, self.state, self.evaluator
         progress, tasks = state.progress, list(self.stream_data.tasks)
         if progress.step == 0:
@@ -81,7 +81,7 @@ class Trainer:
         self.writer.wait()
 
     def restore_pre_anneal_weights(self) -> None:
-        """The last task was annealed on a branch; the next one learns from the weights before that."""
+        """The last task was annealed on a branch; the next task starts from the weights before the anneal."""
         before = self.schedule.step_before_anneal(self.state.progress.step)
         if before is not None:
             self.ranks.on_first(self.writer.wait)
@@ -99,7 +99,7 @@ class Trainer:
         set_learning_rate(state.optimizer, rate)
         state.optimizer.zero_grad(set_to_none=True)
         state.parallel.begin_step(self.share.start)
-        told: list[dict[str, float]] = []
+        micro_losses: list[dict[str, float]] = []
         for number, batch in zip(self.share, batches, strict=True):
             x, y = batch.x.to(state.device), batch.y.to(state.device)
             with state.micro_step(number, is_last=number == self.share[-1]):
@@ -111,13 +111,13 @@ class Trainer:
                 state.scaler.scale(loss).backward()
             parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}
             parts |= {"loss_lm": aux["loss_lm"] * label_share, "loss": loss}
-            told.append({name: float(value.detach()) for name, value in parts.items()})
+            micro_losses.append({name: float(value.detach()) for name, value in parts.items()})
 
         state.scaler.unscale_(state.optimizer)
         corrections = state.strategy.correct_gradients(progress.step)
         train = self.config.train
         norms = state.parallel.clip(train.clip_norm, critic_apart=train.clip_critic_apart)
-        losses, is_finite = add_up_losses(self.ranks, told, math.hypot(*norms.values()))
+        losses, is_finite = add_up_losses(self.ranks, micro_losses, math.hypot(*norms.values()))
         if is_finite:
             writes = model.commit()
             model.before_step()
@@ -126,7 +126,7 @@ class Trainer:
             state.strategy.after_step()
             corrections |= state.observe_loss(losses["loss_lm"])
             progress.nonfinite_streak = 0
-        else:  # decided before anything is written: a failed step leaves no trace but its number
+        else:  # decided before anything is written: a failed step changes only counters
             model.skip_step()
             state.strategy.skip_step()
             writes = None
@@ -136,7 +136,7 @@ class Trainer:
         seconds = max(time.monotonic() - begun, 1e-9)  # some clocks tick every 15 ms
         progress.train_seconds += seconds
         if progress.nonfinite_streak >= self.config.train.max_nonfinite_steps:
-            raise self._hopeless(task)
+            raise self._nonfinite_error(task)
         metrics = {f"train/{name}": value for name, value in losses.items()}
         metrics |= {"train/learning_rate": rate, **corrections}
         metrics |= {f"train/{name}": norm for name, norm in norms.items()}
@@ -144,7 +144,7 @@ class Trainer:
         kind: Kind = "nonfinite" if writes is None else "train"
         return Record(kind, progress.step, task, metrics, self.recorder.seconds)
 
-    def _hopeless(self, task: str) -> UserError:
+    def _nonfinite_error(self, task: str) -> UserError:
         progress = self.state.progress
         self.recorder.emit(Record("nonfinite", progress.step, task, {}, self.recorder.seconds))
         return UserError(
