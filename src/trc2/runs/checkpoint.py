@@ -33,10 +33,10 @@ NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy cal
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name (model, optimizer, sources of chance), everything else as plain JSON, and whose it is.
+    """Tensors by name (model, optimizer, RNG), everything else as plain JSON, and the run it belongs to.
 
-    `run` is `trc2.runs.identity`'s description of the folder it was taken in; empty for a checkpoint of no run.
-    `rows` are this rank's rows of the tensors that are divided over ranks; in one that was read every tensor is whole.
+    `run` is the description of a `Binding`; it is empty outside of a run. `rows` are this rank's rows of the tensors
+    that are divided over ranks; when a checkpoint is read, every tensor is whole.
     """
 
     step: int
@@ -62,7 +62,7 @@ class DamagedCheckpoint(UserError):
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, world: int = 1) -> Path:
     """Write into a hidden folder, make it durable, and only then give it its name.
 
-    Where tensors are divided, the hidden folder is there already and every rank's `save_rows` writes into it.
+    If tensors are divided, the hidden folder exists already and `save_rows` of every rank writes into it.
     """
     final = folder / checkpoint.name
     partial = _partial(folder, checkpoint.step) if checkpoint.rows else begin_checkpoint(folder, checkpoint.step)
@@ -103,21 +103,21 @@ def save_rows(folder: Path, checkpoint: Checkpoint, rank: int, world: int) -> No
 
 
 def _await_rows(partial: Path, world: int) -> dict[str, str]:
-    """The checksums of all ranks' rows, in the order of ranks, once they are on disk.
+    """Wait until the rows of all ranks are on disk; returns their checksums in the order of ranks.
 
-    The ranks meet in files and not in messages: this runs in a thread, beside training, which has messages of its own.
+    The ranks communicate by files: this runs in a thread beside training, which uses the process group.
     """
     sums: dict[str, str] = {}
     until = time.monotonic() + ROWS_PATIENCE
     for rank in range(world):
         name = _rows_file(rank, world)
-        told = (partial / name).with_suffix(SUM_SUFFIX)
-        while not told.exists():
+        checksum = (partial / name).with_suffix(SUM_SUFFIX)
+        while not checksum.exists():
             if time.monotonic() > until:
                 raise TimeoutError(f"rank {rank} wrote no {name} within {ROWS_PATIENCE:.0f} s")
             time.sleep(0.02)
-        sums[name] = told.read_text()
-        told.unlink()
+        sums[name] = checksum.read_text()
+        checksum.unlink()
     return sums
 
 
@@ -135,8 +135,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         refuse_special(path / "manifest.json")
         manifest = json.loads((path / "manifest.json").read_bytes())
         if not isinstance(manifest, dict) or manifest.get("schema") not in (SCHEMA, DIVIDED_SCHEMA):
-            found = manifest.get("schema") if isinstance(manifest, dict) else None
-            raise DamagedCheckpoint(f"{path.name} has schema {found!r}, this version reads {DIVIDED_SCHEMA}.")
+            schema = manifest.get("schema") if isinstance(manifest, dict) else None
+            raise DamagedCheckpoint(f"{path.name} has schema {schema!r}, this version reads {DIVIDED_SCHEMA}.")
         contents = {}
         of_rows = manifest.get("rows", [])
         if not all(ROWS_NAME.fullmatch(name) for name in of_rows):
@@ -148,12 +148,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise DamagedCheckpoint(f"{path.name}/{name} is not what was saved: its checksum differs.")
         tensors = safetensors.torch.load(contents["tensors.safetensors"])
         tensors |= _joined([safetensors.torch.load(contents[name]) for name in of_rows])
-        found = Checkpoint(manifest["step"], tensors, json.loads(contents["state.json"]), manifest.get("run", {}))
-        if not isinstance(found.run, dict) or not isinstance(found.run.get("diary", {}), dict):
+        state, step, run = json.loads(contents["state.json"]), manifest["step"], manifest.get("run", {})
+        if not isinstance(run, dict) or not isinstance(run.get("diary", {}), dict):
             raise DamagedCheckpoint(f"{path.name} does not say to which run it belongs: it is not what was saved.")
-        if found.step != step_of(path) or found.state.get("progress", {}).get("step", found.step) != found.step:
-            raise DamagedCheckpoint(f"{path.name} says that it is of step {found.step!r}: it is not what was saved.")
-        return found
+        if step != step_of(path) or state.get("progress", {}).get("step", step) != step:
+            raise DamagedCheckpoint(f"{path.name} says that it is of step {step!r}: it is not what was saved.")
+        return Checkpoint(step, tensors, state, run)
     except DamagedCheckpoint:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -168,7 +168,7 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def weights_of(path: Path) -> str:
-    """One checksum of all tensors of a checkpoint, by its manifest; what the clock says is no part of it."""
+    """One checksum of all tensors of a checkpoint, from its manifest; state.json is left out, it contains times."""
     with reading(path / "manifest.json"):
         sums = json.loads((path / "manifest.json").read_bytes())["sha256"]
         tensors = sorted((name, checksum) for name, checksum in sums.items() if name != "state.json")
@@ -199,7 +199,7 @@ def prune_checkpoints(folder: Path, keep_last: int, keep_steps: Set[int]) -> Non
 
 
 def load_state(model: Backbone, checkpoint: Checkpoint, *, without: tuple[str, ...] = ()) -> None:
-    """Put a checkpoint's weights, memory and stores into a model; tensors whose names begin so stay out."""
+    """Put a checkpoint's weights, memory and stores into a model, except tensors with a prefix in `without`."""
     tensors = checkpoint.part("model")
     try:
         model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith(without)})
@@ -220,16 +220,16 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put named tensors back; hyper-parameters stay those of the config."""
-    places = {number: index for index, number in enumerate(_numbers(optimizer))}
+    indices = {number: index for index, number in enumerate(_numbers(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, number, key = name.split(".", 2)
-            state.setdefault(places[int(number)], {})[key] = tensor
+            state.setdefault(indices[int(number)], {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
-    """By which number a checkpoint knows each of the optimizer's tensors, however its groups are divided."""
+    """The number of each of the optimizer's tensors in a checkpoint; it does not depend on the groups."""
     numbers = [number for group in optimizer.param_groups for number in group.get("numbers", [])]
     return numbers or list(range(sum(len(group["params"]) for group in optimizer.param_groups)))

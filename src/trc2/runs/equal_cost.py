@@ -1,4 +1,4 @@
-"""How many steps a run gets so that it costs what its reference costs."""
+"""The number of steps with which a run costs as much as its reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trc2.nn.cost import Cost
 
 @dataclass(frozen=True)
 class Budget:
-    """By what runs are matched, and the factor between a task's steps in the recipe and in this run."""
+    """The quantity by which runs are matched, and the factor by which the steps of the recipe are scaled."""
 
     match: str
     reference: str | None
@@ -28,7 +28,7 @@ class Budget:
 
 
 def budget_of(config: RunConfig) -> Budget:
-    """The run's budget, with replay at the size its config starts with and a memory that is full."""
+    """The run's budget, with the initial replay settings and a full memory."""
     train = config.train
     replays = config.model.replay and config.control.mode != "off"
     chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
@@ -49,18 +49,18 @@ TOLERANCE = 1.05
 
 
 def equal_budgets(a: Budget, b: Budget) -> bool:
-    """Whether steps are the same amount of work, by one of three measures.
+    """Whether the steps of two runs are the same amount of work, by one of three measures.
 
-    As many new tokens; or as many tokens in all, replayed ones included, within 5 %; or as many FLOPs, within 5 %, a
-    teacher's passes included. The first makes a method pay nothing for what it replays, the others let it choose.
+    The measures are new tokens, all tokens with replayed ones (within 5 %), and FLOPs with a teacher's passes (within
+    5 %). The first does not charge for replayed tokens; the other two do.
     """
-    tokens = [found.tokens_per_step + found.replayed_tokens_per_step for found in (a, b)]
-    flops = [found.training_flops_per_step for found in (a, b)]
+    tokens = [budget.tokens_per_step + budget.replayed_tokens_per_step for budget in (a, b)]
+    flops = [budget.training_flops_per_step for budget in (a, b)]
     return a.tokens_per_step == b.tokens_per_step or any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
 
 
 def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig | None = None) -> float:
-    """What a strategy's own passes cost, per micro-batch: a teacher's, or those over old text that it draws itself."""
+    """FLOPs of a strategy's own passes per micro-batch: a teacher's, or passes over old text that it draws itself."""
     train, model = train or config.train, config.model
     tokens = train.batch_size * train.sequence_length
     replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
@@ -70,7 +70,7 @@ def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig |
 
 
 def _flops_at(train: TrainConfig, config: RunConfig) -> float:
-    """What a step of this run costs at such batches, with its own replay and its own strategy."""
+    """FLOPs of a step of this run with these batches, with its own replay and strategy."""
     model, replays = config.model, config.model.replay and config.control.mode != "off"
     costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=replays)
     own = strategy_flops(config, with_replay=replays, train=train)

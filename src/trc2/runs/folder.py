@@ -1,4 +1,4 @@
-"""A run folder: every file name stands here once, and everyone who reads one reads it here."""
+"""A run folder: the names of its files, and functions to read and write them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from trc2.system.files import reading, refuse_link, write_atomically
 
 FAILURE = "failure.json"  # what a sweep keeps of a run that failed
 Warn = Callable[[str], None]
-"""Hears a sentence that users should see, but that stops nothing."""
+"""Receives a warning for the user."""
 
 
 class RunFolder:
-    """What a run leaves behind, read back; a UserError names a part that is missing or damaged."""
+    """The files of a run; a UserError names a file that is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,11 +51,11 @@ class RunFolder:
         self.data_file = path / "data.json"
         self.tokenizer_file = path / TOKENIZER_FILE
         self.metrics_file = path / "metrics.jsonl"
-        self.packed_diary_file = path / "metrics.jsonl.gz"
+        self.compressed_metrics_file = path / "metrics.jsonl.gz"
         self.budget_file = path / "budget.json"
         self.environment_file = path / "environment.json"
         self.parent_file = path / "parent.json"
-        self.variant_file = path / "variant.json"  # what a sweep calls this run, docs/sweeps.md
+        self.variant_file = path / "variant.json"  # the name that a sweep gives this run, docs/sweeps.md
         self.checkpoints = path / "checkpoints"
         self.first_weights_file = path / "pretrained.sha256"
         self.model_files = path / "pretrained"  # the small files of the Hugging Face folder it began with
@@ -64,19 +64,19 @@ class RunFolder:
         return str(self.path)
 
     def tracker_file(self, name: str) -> Path:
-        """By what a tracker such as W&B knows this run."""
+        """The id of this run in a tracker such as W&B."""
         return self.path / f"{name}.json"
 
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property
     def is_run(self) -> bool:
-        """The config is written last: where it is, the rest of the description is."""
+        """The config is written last, so a folder with a config has the other files too."""
         return self.config_file.is_file()
 
     @property
     def has_metrics(self) -> bool:
-        return self.metrics_file.exists() or self.packed_diary_file.exists()
+        return self.metrics_file.exists() or self.compressed_metrics_file.exists()
 
     @property
     def is_taken(self) -> bool:
@@ -89,9 +89,9 @@ class RunFolder:
             raise UserError(f"{self} already holds a run: {advice}, or `trc2 resume {self}`.")
 
     def check_is_empty(self, advice: str) -> None:
-        """Refuse a folder with files that no run has put there: a new run would replace some of them.
+        """Refuse a folder with files that are not of a run: a new run would replace some of them.
 
-        A run that was killed before its first record leaves its lock and its description, which a new one may replace.
+        A run that was killed before its first record leaves a lock and a description, which a new run may replace.
         """
         self.check_is_free(advice)
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
@@ -103,7 +103,7 @@ class RunFolder:
             raise UserError(f"{self} holds files of others, such as {brief(foreign[0], 80)}: {advice}.")
 
     def refuse_links(self) -> None:
-        """Refuse to write into a folder that has links in it; whoever made the folder chose where they point."""
+        """Refuse to write into a folder that has links in it: they may point to files outside the folder."""
         inside = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
         for path in (*self.path.iterdir(), *inside):
             refuse_link(path)
@@ -127,7 +127,7 @@ class RunFolder:
         return read_tokenizer(self.path)
 
     def data(self) -> dict[str, Any]:
-        """What the run learns from: fingerprint, and documents, tokens and checksums of every split."""
+        """The run's data: fingerprint, and documents, tokens and checksums of every split."""
         with reading(self.data_file):
             content: dict[str, Any] = json.loads(self.data_file.read_text(encoding="utf-8"))
             if not isinstance(content["fingerprint"], str) or not isinstance(content["tasks"], dict):
@@ -146,15 +146,17 @@ class RunFolder:
             for split, info in content["splits"].items()
             if now.get(task, {}).get("splits", {}).get(split, {}).get("sha256") != info["sha256"]
         ]
-        what = ", ".join(changed) or "the tokenizer"
-        raise UserError(f"The data of {self} has changed since the run began ({what}): restore it, or start a new run.")
+        names = ", ".join(changed) or "the tokenizer"
+        raise UserError(
+            f"The data of {self} has changed since the run began ({names}): restore it, or start a new run."
+        )
 
     def lineage(self) -> Lineage | None:
-        """From where it goes on; None if it began by itself."""
+        """The parent that this run continues; None if it has none."""
         return read_lineage(self.parent_file) if self.parent_file.exists() else None
 
     def variant(self) -> dict[str, Any] | None:
-        """What the matrix of a sweep calls this run; None if no sweep made it."""
+        """The name of this run in the matrix of a sweep; None if it is not of a sweep."""
         if not self.variant_file.exists():
             return None
         with reading(self.variant_file):
@@ -164,38 +166,38 @@ class RunFolder:
         return content
 
     def first_weights(self) -> dict[str, str]:
-        """Checksums of the files whose weights it, or the run it goes on from, began with; empty if it began anew."""
+        """Checksums of the pretrained files that this run, or its first parent, began with."""
         return read_checksums(self.first_weights_file) if self.first_weights_file.exists() else {}
 
     @property
     def first_step(self) -> int:
-        """The step at which it took over from its parent; its own are counted from there."""
+        """The step at which it took over from its parent."""
         lineage = self.lineage()
         return 0 if lineage is None else lineage.step
 
     def records(self) -> list[Record]:
-        """The records that count: without those that a resume superseded."""
+        """The records without those that a resume superseded."""
         return current(self.all_records())
 
     def all_records(self) -> list[Record]:
-        """Every record ever written; also from a diary that was compressed to save room."""
-        is_packed = not self.metrics_file.exists() and self.packed_diary_file.exists()
-        return read_all_records(self.packed_diary_file if is_packed else self.metrics_file)
+        """Every record ever written, also from a compressed metrics log."""
+        is_compressed = not self.metrics_file.exists() and self.compressed_metrics_file.exists()
+        return read_all_records(self.compressed_metrics_file if is_compressed else self.metrics_file)
 
     def newest_checkpoint(self, warn: Warn) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are named and passed over. None before the first one.
+        """The newest checkpoint that is whole, or None before the first one; a warning names damaged ones.
 
-        One that is whole but belongs to another run, or whose settings, data or diary have changed, is refused.
+        A whole checkpoint of another run, or of other settings, data or metrics log, is refused.
         """
         paths = list_checkpoints(self.checkpoints)
         for path in reversed(paths):
             try:
-                found = load_checkpoint(path)
+                checkpoint = load_checkpoint(path)
             except DamagedCheckpoint as error:
                 warn(f"{error} Trying the one before.")
             else:
-                self._check_binding(found)
-                return found
+                self._check_binding(checkpoint)
+                return checkpoint
         if paths:
             raise UserError(
                 f"None of the {len(paths)} checkpoints in {self} is whole: restore one from a copy, or run it again."
@@ -203,7 +205,7 @@ class RunFolder:
         return None
 
     def checkpoint_of(self, step: int) -> Checkpoint:
-        """The checkpoint of one step, which somebody found to be whole."""
+        """The checkpoint of one step."""
         return load_checkpoint(self.checkpoints / name_of(step))
 
     def model(self, warn: Warn, *, with_replay: bool = True) -> tuple[Backbone, int]:
@@ -234,9 +236,9 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------ writing
 
     def describe(self, config: RunConfig, prepared: PreparedStream, parent: RunFolder | None = None) -> None:
-        """The parts that never change: data, tokenizer, environment, and last the config.
+        """Write the files that never change: data, tokenizer, environment, and last the config.
 
-        What a run with a parent began with is what the parent began with, whatever lies in that folder by now.
+        The first weights of a run with a parent are those of the parent, even if the pretrained folder has changed.
         """
         write_atomically(self.budget_file, json.dumps(budget_of(config).describe(), indent=2).encode())
         write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
@@ -260,7 +262,7 @@ class RunFolder:
         return weight_checksums(config.model.pretrained, config.stream.cache)
 
     def check_first_weights(self) -> None:
-        """Refuse to begin anew with other weights than those whose checksums were written down at the beginning."""
+        """Refuse to begin again with other pretrained weights than those of the recorded checksums."""
         config = self.config()
         if isinstance(config.model, HFConfig) and self._pretrained_checksums(config) != self.first_weights():
             raise UserError(
@@ -269,19 +271,19 @@ class RunFolder:
             )
 
     def note_environment(self, step: int) -> dict[str, str]:
-        """Keep what the run is resumed with beside what it began with; returns which versions have changed."""
+        """Record the environment with which the run is resumed; returns the versions that have changed."""
         with reading(self.environment_file):
-            kept = json.loads(self.environment_file.read_text(encoding="utf-8"))
-            later = list(kept.get("resumed", []))
+            first = json.loads(self.environment_file.read_text(encoding="utf-8"))
+            later = list(first.get("resumed", []))
             now = describe_environment()
-            changed = changes_since(later[-1] if later else kept, now)
+            changed = changes_since(later[-1] if later else first, now)
         if changed:
-            content = {**kept, "resumed": [*later, {"step": step, **now}]}
+            content = {**first, "resumed": [*later, {"step": step, **now}]}
             write_atomically(self.environment_file, json.dumps(content, indent=2).encode())
         return changed
 
     def binding(self, metrics_log: MetricsLog) -> Binding:
-        """What ties a checkpoint to this run: its settings, its data and its diary."""
+        """The settings, data and metrics log to which checkpoints of this run belong."""
         return Binding(learning_hash(self.config_file), self.data()["fingerprint"], metrics_log)
 
     def _check_binding(self, checkpoint: Checkpoint) -> None:

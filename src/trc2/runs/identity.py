@@ -15,9 +15,9 @@ from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.records import MetricsLog
 from trc2.system.files import reading
 
-# Free to change on resume: where the data lies is not what it says, the fingerprint guards that.
+# These may change on resume. The fingerprint checks the data, wherever they are stored.
 EXECUTION = ("output", "stream.cache", "stream.data_root")
-# In which repetitions of one variant differ.
+# Repetitions of one variant differ in these.
 REPETITION = ("train.seed", "stream.order")
 
 
@@ -49,13 +49,13 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def is_same_run(a: RunConfig, b: RunConfig) -> bool:
-    """Whether both would learn the same, wherever they are written and their data lies."""
+    """Whether both have the same learning settings."""
     return not differences(a, b)
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Learning settings, data and diary of one run, as its checkpoints remember them."""
+    """Learning settings, data and metrics log of one run, as recorded in its checkpoints."""
 
     learning: str
     data: str
@@ -66,9 +66,9 @@ class Binding:
 
 
 def learning_hash(config_file: Path) -> str:
-    """A hash of what config.yaml says about learning.
+    """A hash of the learning settings in config.yaml.
 
-    Of the file's own words, not of today's settings: a later version that knows more of them still agrees.
+    It is computed from the file's own text, so a later version with more settings computes the same hash.
     """
     settings = read_settings(config_file)
     for path in EXECUTION:
@@ -84,7 +84,7 @@ def learning_hash(config_file: Path) -> str:
 def check_binding(
     checkpoint: Checkpoint, config_file: Path, data_file: Path, fingerprint: str, metrics_file: Path
 ) -> None:
-    """Refuse a checkpoint whose settings, data or diary are not those of its folder; name the file that differs."""
+    """Refuse a checkpoint whose settings, data or metrics log differ from those of its folder; name the file."""
     bound, name = checkpoint.run, f"checkpoints/{checkpoint.name}"
     if bound.get("learning") != learning_hash(config_file):
         raise UserError(

@@ -12,15 +12,14 @@ from filelock import FileLock, Timeout
 from trc2.errors import UserError
 from trc2.system.files import refuse_special, write_atomically
 
-LOCK, OWNER = "lock", "lock.owner"  # no one may read a locked file on Windows: who holds it stands beside it
+LOCK, OWNER = "lock", "lock.owner"  # a locked file cannot be read on Windows, so the owner has a file of its own
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the run folder, or raise an error that names the process which holds it.
 
-    The lock is the operating system's: it ends with the process that holds it, however that process ends, so there are
-    no stale locks to clean up. A link in its place is refused, never followed.
+    The operating system releases the lock when its process ends, so there are no stale locks. A link is refused.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -46,7 +45,7 @@ def is_locked(folder: Path) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return True
-    except OSError:  # a link, or a folder that may only be read: nobody can have locked it through us
+    except OSError:  # a link, or a read-only folder: this function cannot have locked it
         return False
     lock.release()
     return False

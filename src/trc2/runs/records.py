@@ -37,7 +37,7 @@ class Record:
 
 
 def parse(line: str | bytes) -> Record:
-    """One line of a diary; ValueError if it is none."""
+    """One line of a metrics log; ValueError if it is not a record."""
     content = json.loads(line)
     if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
         raise ValueError("not a record")
@@ -60,10 +60,10 @@ def read_all_records(path: Path) -> list[Record]:
 
 
 def last_record(path: Path) -> Record | None:
-    """The newest whole record of a diary that may be long and is perhaps being written."""
+    """The newest whole record of a metrics log, which may be long and still growing."""
     with reading(path), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
-        lines = file.read().split(b"\n")[:-1]  # what follows the last line end is not whole
+        lines = file.read().split(b"\n")[:-1]  # the rest after the last line end is not whole
     for line in reversed(lines):
         try:
             return parse(line)
@@ -73,9 +73,9 @@ def last_record(path: Path) -> Record | None:
 
 
 def current(records: Iterable[Record]) -> list[Record]:
-    """Without what a later `resume` record superseded.
+    """The records without those that a later `resume` record superseded.
 
-    A resumed run ends anew, so an earlier end and its test scores are superseded whatever their step.
+    A resumed run ends again, so an earlier end and its test scores are superseded too.
     """
     kept: list[Record] = []
     for record in records:
@@ -86,9 +86,9 @@ def current(records: Iterable[Record]) -> list[Record]:
 
 
 def repair(path: Path) -> None:
-    """Cut off what follows the last whole record: a line torn by a kill must not swallow the next one.
+    """Cut off the bytes after the last whole record: the next record must not be appended to a torn line.
 
-    Everyone who appends to a diary calls this first.
+    Call this before appending to a metrics log.
     """
     refuse_link(path)
     if not path.exists():
@@ -103,7 +103,7 @@ def repair(path: Path) -> None:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Add one record to a diary nobody is writing, durably."""
+    """Append one record to a metrics log that is not open, durably."""
     repair(path)
     with about(path), path.open("a", encoding="utf-8") as file:
         file.write(record.to_json() + "\n")
@@ -112,12 +112,12 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
-    """The whole records of a diary, and the number of bytes they take; a bad line before a good one is an error."""
+    """The whole records of a metrics log and their number of bytes; a bad line before a good one is an error."""
     records: list[Record] = []
-    keep = place = 0
+    keep = start = 0
     bad: int | None = None
     for number, line in enumerate(content.split(b"\n"), start=1):
-        end = place + len(line) + 1
+        end = start + len(line) + 1
         if line.strip():
             try:
                 record = parse(line)
@@ -131,7 +131,7 @@ def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
                 if end <= len(content):  # else its line end is missing, and something may be missing before that
                     records.append(record)
                     keep = end
-        place = end
+        start = end
     return records, keep
 
 
@@ -146,13 +146,13 @@ def score_table(records: Iterable[Record], metric: Metric, spans: tuple[TaskSpan
 
 
 def scores_by_task(record: Record, metric: Metric) -> dict[str, float]:
-    """What one evaluation says of a metric."""
-    found = {}
+    """The values of a metric in one evaluation."""
+    scores = {}
     for name, value in record.metrics.items():
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == "eval" and parts[2] == metric.name:
-            found[parts[1]] = value
-    return found
+            scores[parts[1]] = value
+    return scores
 
 
 def score_tables(
@@ -166,8 +166,8 @@ def score_tables(
 class MetricsLog:
     """Appends every record to metrics.jsonl at once, so that a killed run loses no record.
 
-    It is only ever appended to. So a checkpoint can remember how long it was and its hash (`mark`), and a later reader
-    can check that the records the checkpoint builds on are still there.
+    The file only grows. A checkpoint stores its length and hash (`mark`), so that a reader can check that the records
+    before the checkpoint are still there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,7 +181,7 @@ class MetricsLog:
     def see(self, record: Record) -> None:
         line = record.to_json().encode() + b"\n"
         with about(self.path):
-            if self.file.write(line) != len(line):  # what is torn is cut off by whoever appends next
+            if self.file.write(line) != len(line):  # `repair` removes the torn line later
                 raise OSError(28, os.strerror(28))
         self.size += len(line)
         self.hash.update(line)

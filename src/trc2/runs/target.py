@@ -19,10 +19,9 @@ from trc2.stream.tokenizer import Tokenizer, read_tokenizer
 
 @dataclass(frozen=True)
 class Target:
-    """What was named. `folder` is where its weights lie, None for a recipe, which has none yet.
+    """A named model. `folder` holds its weights; it is None for a recipe.
 
-    `config` is that of the recipe or the run; of a saved model it says no more than its network and the length of its
-    sequences.
+    `config` is that of the recipe or the run. For a saved model it has only the network and the sequence length.
     """
 
     name: str
@@ -31,23 +30,23 @@ class Target:
     is_run: bool
 
     def model(self, warn: Warn, seed: int = 0) -> Backbone:
-        """The network: freshly initialised from the seed, of a run's newest checkpoint, or as it was saved."""
+        """The network: initialised from the seed, from a run's newest checkpoint, or from a saved model."""
         if self.folder is None:
             check_memory(self.config.model)
             return build_model(self.config.model, torch.Generator().manual_seed(seed))
         return RunFolder(self.folder).model(warn)[0] if self.is_run else load_model(self.folder)
 
     def trained_model(self, warn: Warn) -> tuple[Backbone, Tokenizer]:
-        """The network and its tokenizer; refused for a recipe, whose weights would be random."""
+        """The network and its tokenizer; an error for a recipe, whose weights would be random."""
         if self.folder is None:
             raise UserError(f"'{self.name}' is a recipe, which has no weights yet: name a run folder or a saved model.")
         net, tokenizer = self.model(warn), read_tokenizer(self.folder)
         check_vocabulary(net.config.vocab_size, tokenizer.vocab_size, net.config.name)
-        return net, tokenizer.with_settings(tokenizer.special_in_text, self._begins)
+        return net, tokenizer.with_settings(tokenizer.special_in_text, self._has_begin_token)
 
     @property
-    def _begins(self) -> bool:
-        """Whether its texts begin with the tokenizer's own first token, if there is one."""
+    def _has_begin_token(self) -> bool:
+        """Whether texts begin with the tokenizer's begin-of-text token, if it has one."""
         stream = self.config.stream
         return self.config.model.name == "hf" if stream is None else stream.tokenizer.begin_of_text
 
@@ -87,5 +86,5 @@ def check_vocabulary(model: int, tokenizer: int, name: str = "") -> None:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # a name too long or with a NUL is no folder; as a recipe it gets a sentence
+    except (OSError, ValueError):  # a name that is too long or has a NUL; the recipe loader reports it
         return False

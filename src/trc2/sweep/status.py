@@ -88,7 +88,7 @@ def compact(folder: RunFolder) -> None:
     """
     if folder.metrics_file.exists():
         content = folder.metrics_file.read_bytes()
-        write_atomically(folder.packed_diary_file, gzip.compress(content, mtime=0))
+        write_atomically(folder.compressed_metrics_file, gzip.compress(content, mtime=0))
         folder.metrics_file.unlink()
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))

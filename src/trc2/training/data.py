@@ -1,4 +1,4 @@
-"""What a run reads, and when: training batches by step, and every task's splits."""
+"""The data of a run: training batches by step, and the splits of every task."""
 
 from __future__ import annotations
 
@@ -44,21 +44,22 @@ class StreamData:
         self.mixture = Mixture(trained, schedule.steps) if config.stream.mode == "joint" else None
 
     def batches(self, step: int, share: range | None = None) -> list[Batch]:
-        """A share of a step's micro-batches, all by default: of the task that is trained, or of all of them mixed."""
+        """Micro-batches of a step, by default all of them: of the current task, or of all tasks in a joint stream."""
         if self.mixture is not None:
             return self.mixture.train_batches(step, share)
         span = self.schedule.at(step)
         return self.tasks[span.task].train_batches(step - span.start, share)
 
     def check_unchanged(self) -> None:
-        """Refuse to keep what was learnt from tokens that somebody changed while the run read them."""
+        """Fail if packed tokens were changed while the run read them."""
         for data in self.tasks.values():
             data.task.check_unchanged()
 
     def fill(self, stores: ReplayStores | None) -> None:
-        """Put text that is not trained on here into the replay stores, as if it had been, source after source."""
-        for seed in self.seeds if stores is not None else ():
-            assert stores is not None
+        """Put the prefill texts into the replay stores, as if they had been trained on."""
+        if stores is None:
+            return
+        for seed in self.seeds:
             tokens = torch.from_numpy(np.array(seed.tokens("train")).astype(np.int32))
             chunks = cut_chunks(tokens.unsqueeze(0), stores.chunk_length)
             if not len(chunks):
@@ -69,7 +70,7 @@ class StreamData:
             stores.commit(chunks)
 
     def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, y) of a task's own steps, one batch after the other; each is made only when the iterator reaches it."""
+        """(x, y) of a task's own steps, batch by batch; a batch is made when the iterator reaches it."""
         for step in steps:
             for batch in self.tasks[task].train_batches(step):
                 yield batch.x.to(device), batch.y.to(device)

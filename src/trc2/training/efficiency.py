@@ -1,4 +1,4 @@
-"""What a run cost: speed, memory, and how much of the machine's arithmetic it used."""
+"""The cost of a run: speed, memory, and utilisation of the machine's arithmetic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from trc2.system.machine import peak_memory_bytes
 
 GB = 1e9
 PEAK_MEMORY = "efficiency/peak_memory_gb"
-
-
 PRODUCT_SIZE = 1024  # rows and columns of the product that measures the machine
 
 
@@ -34,7 +32,7 @@ def peak_matmul_flops(device: torch.device, repeats: int = 5) -> float:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """The most memory this process ever used: of the GPU, else of the machine."""
+    """The peak memory of this process: of the GPU, or of the machine without one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GB
     return peak_memory_bytes() / GB
@@ -60,7 +58,7 @@ def efficiency(
 ) -> dict[str, float]:
     """The run's totals over all of its processes; GB·h is peak memory times wall time, per device.
 
-    `tokens_per_second` is the mean over all steps, `…_last` that of the last one, which is what the paper prints.
+    `tokens_per_second` is the mean over all steps, `…_last` is of the last step, as printed in the paper.
     """
     speed = tokens / max(train_seconds, 1e-9)
     return {

@@ -85,7 +85,7 @@ class Trainer:
         before = self.schedule.step_before_anneal(self.state.progress.step)
         if before is not None:
             self.ranks.on_first(self.writer.wait)
-            self.state.go_back(self.folder.checkpoint_of(before))
+            self.state.restore_weights(self.folder.checkpoint_of(before))
 
     def train_step(self) -> Record:
         """One optimizer step: all micro-batches, then commit, optimizer, and what follows it."""

@@ -1,8 +1,9 @@
-"""Observers of a run: they receive frozen records and cannot change the run."""
+"""Observers of a run: they receive records and cannot change the run."""
 
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import math
 import time
@@ -143,37 +144,27 @@ class TensorBoard:
 class Tracker:
     """W&B or trackio, which share one interface.
 
-    A resumed run goes on in the tracker's run it began: W&B knows that by an id, which the run folder keeps, trackio by
-    its name. W&B leaves out steps it has seen before; they are the same.
+    A resumed run continues the tracker's run. W&B finds it by an id, which the run folder stores; trackio by its name.
+    W&B ignores steps that it has already; they are the same.
     """
 
     def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
-        import importlib
-
         try:
-            module = importlib.import_module(name)
+            self.module = importlib.import_module(name)
         except ImportError:
             raise UserError(f"report_to={name} needs {name}: pip install '.[{name}]' in the checkout.") from None
-        self.module = module
-        where = (
-            {"dir": str(folder.path)} if name == "wandb" else {}
-        )  # else its files lie wherever the command was typed
-        known = {**where, **self._begun(name, folder)}
-        self.run = module.init(project="trc2", name=folder.path.name, config=settings, **known)
-        run_id = getattr(self.run, "id", None)
-        content = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
-        write_atomically(folder.tracker_file(name), json.dumps(content).encode())
-
-    @staticmethod
-    def _begun(name: str, folder: RunFolder) -> dict[str, str]:
-        """What `init` needs to find the run of an earlier process again; nothing for a new one."""
         file = folder.tracker_file(name)
-        if not file.exists():
-            return {}
-        with reading(file, "remove it to begin a new one"):
-            run_id = json.loads(file.read_text(encoding="utf-8"))["id"]
-        is_named = name == "wandb" and isinstance(run_id, str)
-        return {"resume": "allow", "id": run_id} if is_named else {"resume": "allow"}
+        arguments = {"dir": str(folder.path)} if name == "wandb" else {}  # W&B would use the current folder
+        if file.exists():
+            arguments["resume"] = "allow"
+            with reading(file, "remove it to begin a new one"):
+                run_id = json.loads(file.read_text(encoding="utf-8"))["id"]
+            if name == "wandb" and isinstance(run_id, str):
+                arguments["id"] = run_id
+        run = self.module.init(project="trc2", name=folder.path.name, config=settings, **arguments)
+        run_id = getattr(run, "id", None)
+        content = {"schema": 1, "id": run_id if isinstance(run_id, str) else None}
+        write_atomically(file, json.dumps(content).encode())
 
     def see(self, record: Record) -> None:
         self.module.log(dict(record.metrics), step=record.step)
@@ -190,7 +181,7 @@ def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dic
 
 
 class Recorder:
-    """Hands records to observers, keeps the evaluations among them, and knows what the run has taken so far."""
+    """Sends records to observers; keeps the evaluations, the peak memory, the last speed and the time of the run."""
 
     def __init__(self, observers: list[Observer]) -> None:
         self.observers = observers
@@ -201,7 +192,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Since the run began, over all of its processes."""
+        """Seconds that the run took so far, over all of its processes."""
         return time.monotonic() - self._begun
 
     def emit(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""How the gradients of several ranks become one: by a copy of the model on each, or by dividing it."""
+"""Training on several ranks: with a copy of the model on each rank, or with divided tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trc2.strategies.base import plain_gradients
 class Parallel:
     """One process: the model is called as it is, and its gradients are those of the step.
 
-    Losses are weighed for the whole step before they get here, so the gradients of ranks are added, never averaged.
+    Losses are weighted for the whole step already, so the gradients of ranks are added, not averaged.
     """
 
     is_divided = False
@@ -42,7 +42,7 @@ class Parallel:
 
     @contextmanager
     def micro_step(self, is_last: bool) -> Iterator[None]:
-        """Around forward and backward of one micro-batch; the last one of a step brings all gradients together."""
+        """Context of forward and backward of one micro-batch; the last of a step adds the gradients of all ranks."""
         yield
 
     def clip(self, limit: float, *, critic_apart: bool) -> dict[str, float]:

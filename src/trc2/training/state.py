@@ -1,4 +1,4 @@
-"""The state of a run: everything that its rest depends on, to a checkpoint and back."""
+"""The state of a run: everything that later steps depend on, and its way to a checkpoint and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trc2.training.parallel import build_parallel
 
 @dataclass
 class Progress:
-    """Everything besides tensors that a run must remember to go on exactly."""
+    """Everything besides tensors that an exact resume needs."""
 
     step: int = 0
     nonfinite_streak: int = 0
@@ -41,12 +41,12 @@ class Progress:
 
 
 class RunState:
-    """What learns (model, optimizer, scaler, strategy) and what was decided so far; nothing that only watches."""
+    """Model, optimizer, scaler and strategy, the progress, and the decisions of the controller; no observers."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE, *, will_restore: bool = False
     ) -> None:
-        """`will_restore`: its weights come from a checkpoint, so none are drawn or read."""
+        """`will_restore`: the weights come from a checkpoint, so they are not initialised."""
         self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
         rng = None if will_restore else keyed_generator("weights", config.train.seed)
@@ -68,9 +68,9 @@ class RunState:
 
     @contextmanager
     def micro_step(self, number: int, *, is_last: bool) -> Iterator[None]:
-        """Around forward and backward of the micro-batch with this number among all of the step.
+        """Context of forward and backward of the micro-batch with this number in the step.
 
-        Dropout's masks follow from (seed, step, number), whichever rank draws them.
+        Dropout masks depend on (seed, step, number), not on the rank.
         """
         has_masks = self.model.config.dropout > 0
         with rng_unchanged() if has_masks else nullcontext(), self.parallel.micro_step(is_last):
@@ -79,21 +79,21 @@ class RunState:
             yield
 
     def observe_loss(self, loss: float) -> dict[str, float]:
-        """A step had this L_LM: if it jumped, more is replayed from the next step on.
+        """Increase replay from the next step on if L_LM jumped.
 
-        Its mean is kept without a gain too: a run that goes on from this one may have one, and feels its first jump.
+        The running mean is updated even if jump_gain is 0: a continued run may enable it.
         """
-        if not math.isfinite(loss):  # a step that came to nothing
+        if not math.isfinite(loss):
             return {}
-        felt = observe_loss(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
-        self.progress.loss_mean, self.progress.boost = felt.loss_mean, felt.boost
+        jump = observe_loss(self.control, JumpState(self.progress.loss_mean, self.progress.boost), loss)
+        self.progress.loss_mean, self.progress.boost = jump.loss_mean, jump.boost
         if self.control.jump_gain == 0.0 or self.control.mode == "off":
             return {}
         self.apply(self.asked)
-        return {"replay/boost": felt.boost}
+        return {"replay/boost": jump.boost}
 
     def apply(self, asked: ReplaySettings) -> None:
-        """Replay with these λ_rep, B_R and ρ_long from the next step on, and more while a jump of the loss is felt."""
+        """Replay with these λ_rep, B_R and ρ_long from the next step on, increased by the boost of a loss jump."""
         self.asked, settings = asked, boosted(self.control, asked, self.progress.boost)
         if self.model.replay is not None:
             self.model.replay.set_strength(
@@ -106,7 +106,7 @@ class RunState:
         check_ranks_agree(self.ranks, self.model, others)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
-        """A picture of now; `run` says to which run it belongs. Its tensors are views: copy them before training on."""
+        """The current state; `run` says to which run it belongs. The tensors are views: copy them before training."""
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         tensors |= pack_optimizer(self.optimizer)
         tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
@@ -122,19 +122,19 @@ class RunState:
         whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
         return Checkpoint(self.progress.step, whole, state, run, rows)
 
-    def go_back(self, checkpoint: Checkpoint) -> None:
-        """Take the weights and the optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
+    def restore_weights(self, checkpoint: Checkpoint) -> None:
+        """Restore weights and optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
         checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
         stay = ("model.replay.", "model.clock.")
         now = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         kept = {name: tensor.clone() for name, tensor in now.items() if name.startswith(stay)}
-        # A child may replay otherwise than its parent, whose checkpoint this may be: of its stores nothing is taken.
+        # The checkpoint may be of a parent with other replay settings, so none of its stores is used.
         earlier = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(stay)}
         load_state(self.model, replace(checkpoint, tensors=earlier | kept))
         unpack_optimizer(self.optimizer, checkpoint.tensors)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint was taken, on however many ranks and however divided."""
+        """Restore the state of a checkpoint, which may be of another number of ranks."""
         checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
         load_state(self.model, checkpoint)
         try:
