@@ -114,6 +114,8 @@ def write_task(folder: Path, name: str, words: list[str], documents: int = 60) -
         (folder / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 
 
+QUIET = Console(quiet=True)
+MakeRun = Callable[..., RunConfig]
 TINY_TASKS = {"fruit": ["apple", "pear", "plum", "fig"], "tools": ["saw", "axe", "drill", "file"]}
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.command import trc2
+from tests.conftest import QUIET
 from trc2 import UserError, continue_from, load_run
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import judge_child, read_verdict
@@ -22,7 +22,6 @@ from trc2.runs.folder import RunFolder
 from trc2.training.resume import resume_run
 from trc2.verify.kill_runner import run_in_child
 
-QUIET = Console(quiet=True)
 LIMIT = 0.05
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
+from tests.conftest import QUIET, MakeRun
 from tests.training.test_resume import stop_after
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import TaskConfig
 from trc2.continuing.continue_run import continue_run
 from trc2.runs.folder import RunFolder
 from trc2.training.loop import Trainer
@@ -18,8 +17,6 @@ from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_tests import compare_runs
 
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 TRAIN: dict[str, object] = {"schedule": "wsd", "anneal_share": 0.34, "sequence_length": 16, "batch_size": 2}
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.conftest import QUIET, MakeRun
 from trc2.cli import app
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import TaskConfig
 from trc2.continuing.continue_run import continue_run, relative_forgetting
 from trc2.errors import UserError
 from trc2.metrics.paired import Interval
@@ -23,9 +22,6 @@ from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_runner import run_in_child
 from trc2.verify.kill_tests import compare_runs
-
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 

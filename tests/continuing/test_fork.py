@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from tests.command import trc2
-from tests.conftest import TINY_TASKS, tiny_config, write_task
+from tests.conftest import QUIET, TINY_TASKS, tiny_config, write_task
 from trc2.backbones.saved import load_model
 from trc2.config import RunConfig, TaskConfig, settings_text
 from trc2.continuing.acceptance import Verdict
@@ -28,8 +28,6 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage, read_lineage
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from tests.command import trc2
-from trc2.config import RunConfig, TaskConfig
+from tests.conftest import QUIET, MakeRun
+from trc2.config import TaskConfig
 from trc2.continuing.acceptance import (
     Prediction,
     TaskVerdict,
@@ -34,9 +33,6 @@ from trc2.runs.folder import RunFolder
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
 from trc2.training.setup import start_run
-
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 
 
 @pytest.fixture
@@ -145,7 +141,7 @@ def test_a_parent_with_a_weight_of_replay_goes_on_with_a_share(
     assert {metrics["replay/share"] for metrics in own} == {0.1}
 
 
-def test_a_parent_without_replay_has_no_share(tiny_run: Callable[..., RunConfig], colours: TaskConfig) -> None:
+def test_a_parent_without_replay_has_no_share(tiny_run: MakeRun, colours: TaskConfig) -> None:
     plain = tiny_run(model={**tiny_run().model.model_dump(), "replay": False})
     folder = start_run(plain, QUIET)
     with pytest.raises(UserError, match="has no replay, so no share of it can be set"):

@@ -7,13 +7,12 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
+from tests.conftest import QUIET, MakeRun
 from trc2 import RunConfig
 from trc2.hf.export import export_run
 from trc2.runs.target import find_target
@@ -36,7 +35,7 @@ metric_list: [{{metric: acc}}]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trc2", "transformer", "llama"])
-def test_the_command_scores_a_local_task(kind: str, tiny_run: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_the_command_scores_a_local_task(kind: str, tiny_run: MakeRun, tmp_path: Path) -> None:
     if kind == "llama":
         from tests.backbones.hf_models.conftest import build
 
@@ -50,7 +49,7 @@ def test_the_command_scores_a_local_task(kind: str, tiny_run: Callable[..., RunC
             "max_positions": 32,
         }  # fmt: skip
         config = tiny_run()
-        start_run(RunConfig(**{**config.model_dump(), "model": model}), Console(quiet=True))
+        start_run(RunConfig(**{**config.model_dump(), "model": model}), QUIET)
         export_run(tmp_path / "run", tmp_path / "model", "0")
     rows = [{"text": "an"}, {"text": "a pear and an"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

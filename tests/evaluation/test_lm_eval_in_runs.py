@@ -8,19 +8,18 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from tests.conftest import write_task
+from tests.conftest import QUIET, MakeRun, write_task
 from trc2 import UserError
 from trc2.backbones.shell import Backbone
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import TaskConfig
 from trc2.continuing.acceptance import judge
 from trc2.continuing.continue_run import continue_run
 from trc2.metrics.lm_eval import Score
@@ -29,7 +28,6 @@ from trc2.runs.records import current, read_all_records
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 
-MakeRun = Callable[..., RunConfig]
 ASKED: dict[str, object] = {"lm_tasks": ["quiz"], "lm_limit": 4}
 
 
@@ -56,7 +54,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     tiny_run: MakeRun, tmp_path: Path, double: list[int]
 ) -> None:
-    parent = start_run(tiny_run(eval=ASKED), Console(quiet=True))  # with the check on: nothing may move
+    parent = start_run(tiny_run(eval=ASKED), QUIET)  # with the check on: nothing may move
     told = [
         record for record in current(read_all_records(parent / "metrics.jsonl")) if "lm_eval/quiz/acc" in record.metrics
     ]
@@ -69,7 +67,7 @@ def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
     task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)
     double.clear()
-    child = continue_run(parent, tmp_path / "child", task, Console(quiet=True))
+    child = continue_run(parent, tmp_path / "child", task, QUIET)
     double.clear()
     verdict = judge(parent, child, 1e9, print)  # the parent has 4 of 4, the child 3
     quiz = verdict.tasks[-1]
@@ -86,7 +84,7 @@ def test_without_the_harness_a_run_that_asks_for_it_stops_at_once(
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "trc2.evaluation.lm_eval", raising=False)
     with pytest.raises(UserError, match="lm-evaluation-harness is not installed"):
-        start_run(tiny_run(eval=ASKED), Console(quiet=True))
+        start_run(tiny_run(eval=ASKED), QUIET)
 
 
 def test_tasks_that_only_a_recipe_names_are_refused_until_the_environment_allows_them(
@@ -95,14 +93,14 @@ def test_tasks_that_only_a_recipe_names_are_refused_until_the_environment_allows
     """Files of the harness run code: `!function` imports what lies beside them."""
     asked = {**ASKED, "lm_include": str(tmp_path / "stranger")}
     with pytest.raises(UserError, match=r"eval\.lm_include=.*TRC2_TRUST_TASKS=1"):
-        start_run(tiny_run(eval=asked), Console(quiet=True))
+        start_run(tiny_run(eval=asked), QUIET)
     assert not (tmp_path / "run").exists()
     assert double == []
     monkeypatch.setenv("TRC2_TRUST_TASKS", "1")
-    run = start_run(tiny_run(eval=asked), Console(quiet=True))
+    run = start_run(tiny_run(eval=asked), QUIET)
     monkeypatch.delenv("TRC2_TRUST_TASKS")
     with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
-        resume_run(run, [], Console(quiet=True))
+        resume_run(run, [], QUIET)
     with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
         judge(run, run, 0.1, print)
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.conftest import write_task
 from trc2.errors import UserError
@@ -15,8 +14,6 @@ from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
 from trc2.runs.target import find_target
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
-from trc2 import RunConfig, UserError, load_recipe
+from tests.conftest import QUIET, MakeRun
+from trc2 import UserError, load_recipe
 from trc2.backbones.registry import step_cost
 from trc2.nn.cost import Cost
 from trc2.report.run import read_run
@@ -50,8 +49,8 @@ def test_flops_equal_those_of_the_reference() -> None:
         budget_of(load_recipe("lab_moe", ["budget.match=flops"]))
 
 
-def test_the_run_folder_tells_the_budget(tiny_run: Callable[..., RunConfig]) -> None:
-    folder = start_run(tiny_run(budget={"match": "tokens"}, eval={"text_sequences": 0}), Console(quiet=True))
+def test_the_run_folder_tells_the_budget(tiny_run: MakeRun) -> None:
+    folder = start_run(tiny_run(budget={"match": "tokens"}, eval={"text_sequences": 0}), QUIET)
     told = json.loads((folder / "budget.json").read_text())
     assert told["match"] == "tokens"
     assert told["scale"] < 1
@@ -61,9 +60,9 @@ def test_the_run_folder_tells_the_budget(tiny_run: Callable[..., RunConfig]) -> 
 # ------------------------------------------------------------------------------------------------------------- bounds
 
 
-def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Callable[..., RunConfig]) -> None:
+def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: MakeRun) -> None:
     config = tiny_run(stream={**tiny_run().stream.model_dump(), "mode": "joint"})
-    trainer = Trainer(config, prepare_with_progress(config, Console(quiet=True)), RunFolder(config.output.folder), [])
+    trainer = Trainer(config, prepare_with_progress(config, QUIET), RunFolder(config.output.folder), [])
     assert isinstance(trainer.stream_data.mixture, Mixture)
     mixed: list[tuple[int, tuple[int, ...]]] = []
     for step in range(trainer.schedule.total_steps):
@@ -81,21 +80,19 @@ def test_a_mixture_gives_every_task_the_sequences_of_its_own_steps(tiny_run: Cal
     assert len({task for task, _ in mixed[:8]}) == 2  # shuffled, not one after the other
 
 
-def test_a_joint_run_measures_all_tasks_and_forgets_nothing(tiny_run: Callable[..., RunConfig]) -> None:
+def test_a_joint_run_measures_all_tasks_and_forgets_nothing(tiny_run: MakeRun) -> None:
     config = tiny_run(stream={**tiny_run().stream.model_dump(), "mode": "joint"}, eval={"text_sequences": 0})
-    run = read_run(start_run(config, Console(quiet=True)))
+    run = read_run(start_run(config, QUIET))
     assert [(s.start, s.end) for s in run.spans] == [(0, 12), (0, 12)]
     assert set(run.tables["perplexity"].scores[12]) == {"fruit", "tools"}
     assert "cl/perplexity/forgetting" not in run.summary()
 
 
 def test_a_single_task_run_keeps_the_tokenizer_and_still_measures_the_others(
-    tiny_run: Callable[..., RunConfig],
+    tiny_run: MakeRun,
 ) -> None:
     stream = tiny_run().stream.model_dump()
-    single = read_run(
-        start_run(tiny_run(stream={**stream, "only": ["tools"]}, eval={"text_sequences": 0}), Console(quiet=True))
-    )
+    single = read_run(start_run(tiny_run(stream={**stream, "only": ["tools"]}, eval={"text_sequences": 0}), QUIET))
     assert [(s.task, s.start, s.end) for s in single.spans] == [("tools", 0, 6)]
     assert set(single.tables["perplexity"].scores[6]) == {"fruit", "tools"}
     with pytest.raises(UserError, match=r"only names 'tool', which is no task: did you mean 'tools'"):

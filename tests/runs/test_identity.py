@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from trc2.config import RunConfig
+from tests.conftest import QUIET, MakeRun
 from trc2.errors import UserError
 from trc2.evaluation.score import score_target
 from trc2.hf.export import export_run
@@ -24,9 +22,6 @@ from trc2.runs.target import find_target
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_tests import compare_runs
-
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.conftest import QUIET, MakeRun
 from trc2.cli import app
-from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, TaskSpan
 from trc2.report.run import read_run
@@ -21,8 +19,6 @@ from trc2.runs.checkpoint import list_checkpoints
 from trc2.runs.records import MetricsLog, Record, current, parse, read_all_records, score_table
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
-
-QUIET = Console(quiet=True)
 
 
 def test_records_survive_the_round_trip_not_finite_numbers_included() -> None:
@@ -85,9 +81,7 @@ def test_a_torn_or_bad_end_is_passed_over_by_readers_and_cut_off_by_writers(tmp_
     assert [record.step for record in current(read_all_records(path))] == [1, 2]
 
 
-def test_it_is_on_disk_before_each_checkpoint_gets_its_name(
-    tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_on_disk_before_each_checkpoint_gets_its_name(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, plain = [], MetricsLog.sync
 
     def sync(self: MetricsLog) -> None:
@@ -100,7 +94,7 @@ def test_it_is_on_disk_before_each_checkpoint_gets_its_name(
     assert synced == [(True, 0), (True, 1), (True, 2), (True, 3)]
 
 
-def test_scoring_the_test_split_after_a_torn_line_does_not_brick_the_run(tiny_run: Callable[..., RunConfig]) -> None:
+def test_scoring_the_test_split_after_a_torn_line_does_not_brick_the_run(tiny_run: MakeRun) -> None:
     folder = start_run(tiny_run(eval={"test": False}), QUIET)
     path = folder / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"schema": 1, "kind": "tr')
@@ -109,7 +103,7 @@ def test_scoring_the_test_split_after_a_torn_line_does_not_brick_the_run(tiny_ru
     assert resume_run(folder, [], QUIET) == folder
 
 
-def test_a_look_at_the_test_split_is_remembered_after_a_resume(tiny_run: Callable[..., RunConfig]) -> None:
+def test_a_look_at_the_test_split_is_remembered_after_a_resume(tiny_run: MakeRun) -> None:
     folder = start_run(tiny_run(output={"keep_checkpoints": 9}), QUIET)
     shutil.rmtree(list_checkpoints(folder / "checkpoints")[-1])
     metrics_log = MetricsLog(folder / "metrics.jsonl")

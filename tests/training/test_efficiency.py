@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.conftest import MakeRun
 from tests.training.test_loop import trainer
-from trc2.config import RunConfig
 from trc2.runs.records import Record
 from trc2.training.efficiency import PEAK_MEMORY, efficiency
 from trc2.training.observers import Recorder
@@ -50,7 +49,7 @@ def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
 
 
 def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
-    tiny_run: Callable[..., RunConfig],
+    tiny_run: MakeRun,
 ) -> None:
     first, first_notes = trainer(tiny_run())
     first.evaluator.evaluate(["fruit", "tools"])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from rich.console import Console
 
+from tests.conftest import QUIET, MakeRun
 from trc2.config import RunConfig
 from trc2.runs.records import Record, current, read_all_records
 from trc2.training.setup import start_run
 
-MakeRun = Callable[..., RunConfig]
-
 
 def records(config: RunConfig) -> list[Record]:
-    return current(read_all_records(start_run(config, Console(quiet=True)) / "metrics.jsonl"))
+    return current(read_all_records(start_run(config, QUIET) / "metrics.jsonl"))
 
 
 def test_the_controller_probes_past_tasks_only(tiny_run: MakeRun) -> None:

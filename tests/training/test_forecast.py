@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from tests.conftest import MakeRun
 from trc2.config import RunConfig
 from trc2.runs.records import Record
 from trc2.runs.schedule import TaskSchedule
 from trc2.stream.prepare import prepare_stream
 from trc2.training.data import StreamData
 from trc2.training.forecast import Agenda, Forecast, Work
-
-MakeRun = Callable[..., RunConfig]
 
 
 def agenda_of(config: RunConfig) -> Agenda:

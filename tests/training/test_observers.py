@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trc2.config import RunConfig, StreamConfig, TrainConfig
+from tests.conftest import MakeRun
+from trc2.config import StreamConfig, TrainConfig
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Record
@@ -50,9 +50,7 @@ def test_a_terminal_gets_a_bar_with_step_and_total() -> None:
     assert "10/10" in shown
 
 
-def test_a_run_in_a_notebook_draws_into_its_cell(
-    tiny_run: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_a_notebook_draws_into_its_cell(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython is not installed here: modules of its names hold the two functions that we use."""
     shown: list[str] = []
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")

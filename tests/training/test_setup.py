@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from rich.console import Console
 
-from trc2.config import RunConfig
+from tests.conftest import QUIET, MakeRun
 from trc2.errors import UserError
 from trc2.runs.lock import lock_folder
 from trc2.training.setup import start_run
-
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "notes.txt", "summary.md"])

@@ -86,7 +86,8 @@ class Evaluator:
 
     def _scores(self, names: Iterable[str], split: str, config: EvalConfig) -> dict[str, float]:
         """The metrics of a split of these tasks, by path."""
-        metrics, data, state = {}, self.stream_data, self.state
+        metrics: dict[str, float] = {}
+        data, state = self.stream_data, self.state
         for name in names:
             scores = score_task(state.model, data.tasks[name], split, config, data.tokenizer, state.device)
             prefix = "eval" if split == "validation" else split
