@@ -13,8 +13,8 @@ from jinja2 import Environment, StrictUndefined
 
 from studies.paper import numbers
 from studies.paper.ledger import AREA_MARGIN, LOSS_MARGIN, Claim, Ledger, Ruling, Scope, number
-from trc2.costs.tables import quantity
 from trc2.report.markdown import markdown
+from trc2.system.numbers import quantity
 
 TEMPLATE = Path(__file__).with_name("claims.md.j2")
 SCOPES = {

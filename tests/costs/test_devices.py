@@ -85,7 +85,7 @@ def live_peak(run: RunConfig) -> int:
 def test_the_memory_of_one_process_is_foretold_within_fifteen_percent(recipe: str, overrides: list[str]) -> None:
     run = load_recipe(recipe, overrides)
     found = need_of(run, CPU, 1, "ddp", run.output.recompute)
-    assert found.total + found.host == pytest.approx(live_peak(run), rel=0.15)
+    assert found.total + found.host_bytes == pytest.approx(live_peak(run), rel=0.15)
 
 
 @pytest.mark.parametrize(("recipe", "speed"), PAPER_SPEEDS.items())
@@ -112,13 +112,13 @@ def test_more_devices_hold_less_and_a_step_that_is_too_small_for_them_is_marked(
     run = load_recipe("paper_d768_l4")
     rows = all_needs(run, V100)
     assert [row.devices for row in rows] == [2**power for power in range(11)]
-    assert [row.is_stretched for row in rows] == [row.devices > 16 for row in rows]
+    assert [row.with_more_micro_batches for row in rows] == [row.devices > 16 for row in rows]
     assert [row.devices for row in all_needs(run, V100, 6)] == [1, 2, 4, 6]
     divided = [need_of(run, V100, count, "fsdp", False) for count in (2, 4, 8)]
     assert divided[0].parts["optimizer"] > 1.8 * divided[1].parts["optimizer"]
     whole = need_of(run, V100, 4, "ddp", False)
-    assert whole.messages == pytest.approx(2 * 0.75 * whole.parts["gradients"], rel=0.01)
-    assert remembered_bytes(run, 4) < 0.001 * whole.messages
+    assert whole.bytes_sent_per_step == pytest.approx(2 * 0.75 * whole.parts["gradients"], rel=0.01)
+    assert remembered_bytes(run, 4) < 0.001 * whole.bytes_sent_per_step
 
 
 def test_the_command_prints_a_table_json_and_a_sentence() -> None:

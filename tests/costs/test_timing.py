@@ -56,7 +56,7 @@ def test_a_report_is_complete_and_consistent() -> None:
     )
     ablated = tiny_config(thalamus=False, memory=False, replay=False)
     expected = pass_flops(ablated, 2, 8) / pass_flops(TINY.model, 2, 8)
-    assert results["flops_lesioned_over_full"] == pytest.approx(expected)
+    assert results["flops_ablated_over_full"] == pytest.approx(expected)
     assert {"part: attention", "part: experts", "part: thalamus", "part: memory read", "part: head and loss"} <= set(
         seconds
     )

@@ -23,10 +23,10 @@ from trc2.report.tables import (
     final_table,
     forgetting_table,
     latex,
-    number_text,
     paired_loss_table,
     score_measures,
 )
+from trc2.system.numbers import number_text
 
 EVIL = "=cmd|<b>_x_ & $y$ \\ [l](http://evil)"
 

@@ -24,34 +24,25 @@ def budget(
     as_json: AsJson = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.config import family_names
-    from trc2.costs.tables import (
-        budget_json,
-        budget_table,
-        counts_line,
-        family_rows,
-        family_table,
-        paper_rows,
-        paper_table,
-    )
+    from trc2.costs import tables
     from trc2.runs.target import find_target
 
     if family is not None:
-        rows = family_rows(family_names(family))
+        rows = tables.family_rows(family)
         if as_json:
             print_json({"schema": 1, "family": family, "recipes": rows})
         else:
-            out.print(family_table(f"The {family} family", rows))
+            out.print(tables.family_table(family, rows))
         return
     if paper:
-        table, different = paper_table()
+        rows = tables.paper_rows()
+        different = tables.paper_differences(rows)
         if as_json:
-            print_json({"schema": 1, "rows": paper_rows(), "different": different})
-            raise typer.Exit(0 if not different else 1)
-        out.print(table)
-        verdict = "All of the paper's printed numbers come out." if not different else f"{different} numbers differ."
-        out.print(verdict)
-        raise typer.Exit(0 if not different else 1)
+            print_json({"schema": 1, "rows": rows, "different": different})
+        else:
+            out.print(tables.paper_table(rows))
+            out.print(f"{different} numbers differ." if different else "All of the paper's printed numbers come out.")
+        raise typer.Exit(1 if different else 0)
     run = find_target(target, overrides or []).config
     if as_ratios:
         from trc2.costs.ratios import ratio_rows, ratio_table
@@ -61,9 +52,9 @@ def budget(
         else:
             out.print(ratio_table(target, run))
         return
-    filled = run.model.read_slots if slots is None else slots
+    numbers = tables.budget_json(target, run, run.model.read_slots if slots is None else slots)
     if as_json:
-        print_json(budget_json(target, run, filled))
+        print_json(numbers)
         return
-    out.print(budget_table(target, run, filled))
-    out.print(counts_line(run))
+    out.print(tables.budget_table(numbers, run))
+    out.print(tables.counts_line(numbers))

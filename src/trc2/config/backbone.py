@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,9 @@ MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 
 class BackboneConfig(Section):
     """Settings of any language model this package trains; `name` says which one."""
+
+    # Settings that turn a part of the network off. "Backbone only" is the network with all of them off.
+    switches: ClassVar[tuple[str, ...]] = ()
 
     name: str = Field(description="which backbone")
     vocab_size: Size = Field(50257, description="token ids that have an embedding; at least the tokenizer's")
@@ -79,6 +82,18 @@ class BackboneConfig(Section):
     def with_horizons(self, steps: int) -> BackboneConfig:
         """The same settings, with those that follow from the steps of the stream filled in."""
         return self
+
+    def backbone_only(self) -> BackboneConfig:
+        """The same network with all switches off."""
+        return self.replace(**dict.fromkeys(self.switches, False))
+
+    def complete(self) -> BackboneConfig:
+        """The same network with all switches on."""
+        return self.replace(**dict.fromkeys(self.switches, True))
+
+    def memory_bytes_sent(self, rows: int, length: int, micro_batches: int) -> float:
+        """Bytes a rank sends in a step so that the memory stays equal on all ranks."""
+        return 0.0
 
     def check_tasks(self, num_tasks: int) -> None:
         """Raise a ValueError if the backbone cannot learn so many tasks one after the other."""

@@ -26,6 +26,8 @@ PARTS = ("thalamus", "memory", "replay")
 class TRC2Config(BackboneConfig):
     """Everything that defines a TRC² network; `docs/fidelity.md` says where each default comes from."""
 
+    switches = PARTS
+
     name: Literal["trc2"] = "trc2"
 
     # cortex
@@ -108,9 +110,13 @@ class TRC2Config(BackboneConfig):
         """β of the write threshold τ; the paper's for a model without a stream."""
         return decay_over(PAPER_STEPS / 220) if self.threshold_decay is None else self.threshold_decay
 
-    def backbone_only(self) -> TRC2Config:
-        """The same columns without thalamus, memory and replay."""
-        return self.replace(**dict.fromkeys(PARTS, False))
+    def memory_bytes_sent(self, rows: int, length: int, micro_batches: int) -> float:
+        """Scores of all candidates, totals of every micro-batch, and the events that are written."""
+        if not self.memory:
+            return 0.0
+        candidates = rows * min(self.writes_per_sequence, length)
+        survivors = candidates * min(1.0, self.target_writes_per_sequence / self.writes_per_sequence)
+        return 4.0 * candidates + 24.0 * micro_batches + survivors * (4.0 * self.d_model + 32.0)
 
     @property
     def depth(self) -> int:

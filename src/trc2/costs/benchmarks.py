@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trc2.backbones.mamba import MambaConfig
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig
 from trc2.errors import UserError, did_you_mean
 from trc2.generate.sampling import lay_out_for_decoding
-from trc2.model.cortex import Cortex
 from trc2.nn.keyed import keyed_generator
 from trc2.training.optimizer import build_optimizer
 
@@ -26,7 +24,7 @@ def prepared_model(config: BackboneConfig, seed: int = 0) -> Backbone:
     """A fresh network whose memory and replay stores are full: the cost of a run's later part."""
     net = build_model(config, keyed_generator("bench", seed))
     rng = keyed_generator("bench fill", seed)
-    memory = net.trunk.hippocampus if isinstance(net.trunk, Cortex) else None
+    memory = getattr(net.trunk, "hippocampus", None)
     if memory is not None:
         memory.write(torch.randn(memory.num_slots, config.d_model, generator=rng))
     if net.replay is not None:
@@ -120,13 +118,22 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
             "--against needs transformers: install it with `pip install '.[hf]'` in the checkout."
         ) from None
     torch.manual_seed(0)
-    common = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "tie_word_embeddings": True}
-    if kind == "mamba":
-        sizes = _mamba_sizes(config)
-        return transformers.MambaForCausalLM(transformers.MambaConfig(**common, **sizes)).train()
     sizes = config.model_dump()
-    shape = {
+    common = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
         "num_hidden_layers": config.depth,
+        "tie_word_embeddings": True,
+    }
+    if kind == "mamba":
+        common |= {
+            "state_size": sizes.get("state_dim", 16),
+            "time_step_rank": getattr(config, "rank", "auto") if "state_dim" in sizes else "auto",
+            "expand": sizes.get("expand", 2),
+            "conv_kernel": sizes.get("conv_width", 4),
+        }
+        return transformers.MambaForCausalLM(transformers.MambaConfig(**common)).train()
+    common |= {
         "num_attention_heads": sizes["num_heads"],
         "num_key_value_heads": sizes.get("num_kv_heads", sizes["num_heads"]),
         "max_position_embeddings": config.max_positions,
@@ -134,40 +141,12 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
         "attn_implementation": "sdpa",
     }
     if kind == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **shape)).train()
-    experts, active = _expert_counts(config)
-    return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            **common, **shape, num_local_experts=max(active, experts), num_experts_per_tok=active
-        )
-    ).train()
-
-
-def _mamba_sizes(config: BackboneConfig) -> dict[str, int | str]:
-    """Those of our Mamba; of any other backbone the depth, and the defaults of Mamba's authors."""
-    if isinstance(config, MambaConfig):
-        return {
-            "num_hidden_layers": config.depth,
-            "state_size": config.state_dim,
-            "time_step_rank": config.rank,
-            "expand": config.expand,
-            "conv_kernel": config.conv_width,
-        }
-    return {
-        "num_hidden_layers": config.depth,
-        "state_size": 16,
-        "time_step_rank": "auto",
-        "expand": 2,
-        "conv_kernel": 4,
-    }
-
-
-def _expert_counts(config: BackboneConfig) -> tuple[int, int]:
-    """Experts of a layer, and how many work on a token, shared ones included; Mixtral's own where ours has none."""
-    sizes = config.model_dump()
-    if "num_experts" not in sizes:
-        return 8, 2
-    return sizes["num_experts"], sizes["num_active_experts"] + sizes.get("num_shared_experts", 0)
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)).train()
+    experts, active = 8, 2  # Mixtral's own, where ours has none
+    if "num_experts" in sizes:
+        experts, active = sizes["num_experts"], sizes["num_active_experts"] + sizes.get("num_shared_experts", 0)
+    common |= {"num_local_experts": max(active, experts), "num_experts_per_tok": active}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**common)).train()
 
 
 def rival_pass(model: nn.Module, config: BackboneConfig, rows: int, length: int) -> Run:
@@ -189,15 +168,8 @@ def rival_decoding(model: Any, config: BackboneConfig, rows: int, prompt: int, n
     @torch.no_grad()
     def run() -> None:
         model.eval()
-        model.generate(
-            x,
-            attention_mask=torch.ones_like(x),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
+        length = {"max_new_tokens": new, "min_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
+        model.generate(x, attention_mask=torch.ones_like(x), do_sample=False, **length)
         model.train()
 
     return run

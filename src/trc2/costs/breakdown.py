@@ -8,12 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trc2.backbones.blocks import BlockTrunk
-from trc2.backbones.hf import HFTrunk
 from trc2.backbones.shell import Backbone
 from trc2.costs.benchmarks import Run, tokens_of
-from trc2.model.cortex import Cortex
 from trc2.nn.trunk import Trunk
+
+# Attributes of a trunk and of its columns or blocks whose calls are timed, and the name of their group.
+TIMED = {
+    "attention": "attention",
+    "experts": "experts",
+    "thalamus": "thalamus",
+    "layer5": "thalamus",
+    "feedback": "memory gate",
+    "mixer": "mixers",
+    "feed_forward": "feed-forward",
+}
 
 
 def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
@@ -25,7 +33,7 @@ def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
         name: _again([(module, call) for module in modules for call in calls.get(id(module), [])])
         for name, modules in groups.items()
     }
-    memory = trunk.hippocampus if isinstance(trunk, Cortex) else None
+    memory = getattr(trunk, "hippocampus", None)
     hidden = torch.randn(rows * length, net.config.d_model)
     if memory is not None:
         if memory.has_readout:
@@ -40,26 +48,13 @@ def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
 
 
 def _groups(trunk: Trunk) -> dict[str, list[nn.Module]]:
-    """The modules whose calls are timed together."""
-    if isinstance(trunk, Cortex):
-        groups: dict[str, list[nn.Module]] = {
-            "attention": [column.attention for column in trunk.columns],
-            "experts": [column.experts for column in trunk.columns],
-        }
-        if trunk.thalamus is not None:
-            reports = [column.layer5 for column in trunk.columns[:-1] if column.layer5 is not None]
-            groups["thalamus"] = [trunk.thalamus, *reports]
-        if trunk.feedback is not None:
-            groups["memory gate"] = [trunk.feedback]
-        return groups
-    if isinstance(trunk, HFTrunk):
-        return {}
-    if not isinstance(trunk, BlockTrunk):
-        raise TypeError(f"{type(trunk).__name__} has no parts to time")
-    return {
-        "mixers": [block.get_submodule("mixer") for block in trunk.blocks],
-        "feed-forward": [block.get_submodule("feed_forward") for block in trunk.blocks],
-    }
+    """The modules whose calls are timed together. Those of a Hugging Face model lie deeper and are not timed."""
+    groups: dict[str, list[nn.Module]] = {}
+    for path, module in trunk.named_modules(remove_duplicate=False):
+        group = TIMED.get(path.rpartition(".")[2])
+        if group is not None and path.count(".") in (0, 2):  # `thalamus`, or `columns.0.attention`
+            groups.setdefault(group, []).append(module)
+    return groups
 
 
 def _flush(net: Backbone, rows: int, length: int) -> Run:

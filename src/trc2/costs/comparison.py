@@ -1,4 +1,4 @@
-"""`trc2 bench`: speed, memory and utilisation of a recipe, beside its ablated twin, a rival, or other sizes of it."""
+"""`trc2 bench`: speed, memory and utilisation of a recipe, beside its backbone only, a rival, or other sizes of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trc2.backbones.registry import step_cost
-from trc2.config import BackboneConfig, RunConfig, TRC2Config
+from trc2.config import BackboneConfig, RunConfig
 from trc2.costs.benchmarks import (
     decoding,
     learning_pass,
@@ -37,12 +37,12 @@ def pass_flops(config: BackboneConfig, rows: int, length: int) -> float:
 
 
 def bench_recipe(
-    run: RunConfig, *, repeats: int = 5, against: str | None = None, parts: bool = True, watch: Watch = lambda _: None
+    run: RunConfig, *, repeats: int = 5, against: str | None = None, watch: Watch = lambda _: None
 ) -> dict[str, Any]:
     """Everything about one recipe, all alternatives taking turns."""
     config, rows, length = run.model, run.train.batch_size, run.train.sequence_length
     net = prepared_model(config)
-    yardstick = torch.randn(1024, 1024)
+    square = torch.randn(1024, 1024)
     prompt = min(PROMPT, config.max_positions // 2)
     new = min(NEW, config.max_positions - prompt)
     alternatives = {
@@ -51,40 +51,30 @@ def bench_recipe(
         "scoring pass": scoring_pass(net, rows, length),
         "decoding, 1 row": decoding(net, 1, prompt, new),
         "decoding, 8 rows": decoding(net, 8, prompt, new),
-        "large product": lambda: yardstick @ yardstick,
+        "large product": lambda: square @ square,
     }
-    twin = None
-    if isinstance(config, TRC2Config):
-        twin = config.backbone_only()
-        alternatives["learning pass, ablated"] = learning_pass(prepared_model(twin), rows, length)
+    if config.switches:
+        ablated_net = prepared_model(config.backbone_only())
+        alternatives["learning pass, ablated"] = learning_pass(ablated_net, rows, length)
     if against is not None:
         other = rival(against, config)
         alternatives[f"learning pass, {against}"] = rival_pass(other, config, rows, length)
         alternatives[f"decoding, 1 row, {against}"] = rival_decoding(other, config, 1, prompt, new)
         alternatives[f"decoding, 8 rows, {against}"] = rival_decoding(other, config, 8, prompt, new)
-    if parts:
-        for name, part in subsystem_runs(net, rows, length).items():
-            alternatives[f"part: {name}"] = part
+    for name, part in subsystem_runs(net, rows, length).items():
+        alternatives[f"part: {name}"] = part
     times = take_turns(alternatives, repeats, watch=watch)
     return {
         **header(run, rows, length),
         "seconds": {name: timing.to_json() for name, timing in times.items()},
-        "results": _results(config, twin, times, rows * length, against, new, rows, length),
+        "results": _results(run, times, against, new),
         "peak_memory_mb": peak_memory(config, rows, length),
     }
 
 
-def _results(
-    config: BackboneConfig,
-    twin: TRC2Config | None,
-    times: dict[str, Timing],
-    tokens: int,
-    against: str | None,
-    new: int,
-    rows: int,
-    length: int,
-) -> dict[str, float]:
-    learning = times["learning pass"]
+def _results(run: RunConfig, times: dict[str, Timing], against: str | None, new: int) -> dict[str, float]:
+    config, rows, length = run.model, run.train.batch_size, run.train.sequence_length
+    tokens, learning = rows * length, times["learning pass"]
     flops = pass_flops(config, rows, length)
     peak = 2 * 1024**3 / times["large product"].minimum
     results = {
@@ -96,16 +86,19 @@ def _results(
         "large_product_flops": peak,
         "utilisation": flops / learning.minimum / peak,
     }
-    if twin is not None:
-        plain = times["learning pass, ablated"]
-        results["full_over_lesioned"] = ratio(plain, learning)
-        results["flops_lesioned_over_full"] = pass_flops(twin, rows, length) / flops
-        results["full_over_lesioned_per_flop"] = results["full_over_lesioned"] / results["flops_lesioned_over_full"]
+    ablated = times.get("learning pass, ablated")
+    if ablated is not None:
+        speed, work = ratio(ablated, learning), pass_flops(config.backbone_only(), rows, length) / flops
+        results |= {
+            "full_over_ablated": speed,
+            "flops_ablated_over_full": work,
+            "full_over_ablated_per_flop": speed / work,
+        }
     if against is not None:
         theirs = times[f"learning pass, {against}"]
         results[f"full_over_{against}"] = ratio(theirs, learning)
-        if twin is not None:
-            results[f"ablated_over_{against}"] = ratio(theirs, times["learning pass, ablated"])
+        if ablated is not None:
+            results[f"ablated_over_{against}"] = ratio(theirs, ablated)
         for batch in ("1 row", "8 rows"):
             key = f"decoding_{batch.split()[0]}_over_{against}"
             results[key] = ratio(times[f"decoding, {batch}, {against}"], times[f"decoding, {batch}"])
@@ -129,36 +122,33 @@ def bench_scaling(run: RunConfig, axis: str, *, repeats: int = 5, watch: Watch =
     if axis not in SCALING:
         raise UserError(f"There is no scaling '{axis}': {did_you_mean(axis, SCALING)}")
     field, values = SCALING[axis]
-    rows, length, config = run.train.batch_size, run.train.sequence_length, run.model
-    cases: dict[int, tuple[BackboneConfig, int, int]] = {}
-    for value in values:
-        changes: dict[str, Any] = {}
-        if axis == "tokens":
-            changes["max_positions"] = max(value, config.max_positions)
-        elif axis != "batch":
-            if field not in type(config).model_fields:
-                raise UserError(f"{config.name} has no {field}: choose another --scaling.")
-            changes[field] = value
-            if axis == "slots":
-                changes["memory_read_window"] = value
-        cases[value] = (
-            config.replace(**changes),
-            value if axis == "batch" else rows,
-            value if axis == "tokens" else length,
-        )
-    runs = {str(value): learning_pass(prepared_model(c), r, t) for value, (c, r, t) in cases.items()}
+    cases = {str(value): _scaled(run, field, value) for value in values}
+    runs = {name: learning_pass(prepared_model(config), *shape) for name, (config, *shape) in cases.items()}
     times = take_turns(runs, repeats, watch=watch)
     points = [
         {
-            axis: value,
-            "batch_tokens": r * t,
-            "minimum": times[str(value)].minimum,
-            "median": times[str(value)].median,
-            "flops": pass_flops(c, r, t),
+            axis: int(name),
+            "batch_tokens": rows * length,
+            "minimum": times[name].minimum,
+            "median": times[name].median,
+            "flops": pass_flops(config, rows, length),
         }
-        for value, (c, r, t) in cases.items()
+        for name, (config, rows, length) in cases.items()
     ]
-    return {**header(run, rows, length), "scaling": axis, "points": points}
+    return {**header(run, run.train.batch_size, run.train.sequence_length), "scaling": axis, "points": points}
+
+
+def _scaled(run: RunConfig, field: str, value: int) -> tuple[BackboneConfig, int, int]:
+    """The model, rows and length of a pass with another value of one setting."""
+    config, rows, length = run.model, run.train.batch_size, run.train.sequence_length
+    if field == "batch_size":
+        return config, value, length
+    if field == "sequence_length":
+        return config.replace(max_positions=max(value, config.max_positions)), rows, value
+    if field not in type(config).model_fields:
+        raise UserError(f"{config.name} has no {field}: choose another --scaling.")
+    window = {"memory_read_window": value} if field == "memory_slots" else {}
+    return config.replace(**{field: value}, **window), rows, length
 
 
 # -------------------------------------------------------------------------------------------------------------- shared

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from trc2.backbones.registry import activations_of, step_cost
 from trc2.backbones.saved import outline
-from trc2.backbones.shell import Backbone
-from trc2.config import BackboneConfig, RunConfig, TRC2Config
+from trc2.config import BackboneConfig, RunConfig
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.schedule import TaskSchedule
 
-GB = 1e9
 ADAM = 2  # moments per weight, in float32
 MOST_DEVICES = 1024
 # How much of its peak a GPU reaches. The paper's five TRC² rows, 29,000 to 103,000 tokens/s on 4 V100 of 125 TFLOP/s,
@@ -38,40 +34,28 @@ class Device:
 
 @dataclass(frozen=True)
 class Need:
-    """A run on so many devices. `parts` are bytes of each device, `host` bytes of each process beside it."""
+    """A run on so many devices. `parts` are bytes of each device, `host_bytes` those of each process beside it."""
 
     devices: int
     parallel: str
     recompute: bool
-    micro_batches: int
+    micro_batches_per_device: int
     parts: dict[str, float]
-    host: float
+    host_bytes: float
     fits: bool
-    messages: float
-    seconds: float
+    bytes_sent_per_step: float
+    seconds_per_step: float
     tokens_per_second: float
     hours: float
-    is_stretched: bool
+    with_more_micro_batches: bool
 
     @property
     def total(self) -> float:
         return sum(self.parts.values())
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "parallel": self.parallel,
-            "recompute": self.recompute,
-            "micro_batches_per_device": self.micro_batches,
-            "bytes": {**self.parts, "total": self.total},
-            "host_bytes": self.host,
-            "fits": self.fits,
-            "bytes_sent_per_step": self.messages,
-            "seconds_per_step": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "hours": self.hours,
-            "with_more_micro_batches": self.is_stretched,
-        }
+        values = asdict(self)
+        return values | {"bytes": {**values.pop("parts"), "total": self.total}}
 
 
 def usual_utilisation(config: BackboneConfig) -> float:
@@ -89,7 +73,7 @@ def all_needs(run: RunConfig, device: Device, most: int = MOST_DEVICES) -> list[
 def need(run: RunConfig, device: Device, devices: int) -> Need:
     """The first of DDP, DDP with recomputing, FSDP, FSDP with recomputing that fits; the last one if none does."""
     tried = [need_of(run, device, devices, *kind) for kind in KINDS if devices > 1 or kind[0] == "ddp"]
-    return next((found for found in tried if found.fits), tried[-1])
+    return next((way for way in tried if way.fits), tried[-1])
 
 
 def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompute: bool) -> Need:
@@ -109,15 +93,15 @@ def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompu
         devices=devices,
         parallel=parallel if devices > 1 else "none",
         recompute=recompute,
-        micro_batches=shared,
+        micro_batches_per_device=shared,
         parts=parts,
-        host=sizes.replay,
+        host_bytes=sizes.replay,
         fits=sum(parts.values()) <= device.memory,
-        messages=messages,
-        seconds=seconds,
+        bytes_sent_per_step=messages,
+        seconds_per_step=seconds,
         tokens_per_second=tokens / seconds,
         hours=total_tokens / (tokens / seconds) / 3600,
-        is_stretched=span != 1,
+        with_more_micro_batches=span != 1,
     )
 
 
@@ -138,9 +122,11 @@ def sizes_of(config: BackboneConfig) -> Sizes:
     """Of a network that is never built; kept, because one takes a second to outline."""
     net = outline(config.replace(replay=False))
     units, chunks = net.units(), config.replay_recent_chunks + config.replay_long_chunks
+    divided = {parameter for unit in units for parameter in unit.parameters()}
+    divided |= {net.get_input_embeddings().weight} if units else set()
     return Sizes(
         learning=sum(p.numel() for p in net.parameters() if p.requires_grad),
-        divided=_count(net, units),
+        divided=sum(parameter.numel() for parameter in divided),
         largest_unit=max((sum(p.numel() for p in unit.parameters()) for unit in units), default=0),
         frozen=sum(p.numel() for p in net.parameters() if not p.requires_grad),
         buffers=sum(buffer.nbytes for buffer in net.buffers()),
@@ -148,30 +134,22 @@ def sizes_of(config: BackboneConfig) -> Sizes:
     )
 
 
-def _count(net: Backbone, units: list[torch.nn.Module]) -> int:
-    """Weights of the units and of the embedding, each once."""
-    owned = {id(p): p.numel() for unit in units for p in unit.parameters()}
-    table = net.get_input_embeddings().weight
-    return sum({**owned, id(table): table.numel()}.values()) if units else 0
-
-
 def needs_json(name: str, run: RunConfig, device: Device, rows: list[Need], *, is_guess: bool) -> dict[str, Any]:
-    """All rows for programs; a guessed utilisation comes with the range it is right within."""
-    found = []
-    for row in rows:
-        waiting = row.messages / device.bandwidth
-        slow, fast = (
-            row.tokens_per_second * row.seconds / ((row.seconds - waiting) * factor + waiting)
+    """All rows for programs. A guessed utilisation comes with the range of speeds that its `SPREAD` allows."""
+    entries = [row.to_json() for row in rows]
+    for row, entry in zip(rows, entries, strict=True) if is_guess else ():
+        waiting = row.bytes_sent_per_step / device.bandwidth
+        entry["tokens_per_second_range"] = [
+            row.tokens_per_second * row.seconds_per_step / ((row.seconds_per_step - waiting) * factor + waiting)
             for factor in (SPREAD, 1 / SPREAD)
-        )
-        found.append(row.to_json() | ({"tokens_per_second_range": [slow, fast]} if is_guess else {}))
+        ]
     return {
         "schema": 1,
         "recipe": name,
         "tokens_per_step": run.train.tokens_per_step,
         "training_flops_per_token": budget_of(run).training_flops_per_step / run.train.tokens_per_step,
         "utilisation": device.utilisation,
-        "rows": found,
+        "rows": entries,
     }
 
 
@@ -241,14 +219,9 @@ def _messages(run: RunConfig, sizes: Sizes, devices: int, micro_batches: int, pa
 
 
 def remembered_bytes(run: RunConfig, micro_batches: int) -> float:
-    """What a device tells the others so that memory and stores stay the same: candidates' scores, survivors, chunks."""
+    """Bytes a device sends to the others so that memory and replay stores stay the same."""
     config, train = run.model, run.train
     rows = train.batch_size * micro_batches
-    sent = 0.0
-    if isinstance(config, TRC2Config) and config.memory:
-        candidates = rows * min(config.writes_per_sequence, train.sequence_length)
-        survivors = candidates * min(1.0, config.target_writes_per_sequence / config.writes_per_sequence)
-        sent += 4.0 * candidates + 24.0 * micro_batches + survivors * (4.0 * config.d_model + 32.0)
-    if config.replay:
-        sent += 4.0 * rows * (train.sequence_length // config.replay_chunk_length) * config.replay_chunk_length
-    return sent
+    chunks = rows * (train.sequence_length // config.replay_chunk_length) if config.replay else 0
+    sent = config.memory_bytes_sent(rows, train.sequence_length, micro_batches)
+    return sent + 4.0 * chunks * config.replay_chunk_length

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from trc2.costs.tables import number_table
+
 
 def results_table(name: str, report: dict[str, Any]) -> Table:
-    table = Table(title=f"{name}: {report['rows']} × {report['length']} tokens, {report['threads']} threads")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    title = f"{name}: {report['rows']} × {report['length']} tokens, {report['threads']} threads"
+    table = number_table(title, ("measure", "value"))
     for key, value in report["results"].items():
         text = f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
         table.add_row(key.replace("_", " "), text if value < 1e9 else f"{value / 1e9:.1f}G")
@@ -21,16 +22,11 @@ def results_table(name: str, report: dict[str, Any]) -> Table:
 
 def scaling_table(name: str, report: dict[str, Any]) -> Table:
     axis, first = report["scaling"], report["points"][0]
-    table = Table(title=f"{name}: cost of a learning pass as {axis} grow", caption="relative to the first row")
-    for column in (axis, "seconds", "time ×", "FLOPs ×"):
-        table.add_column(column, justify="right")
+    title = f"{name}: cost of a learning pass as {axis} grow"
+    table = number_table(title, (axis, "seconds", "time ×", "FLOPs ×"), "relative to the first row")
     for point in report["points"]:
-        table.add_row(
-            f"{point[axis]:,}",
-            f"{point['minimum']:.3f}",
-            f"{point['minimum'] / first['minimum']:.2f}",
-            f"{point['flops'] / first['flops']:.2f}",
-        )
+        growth = [f"{point[key] / first[key]:.2f}" for key in ("minimum", "flops")]
+        table.add_row(f"{point[axis]:,}", f"{point['minimum']:.3f}", *growth)
     return table
 
 

@@ -41,7 +41,7 @@ def static_budget(config: BackboneConfig) -> dict[str, Part]:
         entry = sums[inside.get(id(parameter), "replay")]
         entry[0 if parameter.requires_grad else 1] += parameter.numel()
     for tensor in _tensors(net):
-        sums[inside.get(id(tensor), "replay")][2] += _bytes(tensor)
+        sums[inside.get(id(tensor), "replay")][2] += tensor.nbytes
     return {name: Part(*values) for name, values in sums.items()}
 
 
@@ -67,18 +67,11 @@ def active_parameters(config: BackboneConfig) -> tuple[int, int]:
 
 def unreachable(config: BackboneConfig) -> int:
     """Parameters that the complete model (all switches on) has and this one does not."""
-    if not isinstance(config, TRC2Config):
-        return 0
-    complete = config.replace(thalamus=True, memory=True, replay=True)
-    return _count(complete) - _count(config)
+    return num_parameters(config.complete()) - num_parameters(config) if config.switches else 0
 
 
-def _count(config: BackboneConfig) -> int:
-    return sum(part.total for part in static_budget(config).values())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def num_parameters(config: BackboneConfig) -> int:
+    return sum(parameter.numel() for parameter in outline(config).parameters())
 
 
 # --------------------------------------------------------------------------------------------------------- the paper

@@ -1,9 +1,6 @@
-"""Dimensionless ratios of a recipe: what a small run must share with the paper's to be a scale model of it."""
+"""Dimensionless ratios of a recipe, which a small run must share with the paper's to be a scale model of it."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -11,107 +8,22 @@ from trc2.config import RunConfig, TRC2Config, load_recipe
 from trc2.errors import UserError
 
 PAPER = "paper_d768_l4"
-TOLERANCE = 0.2
-"""A ratio within this much of the paper's counts as the paper's."""
+TOLERANCE = 0.2  # a ratio that differs by less from the paper's counts as close
 
-
-@dataclass(frozen=True)
-class Ratio:
-    """One quantity of a run that does not depend on its size; `None` where the run has no such part."""
-
-    name: str
-    meaning: str
-    of: Callable[[RunConfig], float | None]
-
-
-def _steps(config: RunConfig) -> int:
-    assert config.stream is not None
-    return sum(task.steps for task in config.stream.trained)
-
-
-def _tokens(config: RunConfig) -> int:
-    return _steps(config) * config.train.tokens_per_step
-
-
-def _memory(config: RunConfig) -> TRC2Config | None:
-    return config.model if isinstance(config.model, TRC2Config) and config.model.memory else None
-
-
-def _slow_heads(config: RunConfig) -> float | None:
-    model = _memory(config)
-    return None if model is None else 1 / (1 - model.slow_heads_decay) / _steps(config)
-
-
-def _threshold(config: RunConfig) -> float | None:
-    model = _memory(config)
-    return None if model is None else 1 / (1 - model.write_threshold_decay) / _steps(config)
-
-
-def _reach(config: RunConfig) -> float | None:
-    model = _memory(config)
-    if model is None:
-        return None
-    sequences = config.train.batch_size * config.train.micro_batches
-    return min(model.memory_slots, model.memory_read_window) / (model.target_writes_per_sequence * sequences)
-
-
-def _keep_target(config: RunConfig) -> float | None:
-    model = _memory(config)
-    return None if model is None else model.target_writes_per_sequence / model.writes_per_sequence
-
-
-def _candidates(config: RunConfig) -> float | None:
-    model = _memory(config)
-    return None if model is None else model.writes_per_sequence / config.train.sequence_length
-
-
-def _warmup(config: RunConfig) -> float:
-    assert config.stream is not None
-    spans = [task.steps for task in config.stream.trained] if config.train.schedule == "per_task" else [_steps(config)]
-    return config.train.warmup_of(max(spans)) / max(spans)
-
-
-def _stored(chunks: Callable[[RunConfig], int]) -> Callable[[RunConfig], float | None]:
-    def share(config: RunConfig) -> float | None:
-        return chunks(config) * config.model.replay_chunk_length / _tokens(config) if config.model.replay else None
-
-    return share
-
-
-def _replayed(config: RunConfig) -> float | None:
-    model, new = config.model, config.train.batch_size * config.train.sequence_length
-    if not model.replay:
-        return None
-    if model.replay_share is not None:
-        return model.replay_share / (1 - model.replay_share)
-    return model.replay_batch_size * model.replay_chunk_length / new
-
-
-def _evaluations(config: RunConfig) -> float:
-    assert config.stream is not None
-    return config.stream.trained[0].steps / config.eval.every_steps
-
-
-RATIOS = (
-    Ratio("slow heads", "horizon of the slow heads ÷ steps of the stream", _slow_heads),
-    Ratio("write threshold", "horizon of the write threshold ÷ steps of the stream", _threshold),
-    Ratio("controller", "steps between two looks ÷ steps of the stream", lambda c: c.control.period / _steps(c)),
-    Ratio("warm-up", "steps of warm-up ÷ steps of its schedule", _warmup),
-    Ratio("reservoir", "tokens in the reservoir ÷ tokens of the stream", _stored(lambda c: c.model.replay_long_chunks)),
-    Ratio(
-        "recency buffer", "tokens in the recency buffer ÷ tokens of the stream",
-        _stored(lambda c: c.model.replay_recent_chunks),
-    ),
-    Ratio(
-        "chunk", "tokens of a stored chunk ÷ tokens of a sequence",
-        lambda c: c.model.replay_chunk_length / c.train.sequence_length if c.model.replay else None,
-    ),
-    Ratio("replayed", "replayed tokens ÷ new tokens, before the controller acts", _replayed),
-    Ratio("memory reach", "steps until a written event can no longer be read, at the target rate", _reach),
-    Ratio("keep target", "writes aimed at ÷ candidates", _keep_target),
-    Ratio("candidates", "candidates of a sequence ÷ its tokens", _candidates),
-    Ratio("evaluations", "evaluations of the first task during its training", _evaluations),
-)  # fmt: skip
+MEANINGS = {
+    "slow heads": "horizon of the slow heads ÷ steps of the stream",
+    "write threshold": "horizon of the write threshold ÷ steps of the stream",
+    "controller": "steps between two looks ÷ steps of the stream",
+    "warm-up": "steps of warm-up ÷ steps of its schedule",
+    "reservoir": "tokens in the reservoir ÷ tokens of the stream",
+    "recency buffer": "tokens in the recency buffer ÷ tokens of the stream",
+    "chunk": "tokens of a stored chunk ÷ tokens of a sequence",
+    "replayed": "replayed tokens ÷ new tokens, before the controller acts",
+    "memory reach": "steps until a written event can no longer be read, at the target rate",
+    "keep target": "writes aimed at ÷ candidates",
+    "candidates": "candidates of a sequence ÷ its tokens",
+    "evaluations": "evaluations of the first task during its training",
+}
 
 SHORT_SEQUENCE = "a sequence of 128 tokens would offer one candidate; eight keep the choice among candidates"
 COST = "an evaluation costs a larger part of a short run"
@@ -133,26 +45,49 @@ REASONS = {
 
 
 def ratios(config: RunConfig) -> dict[str, float | None]:
-    """Every ratio of a run by its name."""
+    """Every ratio of a run by its name; None where the run has no such part."""
     if config.stream is None:
         raise UserError("Ratios need a stream of tasks, and this recipe has only a model: name a recipe with tasks.")
-    return {ratio.name: ratio.of(config) for ratio in RATIOS}
+    model, train, tasks = config.model, config.train, config.stream.trained
+    steps = sum(task.steps for task in tasks)
+    scheduled = max(task.steps for task in tasks) if train.schedule == "per_task" else steps
+    values: dict[str, float | None] = dict.fromkeys(MEANINGS)
+    values["controller"] = config.control.period / steps
+    values["warm-up"] = train.warmup_of(scheduled) / scheduled
+    values["evaluations"] = tasks[0].steps / config.eval.every_steps
+    if model.replay:
+        chunk, tokens = model.replay_chunk_length, steps * train.tokens_per_step
+        values["reservoir"] = model.replay_long_chunks * chunk / tokens
+        values["recency buffer"] = model.replay_recent_chunks * chunk / tokens
+        values["chunk"] = chunk / train.sequence_length
+        if model.replay_share is not None:
+            values["replayed"] = model.replay_share / (1 - model.replay_share)
+        else:
+            values["replayed"] = model.replay_batch_size * chunk / (train.batch_size * train.sequence_length)
+    if isinstance(model, TRC2Config) and model.memory:
+        sequences = train.batch_size * train.micro_batches
+        values["slow heads"] = 1 / (1 - model.slow_heads_decay) / steps
+        values["write threshold"] = 1 / (1 - model.write_threshold_decay) / steps
+        values["memory reach"] = model.read_slots / (model.target_writes_per_sequence * sequences)
+        values["keep target"] = model.target_writes_per_sequence / model.writes_per_sequence
+        values["candidates"] = model.writes_per_sequence / train.sequence_length
+    return values
 
 
-def is_close(ours: float | None, model_files: float | None) -> bool:
+def is_close(ours: float | None, paper: float | None) -> bool:
     """Whether a ratio is the paper's; a part that is switched off has nothing to compare."""
-    return ours is None or model_files is None or abs(ours / model_files - 1) <= TOLERANCE
+    return ours is None or paper is None or abs(ours / paper - 1) <= TOLERANCE
 
 
 def ratio_rows(target: str, config: RunConfig) -> list[dict[str, object]]:
     """Each ratio of a run beside the paper's."""
-    model_files, reasons = ratios(load_recipe(PAPER)), REASONS.get(target, {})
+    paper, reasons = ratios(load_recipe(PAPER)), REASONS.get(target, {})
     return [
         {
-            "ratio": ratio.name, "meaning": ratio.meaning, "value": value, "paper": model_files[ratio.name],
-            "close": is_close(value, model_files[ratio.name]), "reason": reasons.get(ratio.name),
+            "ratio": name, "meaning": MEANINGS[name], "value": value, "paper": paper[name],
+            "close": is_close(value, paper[name]), "reason": reasons.get(name),
         }
-        for ratio, value in zip(RATIOS, ratios(config).values(), strict=True)
+        for name, value in ratios(config).items()
     ]  # fmt: skip
 
 
@@ -161,9 +96,6 @@ def ratio_table(target: str, config: RunConfig) -> Table:
     table = Table("ratio", target, "paper", "note", title=f"{target} as a scale model of {PAPER}")
     for row in ratio_rows(target, config):
         note = "" if row["close"] else f"differs: {row['reason'] or 'no reason is given'}"
-        table.add_row(str(row["meaning"]), _number(row["value"]), _number(row["paper"]), note)
+        numbers = ("–" if value is None else f"{value:.3g}" for value in (row["value"], row["paper"]))
+        table.add_row(str(row["meaning"]), *numbers, note)
     return table
-
-
-def _number(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "–"

@@ -14,7 +14,8 @@ from trc2.metrics.forgetting import TaskSpan, mean
 from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
 from trc2.report.run import Run
 from trc2.report.runs import RunTable
-from trc2.report.tables import NotWritten, number_text
+from trc2.report.tables import NotWritten
+from trc2.system.numbers import number_text
 from trc2.system.plot_style import (
     MARKERS,
     MAX_SERIES,

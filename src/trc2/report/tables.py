@@ -29,6 +29,7 @@ from trc2.report.measures import (
 from trc2.report.run import scores_in
 from trc2.report.runs import RunTable
 from trc2.system.files import write_atomically
+from trc2.system.numbers import number_text
 
 NOTHING = "–"  # not measured, or not defined
 NOT_LEARNED = "†"
@@ -38,20 +39,6 @@ INTERVALS = "Mean [95 % t-interval] over n seeds; A/A repeats of a seed are aver
 
 class NotWritten(Exception):
     """A table or figure that these runs cannot fill; the message says what is missing."""
-
-
-def number_text(value: float, spread: float = math.nan) -> str:
-    """A number with two digits of its spread, or about four digits."""
-    if not math.isfinite(value):
-        return {math.inf: "∞", -math.inf: "−∞"}.get(value, "NaN")
-    if math.isfinite(spread) and spread > 0 and abs(value) < 1000:
-        places = min(4, max(0, 1 - math.floor(math.log10(spread))))
-    else:
-        places = 3 if value == 0 else min(3, max(0, 3 - math.floor(math.log10(abs(value)))))
-    text = f"{value:,.{places}f}" if abs(value) < 1e9 else f"{value:.3e}"
-    if value != 0 and not text.strip("-0.,"):
-        text = f"{value:.1g}"
-    return text.replace("-", "−")
 
 
 def interval_text(row: Any) -> str:
