@@ -18,7 +18,7 @@ from trc2.runs.identity import variant_settings
 
 BASELINES = tuple(name for name in FAMILIES if name != "trc2")
 HIPPOCAMPUS = ("memory", "replay")  # the paper removes both together
-SWITCHES = {"model.thalamus", "model.memory", "model.replay", "control.mode"}
+SWITCHES = {*(f"model.{part}" for part in PARTS), "control.mode"}
 STRENGTHS = {"model.replay_coefficient", "model.replay_batch_size", "model.replay_long_fraction"}
 
 

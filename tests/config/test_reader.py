@@ -28,32 +28,13 @@ def _either_parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("", None),
-        ("~", None),
-        ("true", True),
-        ("FALSE", False),
-        ("off", "off"),
-        ("yes", "yes"),
-        ("y", "y"),
-        ("2024-13-45", "2024-13-45"),
-        ("12:30:45", "12:30:45"),
-        ("010", 10),
-        ("0o17", 15),
-        ("0x1F", 31),
-        ("-3", -3),
-        ("1e-3", 0.001),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("1_000", "1_000"),
-        ("-.inf", -math.inf),
-        ("'1'", "1"),
-        ('"off"', "off"),
-        ("=", "="),
-        ("{a: [1, {b: }]}", {"a": [1, {"b": None}]}),
-        ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
-        ("<<: {a: 1}", {"<<": {"a": 1}}),
+        ("", None), ("~", None), ("true", True), ("FALSE", False), ("off", "off"), ("yes", "yes"), ("y", "y"),
+        ("2024-13-45", "2024-13-45"), ("12:30:45", "12:30:45"), ("010", 10), ("0o17", 15), ("0x1F", 31), ("-3", -3),
+        ("1e-3", 0.001), (".5", 0.5), ("5.", 5.0), ("1_000", "1_000"), ("-.inf", -math.inf), ("'1'", "1"),
+        ('"off"', "off"), ("=", "="), ("{a: [1, {b: }]}", {"a": [1, {"b": None}]}),
+        ("a: |\n  x\n  y\n", {"a": "x\ny\n"}), ("<<: {a: 1}", {"<<": {"a": 1}}),
     ],
-)
+)  # fmt: skip
 def test_plain_words_mean_what_yaml_1_2_says(text: str, value: object) -> None:
     found = parse(text)
     assert found == value
@@ -101,27 +82,23 @@ def test_only_regular_files_of_modest_size_are_read(tmp_path: Path) -> None:
     settings = tmp_path / "a.yaml"
     settings.write_bytes("\ufeffa: größe".encode())  # as some editors save it
     assert read_settings(settings) == {"a": "größe"}
-    settings.write_bytes(b"a: \xff")
-    with pytest.raises(UserError, match="is not UTF-8 text"):
-        read_settings(settings)
-    with settings.open("wb") as file:
-        file.truncate(2**30)
-    with pytest.raises(UserError, match="larger than 1,000,000 bytes"):
-        read_settings(settings)
-    with pytest.raises(UserError, match="is a folder"):
-        read_settings(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="is no regular file"):
-        read_settings(tmp_path / "pipe")
-    with pytest.raises(UserError, match="No such file"):
-        read_settings(tmp_path / "missing.yaml")
-    with pytest.raises(UserError, match="null byte"):
-        read_settings(tmp_path / "a\0b")
-    with pytest.raises(UserError, match="too long"):
-        read_settings(tmp_path / ("a" * 5000))
-    settings.write_text("- 1")
-    with pytest.raises(UserError, match="holds list, not settings"):
-        read_settings(settings)
+    (tmp_path / "latin").write_bytes(b"a: \xff")
+    (tmp_path / "list").write_text("- 1")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**30)
+    for name, sentence in (
+        ("latin", "is not UTF-8 text"),
+        ("large", "larger than 1,000,000 bytes"),
+        (".", "is a folder"),
+        ("pipe", "is no regular file"),
+        ("missing.yaml", "No such file"),
+        ("a\0b", "null byte"),
+        ("a" * 5000, "too long"),
+        ("list", "holds list, not settings"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            read_settings(tmp_path / name)
 
 
 VALUES: Any = st.recursive(

@@ -1,4 +1,4 @@
-"""Every setting of a recipe: its value, its default, what it means, and who set it."""
+"""Every setting of a recipe: its value, its default, its meaning, and which layer set it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trc2.config.flat import flat, items_by_name
 from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.run import RunConfig, apply_overrides
-from trc2.config.section import Section, SettingError
+from trc2.config.section import Section, SettingError, flat, items_by_name
 from trc2.config.strategy import expand_shorthands
 
 DEFAULT, FOLLOWS = "default", "follows from others"
@@ -21,7 +20,7 @@ UNNAMED = {"model.name": "trc2", "strategy.name": "none"}  # what a run has that
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as a run would use it. `origin` is a recipe, its base, an override, or one of the words above."""
+    """One setting as a run would use it. `origin` names a recipe, its base, an override, or is DEFAULT or FOLLOWS."""
 
     path: str
     value: Any
@@ -37,10 +36,12 @@ def explain(name: str, overrides: Iterable[str] = ()) -> list[Setting]:
     overrides = list(overrides)
     values = apply_overrides(merge_layers(layers), overrides)
     config = RunConfig(**values)
-    found = _origins(layers, overrides)
+    origins = _origins(layers, overrides)
     settings = []
     for path, value, default, meaning in _leaves(config, config.model_dump(mode="json"), ""):
-        origin = next((found[part] for part in _and_above(path) if part in found), DEFAULT)
+        parts = path.split(".")
+        enclosing = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]  # `stream: null` sets all below
+        origin = next((origins[outer] for outer in enclosing if outer in origins), DEFAULT)
         if origin == DEFAULT and default not in (value, REQUIRED):
             origin = FOLLOWS
         settings.append(Setting(path, value, default, meaning, origin))
@@ -48,30 +49,27 @@ def explain(name: str, overrides: Iterable[str] = ()) -> list[Setting]:
 
 
 def _origins(layers: list[tuple[str, dict[str, Any]]], overrides: list[str]) -> dict[str, str]:
-    """Who set what last, by path. What a layer means by a shorthand such as `strategy: replay` counts as set by it."""
-    found: dict[str, str] = {}
+    """The last layer or override that set each path. It also sets what a shorthand such as `strategy: replay` means."""
+    origins: dict[str, str] = {}
     before: dict[str, Any] = {}
-    steps = [
-        (
-            f"base {name}" if number < len(layers) else name,
-            merge_layers(layers[:number]),
-            set(flat(values, names=True)),
-        )
-        for number, (name, values) in enumerate(layers, start=1)
-    ]
+    settings = merge_layers(layers)
+    steps = []
+    for number, (name, values) in enumerate(layers, start=1):
+        label = name if number == len(layers) else f"base {name}"
+        steps.append((label, merge_layers(layers[:number]), set(flat(values, names=True))))
     for number, override in enumerate(overrides, start=1):
         path, _, _ = override.partition("=")
-        so_far = apply_overrides(merge_layers(layers), overrides[:number])
-        steps.append((f"override {path}", so_far, _below(path, so_far)))
-    for label, so_far, said in steps:
+        changed = apply_overrides(settings, overrides[:number])
+        steps.append((f"override {path}", changed, _below(path, changed)))
+    for label, values, named in steps:
         with suppress(SettingError):  # half of a change may be wrong where the whole is right
-            so_far = expand_shorthands(so_far)
-        now = flat(so_far, names=True)
-        for path, value in now.items():
-            if path in said or path not in before or before[path] != value:
-                found[path] = label
-        before = now
-    return found
+            values = expand_shorthands(values)
+        after = flat(values, names=True)
+        for path, value in after.items():
+            if path in named or path not in before or before[path] != value:
+                origins[path] = label
+        before = after
+    return origins
 
 
 def _below(path: str, values: Mapping[str, Any]) -> set[str]:
@@ -86,13 +84,6 @@ def _below(path: str, values: Mapping[str, Any]) -> set[str]:
         inner = items[part] if items is not None else inner.get(part, {}) if isinstance(inner, Mapping) else {}
     reached = ".".join(parts)
     return {leaf for leaf in flat(values, names=True) if leaf == reached or leaf.startswith(f"{reached}.")}
-
-
-def _and_above(path: str) -> Iterator[str]:
-    """A path and all it lies in: `stream: null` sets everything below it."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _leaves(section: Section, values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
@@ -111,16 +102,14 @@ def _leaves(section: Section, values: Mapping[str, Any], prefix: str) -> Iterato
 def default_of(section: type[Section], name: str) -> Any:
     """The default of a field as YAML would write it, or a dash where there is none."""
     field = section.model_fields[name]
-    return REQUIRED if field.is_required() else _plain(field.get_default(call_default_factory=True))
-
-
-def _plain(value: Any) -> Any:
-    """A default as YAML would write it."""
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    if field.is_required():
+        return REQUIRED
+    default = field.get_default(call_default_factory=True)
+    return list(default) if isinstance(default, tuple) else str(default) if isinstance(default, Path) else default
 
 
 def meaning_of(section: type[Section], name: str) -> str:
-    """What a field is for; one that only narrows an inherited field means what that does."""
+    """The description of a field; a field that only narrows an inherited one has that one's description."""
     for kind in section.__mro__:
         field = getattr(kind, "model_fields", {}).get(name)
         if field is not None and field.description:

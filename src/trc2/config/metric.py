@@ -1,4 +1,4 @@
-"""Which scores of other packages a run has, and how they are read."""
+"""Metrics that other packages add to a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OURS = frozenset({
 
 
 class MetricConfig(Section):
-    """A metric of an installed plug-in. How it is read is asked of the plug-in once, and kept with the run.
+    """A metric of an installed plug-in. The plug-in's own description of it is kept with the run.
 
-    So whoever reads a run folder later needs the numbers in it, and no plug-in.
+    So a run folder can be read later without the plug-in.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=100)] = Field(description="of the plug-in")
@@ -32,7 +32,7 @@ class MetricConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _ask_the_plugin(cls, values: Any) -> Any:
-        """A name alone is a question; with everything else beside it, it is the answer."""
+        """If only the name is given, read the other fields from the plug-in."""
         name = values.get("name") if isinstance(values, dict) else values
         if isinstance(name, str) and name in OURS:
             raise SettingError(f"'{name}' is a score of every run already: leave it out.", "name")
@@ -53,18 +53,15 @@ def register_metric(name: str, metric: MetricPlugin) -> None:
 def describe_metric(name: str) -> dict[str, Any]:
     """How a plug-in's metric is read."""
     metric = plugged_metric(name)
-    return {
-        "name": name, "higher_is_better": metric.higher_is_better, "reads": metric.reads, "is_log": metric.is_log,
-        "min_gain": metric.min_gain,
-    }  # fmt: skip
+    return {field: getattr(metric, field) for field in MetricConfig.model_fields if field != "name"} | {"name": name}
 
 
 def plugged_metric(name: str) -> MetricPlugin:
     """The metric of this name that an installed package brings."""
     plugin = find("metric", name)
     if plugin is None:
-        known = installed_names("metric")
-        hint = " ".join([*([did_you_mean(name, known)] if known else []), missing_hint("metric")])
+        choices = installed_names("metric")
+        hint = " ".join([*([did_you_mean(name, choices)] if choices else []), missing_hint("metric")])
         raise SettingError(f"There is no metric {shown(name)}: {hint}", "name")
     offered = load(plugin)
     if not isinstance(offered, MetricPlugin):

@@ -75,8 +75,8 @@ def backbone_class(name: object) -> type[BackboneConfig] | None:
 
 
 def _class_of(name: object) -> type[BackboneConfig]:
-    found = backbone_class(name)
-    if found is None:
-        known = [*MODELS, *installed_names("backbone")]
-        raise SettingError(f"There is no backbone {shown(name)}: {did_you_mean(str(name), known)}", "name")
-    return found
+    settings = backbone_class(name)
+    if settings is None:
+        choices = [*MODELS, *installed_names("backbone")]
+        raise SettingError(f"There is no backbone {shown(name)}: {did_you_mean(str(name), choices)}", "name")
+    return settings

@@ -21,12 +21,12 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 BASE_CARD, MAX_CARD_BYTES = "README.md", 2**20
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
 # What is kept beside the weights. Everything else in the folder may be private.
-PAPERS = (
+MODEL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-MAX_PAPER_BYTES, MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**27, 2**24, 2**27
+MAX_MODEL_FILE_BYTES, MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**27, 2**24, 2**27
 # A config asks for as many modules as it likes in a few bytes, and building them takes time and memory.
 LIMITS = (
     (re.compile(r".*(layers?|blocks|depth|stages)"), 1000),
@@ -77,16 +77,16 @@ class HFConfig(BackboneConfig):
         given = {name: values[name] for name in DESCRIBED if values.get(name) is not None}
         if len(given) == len(DESCRIBED):
             return values
-        found = describe(values["pretrained"])
+        described = describe(values["pretrained"])
         for name, value in given.items():
-            if name == "max_positions" and isinstance(value, int) and value <= found[name]:
-                found[name] = value
-            elif value != found[name]:
+            if name == "max_positions" and isinstance(value, int) and value <= described[name]:
+                described[name] = value
+            elif value != described[name]:
                 raise ValueError(
-                    f"{name}={brief(value, 40)} is not the {brief(found[name], 40)} of {values['pretrained']}: leave "
-                    "it out, the folder says it."
+                    f"{name}={brief(value, 40)} is not the {brief(described[name], 40)} of {values['pretrained']}: "
+                    "leave it out, the folder says it."
                 )
-        return {**values, **found}
+        return {**values, **described}
 
     @model_validator(mode="after")
     def _adapters_or_patterns(self) -> HFConfig:
@@ -160,17 +160,21 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def copy_model_files(pretrained: str, folder: Path) -> None:
-    """Copy tokenizer and settings from beside the weights, so that an export needs the first folder no more."""
+    """Copy tokenizer, settings and model card from beside the weights: an export needs them without the first folder.
+
+    An export names the licence that the card states.
+    """
     source = locate(pretrained)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PAPERS:
+    for name, limit in (*((name, MAX_MODEL_FILE_BYTES) for name in MODEL_FILES), (BASE_CARD, MAX_CARD_BYTES)):
         path = source / name
-        if path.is_file() and _is_of_folder(path) and path.stat().st_size <= MAX_PAPER_BYTES:
-            content = path.read_bytes()
-            if name.endswith("config.json"):
-                with contextlib.suppress(ValueError, RecursionError, AttributeError):  # as it is, if it is no settings
-                    content = json.dumps(without_marks(json.loads(content)), indent=2).encode()
-            write_atomically(folder / name, content)
+        if not path.is_file() or not _is_of_folder(path) or path.stat().st_size > limit:
+            continue
+        content = path.read_bytes()
+        if name.endswith("config.json"):
+            with contextlib.suppress(ValueError, RecursionError, AttributeError):  # not settings: copy it as it is
+                content = json.dumps(without_marks(json.loads(content)), indent=2).encode()
+        write_atomically(folder / name, content)
 
 
 def _is_of_folder(path: Path) -> bool:
@@ -194,13 +198,6 @@ def check_size(path: Path, most: int) -> None:
     refuse_special(path)
     if path.stat().st_size > most:
         raise UserError(f"{path} has {path.stat().st_size:,} bytes, more than {most:,}: use another copy.")
-
-
-def keep_base_card(pretrained: str, folder: Path) -> None:
-    """Copy the model card of the first folder, if it has one: an export names its licence."""
-    path = locate(pretrained) / BASE_CARD
-    if path.is_file() and _is_of_folder(path) and path.stat().st_size <= MAX_CARD_BYTES:
-        write_atomically(folder / BASE_CARD, path.read_bytes())
 
 
 def base_facts(pretrained: str, model_files: Path) -> dict[str, str]:
@@ -242,10 +239,13 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
         raise UserError(
             f"{pretrained} {needs} (model_type {brief(kind, 40)}): use a model that transformers has a class for."
         )
-    with_sentence = f"{pretrained} is no causal language model ({brief(classes[0] if classes else kind, 60)})"
-    written = [name for name in classes if isinstance(name, str)]
-    if written and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in written):
-        raise UserError(f"{with_sentence}: use one whose class ends in ForCausalLM, such as a Llama, Qwen or GPT-2.")
+    not_causal = UserError(
+        f"{pretrained} is no causal language model ({brief(classes[0] if classes else kind, 60)}): use one whose class "
+        "ends in ForCausalLM, such as a Llama, Qwen or GPT-2."
+    )
+    class_names = [name for name in classes if isinstance(name, str)]
+    if class_names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in class_names):
+        raise not_causal
     try:
         _check_values(architecture, f"{pretrained}/{CONFIG_FILE}")
         with silence():
@@ -257,7 +257,7 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
             f"{pretrained}/{CONFIG_FILE} is refused by transformers ({brief(error)}): correct it."
         ) from None
     if type(config) not in causal or getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"{with_sentence}: use one whose class ends in ForCausalLM, such as a Llama, Qwen or GPT-2.")
+        raise not_causal
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if not isinstance(getattr(config, name, None), int):
             raise UserError(f"{pretrained}/{CONFIG_FILE} does not say its {name}: this kind of model is not supported.")
@@ -336,7 +336,7 @@ def _read_architecture(path: Path) -> dict[str, Any]:
 
 
 def _count(config: Any, pretrained: str) -> tuple[int, int]:
-    """All weights, and those in matrices that one token meets; found on an outline without numbers."""
+    """All weights, and those in matrices that one token meets, counted on a model on the meta device."""
     import torch
 
     try:
@@ -344,15 +344,15 @@ def _count(config: Any, pretrained: str) -> tuple[int, int]:
             model = causal_class(config)(config)
     except Exception as error:
         raise UserError(f"{pretrained} cannot be built by transformers ({brief(error)}): use another copy.") from None
-    numbers = {name: getattr(config, name, 0) for name in ("num_local_experts", "num_experts", "num_experts_per_tok")}
-    local, experts, chosen = (value if isinstance(value, int) else 0 for value in numbers.values())
+    names = ("num_local_experts", "num_experts", "num_experts_per_tok")
+    counts = [getattr(config, name, 0) for name in names]
+    local, experts, chosen = (count if isinstance(count, int) else 0 for count in counts)
     experts = max(local, experts)
-    table = model.get_input_embeddings().weight
-    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
+    table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+    is_tied = output is not None and output.weight is table
     total, active = 0, 0.0
     for name, parameter in model.named_parameters():
         total += parameter.numel()
-        if parameter.ndim >= 2 and (tied or parameter is not table):
-            share = chosen / experts if experts and ".experts." in name else 1.0
-            active += parameter.numel() * share
+        if parameter.ndim >= 2 and (is_tied or parameter is not table):
+            active += parameter.numel() * (chosen / experts if experts and ".experts." in name else 1.0)
     return total, max(1, round(active))

@@ -43,14 +43,9 @@ def family_names(family: str) -> list[str]:
     if family == "lab":
         return [f"lab_{model}" for model in MODELS if f"lab_{model}" in names]
     if family == "paper":
-        trc2 = [name for name in names if name.startswith("paper_d")]
-        found = trc2 + [name for model in MODELS for name in names if name.startswith(f"paper_{model}_d")]
-        return sorted(dict.fromkeys(found), key=lambda name: list(MODELS).index(_backbone_of(name)))
+        prefixes = ["paper_" if model == "trc2" else f"paper_{model}_" for model in MODELS]
+        return [name for prefix in prefixes for name in names if re.fullmatch(rf"{prefix}d\d+_l\d+", name)]
     raise UserError(f"There is no family '{family}': choose lab or paper.")
-
-
-def _backbone_of(name: str) -> str:
-    return next((m for m in MODELS if name.startswith(f"paper_{m}_")), "trc2")
 
 
 def recipe_layers(name: str, above: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:

@@ -91,17 +91,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _seeds_have_a_place(self) -> RunConfig:
-        if self.stream is not None and self.stream.replay_prefill_files and not self.model.replay:
+    def _prefill_files_have_a_store(self) -> RunConfig:
+        if self.stream is None or not self.stream.replay_prefill_files:
+            return self
+        if not self.model.replay:
             raise ValueError(
                 "stream.replay_prefill_files fills replay stores, but model.replay is false: set it to true, or leave "
                 "the files out."
             )
-        if (
-            self.stream is not None
-            and self.stream.replay_prefill_files
-            and self.model.replay_keep in ("loss", "surprise")
-        ):
+        if self.model.replay_keep in ("loss", "surprise"):
             raise ValueError(
                 f"model.replay_keep={self.model.replay_keep} weighs a chunk by how hard it was when it was learnt, and "
                 "stream.replay_prefill_files were never learnt: choose uniform or balanced, or leave the files out."
@@ -119,13 +117,9 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _tasks_fit(self) -> RunConfig:
+    def _tasks_and_strategy_fit(self) -> RunConfig:
         if self.stream is not None and self.stream.mode == "sequential":
             self.model.check_tasks(len(self.stream.trained))
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_fits(self) -> RunConfig:
         self.strategy.check_run(self.model, self.train)
         return self
 
@@ -187,54 +181,51 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
                 f"The override '{shown}' has no readable value ({problem}): correct it, or quote it."
             ) from None
         if path in NAMED_SECTIONS and isinstance(value, str):  # model=transformer, strategy=ewc
-            value = _renamed(path, target.get(field, {}), value)
+            value = _switch(path, target.get(field, {}), value)
         target[_place(target, field, shown)] = value
     return result
 
 
-def _place(target: dict[str, Any] | list[Any], word: str, override: str) -> Any:
-    """By what a part of a path is found: its own name, or the number of an item."""
+def _place(target: dict[str, Any] | list[Any], key: str, override: str) -> Any:
+    """The key or index of one part of a path; an item of a list has a number and may have a name."""
     if isinstance(target, dict):
-        return word
+        return key
     names = [item.get("name") if isinstance(item, dict) else None for item in target]
-    places = {place for place, name in enumerate(names) if name == word}
-    number = _number(word)
+    indices = {index for index, name in enumerate(names) if name == key}
+    number = _number(key)
     if number is not None and number < len(target):
-        places.add(number)
-    if len(places) == 1:
-        return places.pop()
-    if places:
-        raise UserError(f"The override '{override}' may mean number {word} or the one called so: rename that one.")
-    known = [str(name) for name in names if name is not None] or [str(place) for place in range(len(target))]
-    hint = f"there are {len(target)}, counted from 0." if number is not None else did_you_mean(word, known)
-    raise UserError(f"The override '{override}' names no item '{brief(word, 40)}': {hint}")
+        indices.add(number)
+    if len(indices) == 1:
+        return indices.pop()
+    if indices:
+        raise UserError(f"The override '{override}' may mean number {key} or the one called so: rename that one.")
+    choices = [str(name) for name in names if name is not None] or [str(index) for index in range(len(target))]
+    hint = f"there are {len(target)}, counted from 0." if number is not None else did_you_mean(key, choices)
+    raise UserError(f"The override '{override}' names no item '{brief(key, 40)}': {hint}")
 
 
-def _number(word: str) -> int | None:
-    return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def _default_list(values: Mapping[str, Any], path: list[str]) -> Any:
     """A list that only the defaults have, such as train.betas, so that one of its items can be changed."""
+    model = values.get("model")
     section: Any = RunConfig
     for name in path[:-1]:
-        named = values.get(name)
         if section is RunConfig and name == "model":
-            kind = named.get("name", "trc2") if isinstance(named, dict) else "trc2"
-            section = backbone_class(kind)
+            section = backbone_class(model.get("name", "trc2") if isinstance(model, dict) else "trc2")
         else:
-            section = getattr(section, "model_fields", {}).get(name)
-            section = None if section is None else section.annotation
+            section = getattr(getattr(section, "model_fields", {}).get(name), "annotation", None)
     field = getattr(section, "model_fields", {}).get(path[-1])
     default = None if field is None else field.get_default(call_default_factory=True)
     return list(default) if isinstance(default, tuple) else {}
 
 
-def _renamed(section: str, values: Any, name: str) -> dict[str, Any]:
+def _switch(section: str, values: Any, name: str) -> dict[str, Any]:
+    """The settings of another backbone or strategy, with those of the present one that it can keep."""
     kept = values if isinstance(values, dict) else {}
-    if section == "strategy":
-        return switch_strategy(kept, name)
     try:
-        return switch_backbone(kept, name)
+        return switch_strategy(kept, name) if section == "strategy" else switch_backbone(kept, name)
     except SettingError as problem:
         raise problem.within(section) from None

@@ -59,8 +59,8 @@ def strategy_class(name: object) -> type[StrategyConfig]:
         return settings
     plugin = find("strategy", name) if isinstance(name, str) else None
     if plugin is None:
-        known = (*strategy_names(), *installed_names("strategy"), *SHORTHANDS)
-        hint = f"{did_you_mean(str(name), known)} {missing_hint('strategy')}"
+        choices = (*strategy_names(), *installed_names("strategy"), *SHORTHANDS)
+        hint = f"{did_you_mean(str(name), choices)} {missing_hint('strategy')}"
         raise SettingError(f"There is no strategy {shown(name)}: {hint}", "name")
     return load_settings(plugin, "Settings", StrategyConfig, ["build"])
 
@@ -99,8 +99,9 @@ def expand_shorthands(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     result = dict(values)
     for section in ("model", "control", "strategy"):
-        if isinstance(result.get(section), dict | Section):
-            result[section] = _as_dict(result[section])
+        given = result.get(section)
+        if isinstance(given, dict | Section):
+            result[section] = given.model_dump() if isinstance(given, Section) else dict(given)
     model, control, strategy = (result.get(section, {}) for section in ("model", "control", "strategy"))
     if not (isinstance(model, dict) and isinstance(control, dict) and isinstance(strategy, dict)):
         return result
@@ -119,25 +120,18 @@ def expand_shorthands(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mode_meant_by(strategy: Any, model: Mapping[str, Any]) -> str | None:
     """The control.mode that comes with a name, if replay does."""
-    if strategy == "replay":
-        return "fixed"
-    if strategy == "replay_controlled":
-        return "closed_loop"
-    return "off" if strategy == "agem" and not _has_replay(model) else None
+    if strategy == "agem":
+        return None if _has_replay(model) else "off"
+    return {"replay": "fixed", "replay_controlled": "closed_loop"}.get(strategy) if isinstance(strategy, str) else None
 
 
 def _has_replay(model: Mapping[str, Any]) -> bool:
-    """Whether settings of a model that nobody has checked yet ask for replay."""
-    name = model.get("name", "trc2")
+    """Whether unchecked settings of a model ask for replay. Their own check raises the errors that are ignored here."""
     try:
-        config = backbone_class(name) or TRC2Config
+        config = backbone_class(model.get("name", "trc2")) or TRC2Config
     except UserError:
-        config = TRC2Config  # the check of the model's settings will raise it again
+        config = TRC2Config
     try:
         return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
     except ValidationError:
-        return False  # the check of the model's settings will raise a better error
-
-
-def _as_dict(section: Any) -> dict[str, Any]:
-    return section.model_dump() if isinstance(section, Section) else dict(section)
+        return False

@@ -94,8 +94,10 @@ class TaskConfig(Section):
     def _has_one_source(self) -> TaskConfig:
         given = [name for name in ("builtin", "folder", "dataset") if getattr(self, name) is not None]
         if not given or ("builtin" in given and len(given) > 1):
-            found = " and ".join(given) or "no source"
-            raise ValueError(f"task '{self.name}' has {found}: give builtin, or folder, or dataset (or the last two).")
+            sources = " and ".join(given) or "no source"
+            raise ValueError(
+                f"task '{self.name}' has {sources}: give builtin, or folder, or dataset (or the last two)."
+            )
         return self
 
     def reading(self) -> dict[str, Any]:

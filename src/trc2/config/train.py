@@ -188,4 +188,4 @@ class OutputConfig(Section):
         try:
             return folder.expanduser()
         except RuntimeError:
-            raise ValueError(f"{folder} begins with the home of nobody here: write the path out.") from None
+            raise ValueError(f"{folder} begins with the home of an unknown user: use an absolute path.") from None

@@ -10,8 +10,8 @@ from typing import Any
 
 from trc2.backbones.saved import CONFIG_FILE, is_plain, load_config, trained_length
 from trc2.config import MODELS, RunConfig, TaskConfig
-from trc2.config.flat import is_within
 from trc2.config.run import apply_overrides
+from trc2.config.section import is_within
 from trc2.errors import UserError, brief
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences

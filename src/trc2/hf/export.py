@@ -13,7 +13,7 @@ from torch import nn
 from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config
 from trc2.backbones.saved import save_model
 from trc2.backbones.shell import Backbone
-from trc2.config.pretrained import CONFIG_FILE, NUMBER_FORMATS, PAPERS, HFConfig, silence, without_marks
+from trc2.config.pretrained import CONFIG_FILE, MODEL_FILES, NUMBER_FORMATS, HFConfig, silence, without_marks
 from trc2.continuing.acceptance import why_not_accepted
 from trc2.errors import UserError
 from trc2.report.card import model_card
@@ -123,7 +123,7 @@ def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = 
     assert isinstance(config, HFConfig)
     assert isinstance(trunk, HFTrunk)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (model_files / name for name in PAPERS):
+    for path in (model_files / name for name in MODEL_FILES):
         is_wanted = merge or path.name not in (CONFIG_FILE, "generation_config.json")
         if is_wanted and path.is_file() and not path.is_symlink():
             write_atomically(folder / path.name, path.read_bytes())

@@ -10,7 +10,7 @@ from typing import Any
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
-from trc2.config.pretrained import HFConfig, copy_model_files, keep_base_card
+from trc2.config.pretrained import HFConfig, copy_model_files
 from trc2.errors import UserError, brief
 from trc2.runs.checkpoint import (
     Checkpoint,
@@ -249,7 +249,6 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         if isinstance(config.model, HFConfig):
             copy_model_files(config.model.pretrained, self.model_files)
-            keep_base_card(config.model.pretrained, self.model_files)
             sums = self._pretrained_checksums(config) if parent is None else parent.first_weights()
             if sums:
                 write_atomically(self.first_weights_file, checksum_lines(sums).encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.config import RunConfig, read_settings
-from trc2.config.flat import flat, is_within
+from trc2.config.section import flat, is_within
 from trc2.errors import UserError
 from trc2.runs.checkpoint import Checkpoint
 from trc2.runs.records import MetricsLog
