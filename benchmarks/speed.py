@@ -3,7 +3,7 @@
     python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory]
 
 Writes benchmarks/speed.json, section by section; sections not asked for keep what is there. With --keep-memory all
-alternatives run as the trainer does, with freed memory kept by the process (trc2.system.allocator).
+alternatives run as the trainer does, with freed memory kept by the process (trc2.system.machine).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trc2.costs.comparison import pass_flops
 from trc2.costs.timing import Timing, ratios, take_turns
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
-from trc2.system.allocator import keep_freed_memory
+from trc2.system.machine import keep_freed_memory
 
 OUT = Path(__file__).with_name("speed.json")
 REPLAY = {"replay_chunk_length": 65, "replay_batch_size": 2}  # 2 × 64 tokens are run beside 2048: 6.25 %
@@ -233,7 +233,7 @@ import json, sys
 import torch
 torch.set_num_threads(2)
 if sys.argv[1] == "keep":
-    from trc2.system.allocator import keep_freed_memory
+    from trc2.system.machine import keep_freed_memory
     assert keep_freed_memory()
 from trc2.costs.benchmarks import prepared_model, training_step
 from trc2.costs.timing import time_once

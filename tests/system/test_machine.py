@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trc2.system import machine
-from trc2.system.machine import available_cores, busy_cores, crowding, peak_memory_bytes
+from trc2.system.machine import available_cores, busy_cores, crowding, keep_freed_memory, peak_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,41 @@ for module in pkgutil.walk_packages(trc2.__path__, "trc2."):
 def test_every_module_imports_where_there_is_only_what_windows_has() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+PROGRAM = """
+import resource, sys, torch
+from trc2.system.machine import keep_freed_memory
+kept = keep_freed_memory() if sys.argv[1] == "keep" else None
+def work():
+    for size in (3, 40, 80):
+        torch.ones(size * 2**18)  # so many megabytes
+for _ in range(5):
+    work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    work()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(how: str, **environment: str) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True, env={**environment}
+    )
+    kept, faults = done.stdout.split()
+    return kept, int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_with_freed_memory_kept_a_second_round_takes_no_new_pages_unless_the_environment_decides() -> None:
+    kept, faults = page_faults("keep")
+    assert kept == "True"
+    assert page_faults("leave")[1] > 20_000, "without the setting every round takes them again"
+    assert faults < 2_000
+    assert page_faults("keep", MALLOC_ARENA_MAX="2")[0] == "False"
+
+
+def test_without_glibc_freed_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert keep_freed_memory() is False

@@ -68,11 +68,13 @@ def as_json(findings: list[Finding]) -> dict[str, Any]:
 
 
 def _versions() -> Finding:
-    found = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         if importlib.util.find_spec(name.replace("-", "_")) is not None:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return Finding("versions", ", ".join(found), f"{platform.system()} {platform.machine()}; name these in a report.")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return Finding(
+        "versions", ", ".join(versions), f"{platform.system()} {platform.machine()}; name these in a report."
+    )
 
 
 def _device() -> Finding:

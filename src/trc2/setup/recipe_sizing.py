@@ -34,7 +34,7 @@ MAX_PASSES = 10  # over a task's text, after which more steps teach the text by 
 EVALUATIONS = 4  # per task
 UTILISATION = 0.25  # of a large product's speed, to begin with; the probe corrects it
 BYTES_PER_TOKEN = 3.0
-OVERHEAD = 1.03  # diary, checkpoints
+OVERHEAD = 1.03  # metrics log, checkpoints
 SHARE_OF_SCORING = 0.15  # of the time, at most
 REPLAY_SHARE = 0.4444  # of a step's tokens: what forgot least (docs/which-recipe.md)
 NEW_ROWS = 5 / 8  # of a step without such a share: with its replay a step costs as much as one of the paper's
@@ -75,12 +75,12 @@ class Corpus:
         return self.size / BYTES_PER_TOKEN
 
 
-def look_at(words: Sequence[str | Path]) -> list[Corpus]:
+def look_at(folders: Sequence[str | Path]) -> list[Corpus]:
     """What lies in each folder, given as FOLDER or NAME=FOLDER; a UserError names one without text."""
-    found: list[Corpus] = []
-    for word in words:
-        given, path = _name_and_path(str(word))
-        taken = [corpus.name for corpus in found]
+    corpora: list[Corpus] = []
+    for folder in folders:
+        given, path = _name_and_path(str(folder))
+        taken = [corpus.name for corpus in corpora]
         if given in taken:
             raise UserError(f"Two folders are called {given}: give every one its own name, as NAME=FOLDER.")
         name = given or _task_name(path, taken)
@@ -93,14 +93,14 @@ def look_at(words: Sequence[str | Path]) -> list[Corpus]:
         size = sum(file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst") else 1) for file in files)
         if size < 100:
             raise UserError(f"{path} has {size} bytes of train text, too few to learn from: put more there.")
-        found.append(Corpus(name, path.resolve(), len(files), size, " ".join([*source.notes(), *source.remarks()])))
-    return found
+        corpora.append(Corpus(name, path.resolve(), len(files), size, " ".join([*source.notes(), *source.remarks()])))
+    return corpora
 
 
-def _name_and_path(word: str) -> tuple[str | None, Path]:
+def _name_and_path(folder: str) -> tuple[str | None, Path]:
     """NAME=FOLDER in two; a path that exists as it is written may have a '=' of its own."""
-    name, equals, rest = word.partition("=")
-    return (None, Path(word)) if not equals or Path(word).exists() else (name, Path(rest))
+    name, equals, path = folder.partition("=")
+    return (None, Path(folder)) if not equals or Path(folder).exists() else (name, Path(path))
 
 
 def _task_name(path: Path, taken: list[str]) -> str:
@@ -161,9 +161,7 @@ def propose(
         candidates = [partial(_pretrained_config, corpora, pretrained, folder)]
     proposal = _sized(candidates, MIN_STEPS * len(corpora), budget, probe, start_up)
     config = proposal.config
-    stream_data = StreamData(
-        config, TaskSchedule.of_run(config), prepare(config)
-    )  # refuses here what training would refuse
+    stream_data = StreamData(config, TaskSchedule.of_run(config), prepare(config))  # raises what training would raise
     return _timed(proposal, corpora, stream_data, seconds)
 
 
@@ -302,8 +300,8 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
     values = config.model_dump(mode="json", exclude_defaults=True)
     values["model"].pop("replay_seed", None)  # follows train.seed
     if isinstance(config.model, HFConfig):
-        told = {name: value for name, value in values["model"].items() if name not in DESCRIBED}  # not by the folder
-        values["model"] = {"name": config.model.name, **told}
+        chosen = {name: value for name, value in values["model"].items() if name not in DESCRIBED}
+        values["model"] = {"name": config.model.name, **chosen}
     for task in values["stream"]["tasks"]:
         task.pop("builtin", None)
     text = "\n".join(_lines(proposal, corpora, values, command)) + "\n"
@@ -315,8 +313,8 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
 def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], command: str) -> Iterator[str]:
     config, speed = proposal.config, proposal.speed
     rate = speed.tokens_per_second(config)
-    told = "one task" if len(corpora) == 1 else f"{len(corpora)} tasks, one after the other"
-    yield f"# {', '.join(c.name for c in corpora)}: {told}."
+    tasks = "one task" if len(corpora) == 1 else f"{len(corpora)} tasks, one after the other"
+    yield f"# {', '.join(c.name for c in corpora)}: {tasks}."
     yield f"# Made by `{command}` for {available_cores()} cores and a {choose_device('auto').type};"
     yield f"# about {proposal.seconds / 60:.1f} minutes: {proposal.steps} steps of {speed.step:.3f} s,"
     yield f"# {rate:,.0f} tokens/s, and evaluations between them. `trc2 config THIS_FILE` explains every setting."

@@ -12,7 +12,7 @@ import torch
 from trc2.config import RunConfig
 from trc2.costs.benchmarks import prepared_model, scoring_pass, training_step
 from trc2.costs.timing import time_once
-from trc2.system.allocator import keep_freed_memory
+from trc2.system.machine import keep_freed_memory
 from trc2.system.precision import choose_device
 
 WARMUP, LEAST = 2, 3
@@ -68,7 +68,7 @@ def waiting_share(begun: float, worked: float) -> float:
 
 def _seconds_of(run: Callable[[], object], seconds: float) -> float:
     """The mean of the steadier half: a machine that others use is slow for moments, which a run meets too."""
-    begun, found = time.monotonic(), list[float]()
-    while len(found) < WARMUP + LEAST or time.monotonic() - begun < seconds:
-        found.append(time_once(run))
-    return statistics.fmean(sorted(found[WARMUP:])[: max(LEAST, 3 * len(found[WARMUP:]) // 4)])
+    begun, times = time.monotonic(), list[float]()
+    while len(times) < WARMUP + LEAST or time.monotonic() - begun < seconds:
+        times.append(time_once(run))
+    return statistics.fmean(sorted(times[WARMUP:])[: max(LEAST, 3 * len(times[WARMUP:]) // 4)])

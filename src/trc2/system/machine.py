@@ -1,15 +1,19 @@
-"""What the machine offers a process: cores, how busy they are, memory. Works on Linux, macOS and Windows."""
+"""The cores and the memory that a machine offers a process. Works on Linux, macOS and Windows."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# From glibc's malloc.h. With these values the heap is never given back and takes buffers of any size.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+MALLOC_SETTINGS = ((M_MMAP_THRESHOLD, 2**31 - 1), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26))
 
 
 def available_cores() -> int:
@@ -53,6 +57,23 @@ def peak_memory_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def keep_freed_memory() -> bool:
+    """Ask glibc to keep freed memory; False without glibc, or where the environment has its own settings.
+
+    glibc returns large buffers to the system and takes them again in the next step, page by page, each cleared by the
+    kernel. A training step uses the same buffers every time, so keeping them saves up to 6 % of its time on a CPU
+    (docs/speed.md). No number changes.
+    """
+    is_decided = any(name.startswith("MALLOC_") for name in os.environ) or "LD_PRELOAD" in os.environ
+    if is_decided or platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all(mallopt(setting, value) == 1 for setting, value in MALLOC_SETTINGS)
 
 
 def end_with_parent() -> None:

@@ -8,10 +8,10 @@ never a module.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trc2.errors import UserError, brief
@@ -90,9 +90,9 @@ def installed(kind: Kind) -> list[Plugin]:
     """What installed packages offer and this process registered, by name; nothing of packages is imported."""
     from importlib.metadata import entry_points  # `trc2 --help` need not wait for it
 
-    found = entry_points(group=GROUPS[kind])
-    ours = [plugin for plugin in _registered.values() if plugin.kind == kind]
-    return sorted([*(Plugin(kind, entry.name, entry) for entry in found), *ours], key=lambda plugin: plugin.name)
+    packaged = [Plugin(kind, entry.name, entry) for entry in entry_points(group=GROUPS[kind])]
+    registered = [plugin for plugin in _registered.values() if plugin.kind == kind]
+    return sorted([*packaged, *registered], key=lambda plugin: plugin.name)
 
 
 def installed_names(kind: Kind) -> list[str]:
@@ -101,11 +101,11 @@ def installed_names(kind: Kind) -> list[str]:
 
 def find(kind: Kind, name: str) -> Plugin | None:
     """The plug-in of this name; None if no package brings one."""
-    found = [plugin for plugin in installed(kind) if plugin.name == name]
-    if len(found) > 1:
-        owners = " and ".join(sorted(plugin.owner for plugin in found))
+    matches = [plugin for plugin in installed(kind) if plugin.name == name]
+    if len(matches) > 1:
+        owners = " and ".join(sorted(plugin.owner for plugin in matches))
         raise UserError(f"There are several {kind} plug-ins called '{name}' ({owners}): remove all but one.")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 _loaded: dict[str, Plugin] = {}  # by the top module each came from
@@ -140,16 +140,10 @@ def load_settings(plugin: Plugin, attribute: str, parent: type[Settings], functi
 
 def blamed(error: BaseException) -> str | None:
     """The sentence for an error that was raised in a plug-in's own code; None if it was not."""
-    for frame in reversed(list(_frames(error.__traceback__))):
-        plugin = _loaded.get(str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
+    for frame, line in reversed(list(walk_tb(error.__traceback__))):
+        plugin = _loaded.get(str(frame.f_globals.get("__name__", "")).partition(".")[0])
         if plugin is not None:
-            where = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
+            where = f"{Path(frame.f_code.co_filename).name}:{line}"
             reason = brief(f"{type(error).__name__}: {error}")
             return f"{plugin} failed at {where} ({reason}): tell its authors, or use another {plugin.kind}."
     return None
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next

@@ -7,38 +7,38 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from trc2.errors import UserError
-from trc2.system.torchrun import local_rank, local_world, world_of_process
+from trc2.system.torchrun import place_of_process
 
 NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
     """The device of this process; of several processes on one machine each has a GPU of its own."""
-    device = _named_device(name)
-    if world_of_process() == 1 or device.type != "cuda":
+    device, place = _named_device(name), place_of_process()
+    if place.world == 1 or device.type != "cuda":
         return device
     if ":" in name:
-        raise UserError(f"output.device='{name}' is one device for {world_of_process()} processes: use auto or cuda.")
-    if local_world() > torch.cuda.device_count():
+        raise UserError(f"output.device='{name}' is one device for {place.world} processes: use auto or cuda.")
+    if place.local_world > torch.cuda.device_count():
         raise UserError(
-            f"This machine has {torch.cuda.device_count()} GPUs for {local_world()} processes: start at most as many, "
-            "or use output.device=cpu."
+            f"This machine has {torch.cuda.device_count()} GPUs for {place.local_world} processes: start at most as "
+            "many, or use output.device=cpu."
         )
-    return torch.device("cuda", local_rank())
+    return torch.device("cuda", place.local_rank)
 
 
 def _named_device(name: str) -> torch.device:
-    if name != "auto":
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise UserError(f"output.device='{name}' is no device: use auto, cpu, cuda or cuda:0.") from None
-        if device.type not in ("cpu", "cuda"):
-            raise UserError(f"output.device='{name}' is a device nobody has tried this on: use auto, cpu or cuda.")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"output.device='{name}' is not available on this machine: use auto or cpu.")
-        return device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"output.device='{name}' is no device: use auto, cpu, cuda or cuda:0.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"output.device='{name}' was never tested: use auto, cpu or cuda.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"output.device='{name}' is not available on this machine: use auto or cpu.")
+    return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

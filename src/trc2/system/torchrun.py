@@ -53,16 +53,6 @@ def world_of_process() -> int:
     return place_of_process().world
 
 
-def local_world() -> int:
-    """How many of them are on this machine."""
-    return place_of_process().local_world
-
-
-def local_rank() -> int:
-    """Which of this machine's processes this is."""
-    return place_of_process().local_rank
-
-
 def is_first_process() -> bool:
     """Whether this process is the one that speaks."""
     return place_of_process().rank == 0
@@ -70,7 +60,7 @@ def is_first_process() -> bool:
 
 def speaks_for_machine() -> bool:
     """Whether this process tells what goes wrong on its machine: its neighbours see the same disk."""
-    return local_rank() == 0
+    return place_of_process().local_rank == 0
 
 
 def num_restarts() -> int:

@@ -29,8 +29,7 @@ from trc2.runs.records import MetricsLog
 from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, prepare_stream
 from trc2.stream.tokenizer import Tokenizer
-from trc2.system.allocator import keep_freed_memory
-from trc2.system.machine import available_cores, busy_cores, crowding
+from trc2.system.machine import available_cores, busy_cores, crowding, keep_freed_memory
 from trc2.system.precision import choose_device
 from trc2.system.rng import rng_unchanged, seed_everything
 from trc2.system.torchrun import left_over, world_of_process
