@@ -119,7 +119,7 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
         ) from None
     torch.manual_seed(0)
     sizes = config.model_dump()
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.depth,

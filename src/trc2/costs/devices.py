@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from torch import Tensor
+
 from trc2.backbones.registry import activations_of, step_cost
 from trc2.backbones.saved import outline
 from trc2.config import BackboneConfig, RunConfig
@@ -122,7 +124,7 @@ def sizes_of(config: BackboneConfig) -> Sizes:
     """Of a network that is never built; kept, because one takes a second to outline."""
     net = outline(config.replace(replay=False))
     units, chunks = net.units(), config.replay_recent_chunks + config.replay_long_chunks
-    divided = {parameter for unit in units for parameter in unit.parameters()}
+    divided: set[Tensor] = {parameter for unit in units for parameter in unit.parameters()}
     divided |= {net.get_input_embeddings().weight} if units else set()
     return Sizes(
         learning=sum(p.numel() for p in net.parameters() if p.requires_grad),
