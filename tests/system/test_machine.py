@@ -79,9 +79,9 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def page_faults(how: str, **environment: str) -> tuple[str, int]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True, env={**environment}
-    )
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # the package that is tested, and nothing else of ours
+    command = [sys.executable, "-c", PROGRAM, how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     kept, faults = done.stdout.split()
     return kept, int(faults)
 
