@@ -20,14 +20,14 @@ from typing import Any, NoReturn
 
 import psutil
 
-from tests.fuzz.border import WAITING_SECONDS, Outcome
+from tests.fuzz.border import Outcome
 from tests.fuzz.cases import Case, Cases
 from tests.fuzz.judge import Problem
 
 PER_CHILD = 200  # a fork costs about as much as one case; leaked state is thrown away this often
 SPARE_BYTES = 6 * 2**30  # address space beyond what the child begins with
 LEAK_MB = 500
-PATIENCE = WAITING_SECONDS + 15  # after which a case that heeds no alarm is killed
+PATIENCE = 45.0  # seconds without an outcome and without work, after which a case is killed
 DEVICES = ("/dev/null", "/dev/full")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 WRITTEN = {  # the arguments of audit events that name what is written
@@ -94,7 +94,7 @@ class Server:
         try:
             self._settle()
             for number in numbers:
-                faulthandler.dump_traceback_later(WAITING_SECONDS + 5)
+                faulthandler.dump_traceback_later(0.8 * self.patience)
                 outcome = self.run_case(self.cases[number])
                 faulthandler.cancel_dump_traceback_later()
                 writer.send(outcome)
