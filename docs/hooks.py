@@ -1,4 +1,4 @@
-"""What the site adds to docs/: reference pages made from the code, and pages from the top of the repository.
+"""Pages that the site adds to docs/: reference pages made from the code, and pages from the top of the repository.
 
 Each of these pages is also a short file in docs/, so that links to it work on GitHub too.
 """
@@ -19,7 +19,7 @@ from reference_pages import commands_page, names_page, settings_page  # noqa: E4
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the made page in the place of its short file."""
+    """Replace the short file by the page that is made from the code."""
     match page.file.src_uri:
         case "reference/settings.md":
             return settings_page()

@@ -42,7 +42,7 @@ PRIVATE_TERMS = {
 
 @dataclass(frozen=True)
 class Prose:
-    """What is measured on one page."""
+    """The sentences of one page, and what is counted in them."""
 
     sentences: list[str]
 

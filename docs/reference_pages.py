@@ -34,7 +34,7 @@ NAMES: dict[type[Section], str] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that stand together: where they are written, what the group is, and its class."""
+    """Settings of one class: where they are written, and what they are for."""
 
     path: str
     title: str
@@ -46,7 +46,7 @@ class Group:
 
 
 def settings_page() -> str:
-    """Every setting there is: where it is written, what it takes, its default, what it means."""
+    """Every setting: where it is written, its type, its default, its meaning."""
     parts = [
         "# Settings",
         "Made from the code: these are all settings there are. `trc2 config RECIPE` shows them with the values of a "
@@ -78,7 +78,7 @@ def groups() -> Iterator[Group]:
 
 
 def _own(section: type[Section], common: type[Section]) -> tuple[str, ...]:
-    """What a backbone or strategy adds to what all have, or has another default of; the name is in the title."""
+    """Settings that only this backbone or strategy has, or that have another default there. The title has its name."""
     return tuple(
         name
         for name in section.model_fields
@@ -106,7 +106,7 @@ def _sections(annotation: Any) -> list[type[Section]]:
 
 
 def _first_paragraph(section: type[Section]) -> str:
-    """What a section is; one without words of its own is what its module is."""
+    """The description of a section, from its docstring or from its module's."""
     text = section.__doc__ or sys.modules[section.__module__].__doc__ or ""
     return " ".join(text.split("\n\n")[0].split())
 
@@ -123,7 +123,7 @@ def _row(group: Group, name: str) -> str:
 
 
 def takes(annotation: Any) -> str:
-    """What a setting may be, in words."""
+    """The values that a setting may have, in words."""
     kind, inner = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return takes(inner[0]) + _limits(inner[1:])
@@ -142,7 +142,7 @@ def takes(annotation: Any) -> str:
 
 
 def _limits(metadata: tuple[Any, ...]) -> str:
-    """≥ 0, < 1: the limits a person could meet."""
+    """Limits such as ≥ 0 or < 1, without those that only bound memory."""
     found = []
     for rule in (part for entry in metadata for part in getattr(entry, "metadata", None) or [entry]):
         for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
@@ -156,7 +156,7 @@ def _limits(metadata: tuple[Any, ...]) -> str:
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options, as `--help` tells them."""
+    """Every command with its arguments and options, as `--help` shows them."""
     import typer
 
     from trc2.cli import app

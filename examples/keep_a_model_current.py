@@ -14,7 +14,7 @@ import trc2
 model, data, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 steps = int(sys.argv[4]) if len(sys.argv) > 4 else 200
 
-# 1. Two tasks, one after the other. A tenth of every step's tokens is replayed, more if old tasks begin to suffer.
+# 1. Two tasks, one after the other. A tenth of every step's tokens is replayed, more if old tasks get worse.
 config = trc2.RunConfig(
     model={"name": "hf", "pretrained": model, "replay_share": 0.1, "replay_chunk_length": 32},
     stream={
@@ -29,15 +29,15 @@ config = trc2.RunConfig(
 )
 run = trc2.train(config)
 
-# 2. Later a third one comes in. The run goes on from before its anneal; the parent is not touched.
+# 2. Later a third one comes in. The child continues from before the parent's anneal. The parent is not changed.
 child = run.continue_({"code": data / "code"}, steps=steps, folder=out / "run+code", max_forgetting=0.05)
 
-# 3. Was it worth it? Per task, on held-out text, with intervals. Numbers that are not finite are words in JSON.
+# 3. The acceptance check per task, on held-out text, with intervals. Numbers that are not finite are words in JSON.
 for name, found in child.gate()["tasks"].items():
     rise, low, high = (float(found[key]) for key in ("rise", "low", "high"))
     print(f"{name}: perplexity {rise:+.1%} ({low:+.1%} … {high:+.1%}): {found['verdict']} 5 %")
 print(child.folder / "summary.md")
 
-# 4. A folder of the same kind as MODEL, for anyone who has transformers; of the parent if the check refused the child.
+# 4. A folder of the same kind as MODEL, readable by transformers. If the check refused the child, it is the parent's.
 best = child if child.gate()["passed"] else run
 print(best.export(out / "model"))
