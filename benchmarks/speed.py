@@ -35,7 +35,7 @@ from trc2.costs.benchmarks import (
 )
 from trc2.costs.breakdown import subsystem_runs
 from trc2.costs.comparison import pass_flops
-from trc2.costs.timing import Timing, ratios, take_turns
+from trc2.costs.timing import Timing, ratio, take_turns
 from trc2.model.hippocampus import Hippocampus
 from trc2.nn.experts import RoutedExperts
 from trc2.system.machine import keep_freed_memory
@@ -55,6 +55,15 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
 def shape(name: str) -> tuple[TRC2Config, int, int]:
     settings, rows, length = SHAPES[name]
     return TRC2Config(**settings, **REPLAY), rows, length
+
+
+def ratios(slow: Timing, fast: Timing) -> dict[str, float]:
+    """The ratio within rounds, of medians and of minima. Where they differ, the machine was noisy."""
+    return {
+        "ratio": ratio(slow, fast),
+        "of_medians": slow.median / fast.median,
+        "of_minima": slow.minimum / fast.minimum,
+    }
 
 
 def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from trc2.config import RunConfig, TrainConfig
 from trc2.costs.benchmarks import prepared_model, rival
 from trc2.costs.breakdown import subsystem_runs
 from trc2.costs.comparison import bench_recipe, bench_scaling, pass_flops, peak_memory
-from trc2.costs.timing import Timing, ratio, ratios, take_turns
+from trc2.costs.timing import Timing, ratio, take_turns
 
 TINY = RunConfig(model=tiny_config(), train=TrainConfig(sequence_length=8, batch_size=2))
 
@@ -37,7 +37,6 @@ def test_alternatives_take_turns_after_a_warm_up() -> None:
 def test_a_ratio_says_how_many_times_faster() -> None:
     slow, fast = Timing((4.0, 9.0, 50.0)), Timing((2.0, 3.0, 40.0))
     assert ratio(slow, fast) == 2.0, "the median of 2, 3 and 1.25"
-    assert ratios(slow, fast) == {"ratio": 2.0, "of_medians": 3.0, "of_minima": 2.0}
 
 
 def test_memory_and_stores_are_full() -> None:

@@ -43,12 +43,7 @@ def machine(flops: float, waiting: float):  # type: ignore[no-untyped-def]
 
 
 def proposed(
-    folders: list[Path],
-    seconds: float,
-    flops: float,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    waiting: float = 0.0,
+    folders: list[Path], seconds: float, flops: float, cache: Path, monkeypatch: pytest.MonkeyPatch, waiting: float = 0
 ) -> Proposal:
     monkeypatch.setattr(fitting, "peak_matmul_flops", lambda device: flops / fitting.UTILISATION)
     monkeypatch.setattr(fitting, "_start_up_seconds", lambda: 5.0)
@@ -178,11 +173,8 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
 
 def test_a_probe_takes_about_the_time_it_is_given() -> None:
     begun = time.monotonic()
-    small = [
-        "model.num_columns=2",
-        "train.batch_size=16",
-        "eval.batch_size=1",
-    ]  # a busy machine cannot hide 48 times the work
+    # A busy machine cannot hide 48 times the work.
+    small = ["model.num_columns=2", "train.batch_size=16", "eval.batch_size=1"]
     speed = measure_speed(load_recipe("demo", small), 1.0)
     assert time.monotonic() - begun < 30
     assert 0 < speed.scoring < speed.step

@@ -44,6 +44,10 @@ class SmallDisk:
         except OSError:
             return False
 
+    def clear(self) -> None:
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     @contextmanager
     def full(self, kilobytes: int) -> Iterator[None]:
         """Inside, writing more than this fails: in all where this is a file system, else in one file."""
@@ -143,8 +147,7 @@ def test_every_command_that_writes_says_in_one_sentence_that_the_disk_is_full_or
             full = trc2(*command)
         assert full.code == 2, (name, full)
         assert is_one_sentence(full.err), (name, full.err)
-        for path in there.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        disk.clear()
         with disk.read_only() as is_so:
             if is_so:
                 refused = trc2(*command)
@@ -153,6 +156,5 @@ def test_every_command_that_writes_says_in_one_sentence_that_the_disk_is_full_or
                 assert str(there) in refused.err, (name, refused.err)
         done = trc2(*command)
         assert done.code == 0, (name, done.err)
-        for path in there.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        disk.clear()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

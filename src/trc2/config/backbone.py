@@ -1,4 +1,4 @@
-"""What every backbone has in common: vocabulary, width, positions, and the two replay stores."""
+"""Settings that all backbones share: vocabulary, width, positions, and the two replay stores."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BackboneConfig(Section):
 
     @model_validator(mode="after")
     def _replays_one_way(self) -> BackboneConfig:
-        """By a share of the tokens, or by λ_rep and B_R: both at once would say two things about one strength."""
+        """Replay has one strength: a share of the tokens, or λ_rep and B_R, not both."""
         for name in ("replay_coefficient", "replay_batch_size"):
             value = getattr(self, name)
             if self.replay_share is not None and value != BackboneConfig.model_fields[name].default:
@@ -76,7 +76,7 @@ class BackboneConfig(Section):
     @model_validator(mode="after")
     def _surprise_needs_a_memory(self) -> BackboneConfig:
         if self.replay_keep == "surprise" and not self.has_critic:
-            raise ValueError("replay_keep=surprise needs the memory's critic, and there is none: choose loss.")
+            raise ValueError("replay_keep=surprise needs the memory's critic, which this model lacks: choose loss.")
         return self
 
     def with_horizons(self, steps: int) -> BackboneConfig:

@@ -53,7 +53,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_seed_for_all(self) -> RunConfig:
-        """A seed is a seed of everything: replay draws follow it unless they have their own."""
+        """Draws of replay use train.seed unless model.replay_seed is set."""
         if self.stream is not None and self.model.replay_seed is None:
             object.__setattr__(self, "model", self.model.replace(replay_seed=self.train.seed))
         return self
@@ -72,7 +72,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _text_in_the_models_own_words(self) -> RunConfig:
-        """A model that knows words already is trained with the tokenizer that lies beside its weights."""
+        """A pretrained model is trained with the tokenizer that lies beside its weights."""
         if isinstance(self.model, HFConfig) and self.stream is not None and self.stream.tokenizer.path is None:
             tokenizer = {**self.stream.tokenizer.model_dump(), "path": self.model.pretrained, "begin_of_text": True}
             object.__setattr__(self, "stream", self.stream.replace(tokenizer=tokenizer))
@@ -80,7 +80,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _replay_starts_in_range(self) -> RunConfig:
-        """Only a closed loop obeys the ranges: a fixed strength may lie anywhere, and so may one nobody trains with."""
+        """Check the ranges of a closed loop. A fixed strength, or one that is not trained with, may have any value."""
         model, control = self.model, self.control
         if self.stream is not None and model.replay and control.mode == "closed_loop":
             if model.replay_share is not None:

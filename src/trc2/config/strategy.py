@@ -1,4 +1,4 @@
-"""What is added to a backbone so that it forgets less, and by what two runs are made equal."""
+"""Settings of strategies against forgetting, and of the budget by which two runs are made equal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def strategy_config(values: Mapping[str, Any]) -> StrategyConfig:
 
 
 class BudgetConfig(Section):
-    """What runs have in common: a task's `steps` are those of the reference, and are rescaled for this run."""
+    """The budget that runs share: a task's `steps` are those of the reference, and are rescaled for this run."""
 
     match: Literal["steps", "tokens", "flops"] = Field(
         "steps",

@@ -155,14 +155,14 @@ class EvalConfig(Section):
 
 
 class OutputConfig(Section):
-    """Where a run is written and who watches. All of it is *execution*: free to change on resume."""
+    """Where a run is written and logged. All of it is *execution*: free to change on resume."""
 
     folder: Path = Field(Path("runs/run"), description="the run folder")
     log_every: Count = Field(20, description="steps between two lines where there is no terminal")
     checkpoint_every: Count = Field(200, description="steps between checkpoints; task boundaries have their own")
     keep_checkpoints: Count = Field(2, description="checkpoints that stay besides those at task boundaries")
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        (), description="who else is told: tensorboard, wandb, trackio"
+        (), description="other loggers: tensorboard, wandb, trackio"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:0")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(

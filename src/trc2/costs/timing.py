@@ -1,4 +1,4 @@
-"""Timing on a noisy machine: alternatives take turns in one process, and the minimum and the median are kept."""
+"""Timing on a noisy machine: alternatives take turns in one process. We keep the minimum and the median."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def take_turns(
 ) -> dict[str, Timing]:
     """Run every alternative once per round, so that a slow moment of the machine hits them alike.
 
-    Every round has another order: who comes after a large one finds its memory given back and its caches cold.
+    Every round has another order: after a large alternative the caches are cold and its memory was given back.
     """
     spent: dict[str, list[float]] = {name: [] for name in alternatives}
     rng = random.Random(0)
@@ -61,19 +61,10 @@ def time_once(run: Callable[[], object]) -> float:
 def ratio(slow: Timing, fast: Timing) -> float:
     """How many times faster `fast` is: the median of the rounds' own ratios.
 
-    A shared machine is slow for seconds at a time. Within a round both met the same moment; two minima or two medians
-    may come from different ones.
+    A shared machine is slow for seconds at a time. Within a round both alternatives meet the same moment. Two minima
+    or two medians may come from different moments.
     """
     return statistics.median(a / b for a, b in zip(slow.seconds, fast.seconds, strict=True))
-
-
-def ratios(slow: Timing, fast: Timing) -> dict[str, float]:
-    """The same three ways: within rounds, of medians and of minima. Where they differ, the machine was noisy."""
-    return {
-        "ratio": ratio(slow, fast),
-        "of_medians": slow.median / fast.median,
-        "of_minima": slow.minimum / fast.minimum,
-    }
 
 
 def _finish_device() -> None:

@@ -1,4 +1,4 @@
-"""`trc2 doctor`: what there is to work with, and what to do about it."""
+"""`trc2 doctor`: what this machine has, with advice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what was found, and a line of advice. `fine` is False where it needs doing."""
+    """One check: its result and a line of advice. `fine` is False if the user should act."""
 
     name: str
     value: str

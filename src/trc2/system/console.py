@@ -1,4 +1,4 @@
-"""The terminal: what comes from outside is shown there, never obeyed."""
+"""Output to the terminal. Markup and control characters in text from outside have no effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(text: str) -> Text:
 
 @contextmanager
 def plain_logs() -> Iterator[None]:
-    """What other libraries log or warn of may hold words of a file: it is shown without control characters, too."""
+    """Remove control characters from logs and warnings of other libraries, which may quote a file."""
     make, show = logging.getLogRecordFactory(), warnings.formatwarning
 
     def record(*args: Any, **settings: Any) -> logging.LogRecord:

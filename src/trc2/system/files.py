@@ -17,7 +17,7 @@ from trc2.errors import UserError, brief, sentence_of
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Either the old file or the whole new one is there, whatever happens in between, whoever else writes it too."""
+    """Replace a file in one step: a reader sees the old file or the whole new one, also after a crash."""
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
     try:
         write_durably(partial, content)
@@ -35,7 +35,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for what is about to be computed, so that a bad place is refused before the work, not after."""
+    """Make a folder for results before they are computed, so that a bad path fails early."""
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
@@ -43,7 +43,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def about(path: Path) -> Iterator[None]:
-    """Adds the path to errors inside the block: that of a full disk, for one, does not name the file."""
+    """Add the path to errors inside the block. The error of a full disk, for example, does not name the file."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name; what stood there before is moved out of the way first, then removed."""
+    """Give a finished folder its name. An earlier folder or file of this name is moved away first, then removed."""
     old = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}.old")
     if folder.exists():
         os.replace(folder, old)

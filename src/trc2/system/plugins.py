@@ -82,7 +82,7 @@ def register(kind: Kind, name: str, offered: Any) -> Plugin:
 
 
 def missing_hint(kind: Kind) -> str:
-    """What to do where a name is of a plug-in that is not there."""
+    """The hint for a name that may belong to a missing plug-in."""
     return f"If it is a {kind} of your own, install its package, or register it again in this process."
 
 
@@ -112,7 +112,7 @@ _loaded: dict[str, Plugin] = {}  # by the top module each came from
 
 
 def load(plugin: Plugin) -> Any:
-    """Import what an entry point names; whatever goes wrong there is one sentence here."""
+    """Import the object of an entry point. Any error in it becomes one sentence."""
     if plugin.entry is None:
         return plugin.offered
     if not NAME.fullmatch(plugin.name):

@@ -1,4 +1,4 @@
-"""All global sources of chance, saved and put back together."""
+"""All global random number generators, saved and restored together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def restore_chance(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
 
 @contextmanager
 def rng_unchanged() -> Iterator[None]:
-    """Whatever is drawn inside, outside it is as if nothing had been."""
+    """Draws inside the block do not change the generators after it."""
     tensors, state = rng_tensors(), rng_state()
     try:
         yield

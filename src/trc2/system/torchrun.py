@@ -1,4 +1,4 @@
-"""What torchrun tells the processes it starts; known before they have met."""
+"""The environment variables that torchrun sets in the processes it starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_worker() -> bool:
 
 
 def world_of_process() -> int:
-    """How many processes there are in all; 1 where nobody started several."""
+    """How many processes train together; 1 for a process alone."""
     return place_of_process().world
 
 
