@@ -258,13 +258,6 @@ def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(
     assert [task.task for task in judge_child(again, print).tasks] == ["old", "new"]  # type: ignore[union-attr]
 
 
-def test_little_kept_text_is_judged_whole(go_on: Callable[..., list[str]], tmp_path: Path) -> None:
-    keep = write_rows(tmp_path / "keep" / "old.jsonl", range(3)).parent  # far less than a step takes
-    done = trc2(*go_on(tmp_path / "child", "--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"))
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["tasks"]["old"]["documents"] == 3
-
-
 def test_a_check_that_cannot_be_passed_is_refused_before_training(
     go_on: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -273,6 +266,9 @@ def test_a_check_that_cannot_be_passed_is_refused_before_training(
     assert (done.code, "1 of 1 documents" in done.err) == (2, True), done.err
     assert not (tmp_path / "child").exists()
     assert trc2(*go_on(tmp_path / "child", "--keep", f"old={one}")).code == 0  # nothing is decided
+    three = write_rows(tmp_path / "three" / "old.jsonl", range(3)).parent  # far less than a step takes
+    done = trc2(*go_on(tmp_path / "other", "--keep", f"old={three}", "--max-forgetting", "1e9", "--json"))
+    assert (done.code, json.loads(done.out)["tasks"]["old"]["documents"]) == (0, 3), done.err
 
 
 def test_trial_runs_that_find_no_share_exit_with_three_and_leave_one_file(

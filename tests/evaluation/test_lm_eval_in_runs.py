@@ -22,8 +22,10 @@ from trc2.backbones.shell import Backbone
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import judge
 from trc2.continuing.continue_run import continue_run
+from trc2.evaluation.tasks import score_lm_tasks
 from trc2.metrics.lm_eval import Score
 from trc2.report.summary import write_summary
+from trc2.runs.folder import RunFolder
 from trc2.runs.records import current, read_all_records
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
@@ -102,7 +104,7 @@ def test_tasks_that_only_a_recipe_names_are_refused_until_the_environment_allows
     with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
         resume_run(run, [], QUIET)
     with pytest.raises(UserError, match="TRC2_TRUST_TASKS=1"):
-        judge(run, run, 0.1, print)
+        score_lm_tasks(None, None, RunFolder(run).config().eval)  # type: ignore[arg-type]
 
 
 def test_a_metric_of_the_harness_that_overflows_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,15 +38,7 @@ def test_a_file_is_scored_whole_and_alike_by_a_run_and_by_its_export(run: Path, 
 
 
 def test_a_task_is_scored_as_the_run_scores_it(run: Path) -> None:
-    found = score_target(
-        find_target(str(run)),
-        tasks=["fruit"],
-        files=[],
-        split="validation",
-        text_format="text",
-        again=False,
-        warn=print,
-    )
+    found = score_target(find_target(str(run)), tasks=["fruit"], warn=print)
     assert found["fruit"]["tokens"] == 2 * 4 * 16  # max_batches × batch_size × sequence_length
 
 

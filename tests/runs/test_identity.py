@@ -106,15 +106,6 @@ def test_a_pipe_is_refused_instead_of_waited_for(run: Path) -> None:
         path.write_bytes(content)
 
 
-def test_a_lock_is_never_written_through_a_link(run: Path) -> None:
-    (run / "lock").unlink()
-    (run / "lock").symlink_to("data.json")
-    before = (run / "data.json").read_bytes()
-    with pytest.raises(OSError, match="symbolic links"):
-        resume_run(run, [], QUIET)
-    assert (run / "data.json").read_bytes() == before
-
-
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_metrics_log_that_is_a_link_is_refused_and_its_target_stays(
     run: Path, tmp_path: Path, has_checkpoint: bool

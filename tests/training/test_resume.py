@@ -29,7 +29,7 @@ from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.training.loop import Trainer
 from trc2.training.resume import resume_run
-from trc2.training.setup import Interrupted, start_run
+from trc2.training.setup import Interrupted, start_run, warn_if_crowded
 from trc2.verify.kill_tests import compare_runs
 
 OUTPUT: dict[str, object] = {"checkpoint_every": 3, "keep_checkpoints": 3, "threads": 1}
@@ -179,26 +179,14 @@ def test_old_tasks_need_no_files_once_they_are_packed(
         score_target(find_target(str(tmp_path / "whole")), warn=print, tasks=["fruit"])
 
 
-def test_crowded_cores_are_told_before_training(
-    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("threads", "is_told"), [(2, True), (1, False)])  # two threads would wait for each other
+def test_crowded_cores_are_told(monkeypatch: pytest.MonkeyPatch, threads: int, is_told: bool) -> None:
     monkeypatch.setattr("trc2.training.setup.busy_cores", lambda: 7.0)
     monkeypatch.setattr("trc2.training.setup.available_cores", lambda: 8)
-
-    class Told(Exception):
-        pass
-
-    def stop(self: Trainer) -> None:  # two threads on a busy machine only wait for each other
-        raise Told
-
-    monkeypatch.setattr(Trainer, "run", stop)
-    for threads, advice in ((2, "output.threads=1"), (1, None)):
-        said = io.StringIO()
-        config = at(tiny_run, tmp_path / f"{threads}", output={"threads": threads})
-        with pytest.raises(Told):
-            start_run(config, Console(file=said, width=300))
-        assert ("several times faster" in said.getvalue()) is (advice is not None)
-    torch.set_num_threads(1)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    text = io.StringIO()
+    warn_if_crowded(Console(file=text, width=300))
+    assert ("several times faster" in text.getvalue()) is is_told
 
 
 def test_comparing_sees_a_single_different_bit(whole: Path, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from trc2.runs.checkpoint import DamagedCheckpoint
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lineage import Lineage, Prediction
 from trc2.runs.schedule import TaskSchedule
-from trc2.runs.target import find_target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
@@ -229,8 +228,9 @@ def judge(
     folder = RunFolder(child)
     config, lineage = folder.config(), folder.lineage()
     assert config.stream is not None
-    if lineage is not None:
-        check_parent(parent, lineage, child, config.stream.cache)
+    if lineage is None:
+        raise UserError(f"{child} goes on from no other run or model, so it cannot be judged.")
+    check_parent(parent, lineage, child, config.stream.cache)
     last = folder.newest_checkpoint(warn)
     if last is None or last.step != TaskSchedule.of_run(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
@@ -239,7 +239,7 @@ def judge(
     texts = held_out(config, lineage, prepared, split)
     before = after = ModelScores({}, [])
     if texts or config.eval.lm_tasks:  # one model after the other: two may not fit into memory
-        before = _score_model(_parent_model(parent, lineage, warn), texts, prepared.tokenizer, config)
+        before = _score_model(_parent_model(parent, lineage), texts, prepared.tokenizer, config)
         after = _score_model(folder.model_of(last), texts, prepared.tokenizer, config)
     verdicts = []
     for name, text in texts.items():
@@ -249,7 +249,7 @@ def judge(
         verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
     for score, fall in falls(before.lm_scores, after.lm_scores, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
-    parent_step = lineage.step if lineage is not None and lineage.is_run else None
+    parent_step = lineage.step if lineage.is_run else None
     return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step)
 
 
@@ -273,10 +273,8 @@ def check_parent(parent: Path, lineage: Lineage, child: Path, cache: Path) -> No
         )
 
 
-def _parent_model(parent: Path, lineage: Lineage | None, warn: Warn) -> Backbone:
-    """The network of the checkpoint that the child continued; without a lineage, of the newest checkpoint."""
-    if lineage is None:
-        return find_target(str(parent)).model(warn)
+def _parent_model(parent: Path, lineage: Lineage) -> Backbone:
+    """The network of the checkpoint or model that the child continued."""
     if not lineage.is_run:
         return load_model(parent)
     run = RunFolder(parent)

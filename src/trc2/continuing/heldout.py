@@ -37,17 +37,12 @@ class HeldOut:
         return len(self.is_judged) - self.documents
 
 
-def known_before(config: RunConfig, lineage: Lineage | None) -> list[str]:
-    """The tasks that the parent knew: trained by the parent run, or named by --keep for a saved model.
-
-    Without a parent, all tasks but the last.
-    """
+def known_before(config: RunConfig, lineage: Lineage) -> list[str]:
+    """The tasks that the parent knew: trained by the parent run, or named by --keep for a saved model."""
     assert config.stream is not None
-    schedule = TaskSchedule.of_run(config)
-    if lineage is None:
-        return schedule.past(schedule.total_steps)
     if lineage.is_run:
-        return [*lineage.kept, *(span.task for span in schedule.spans if span.end <= lineage.step)]
+        spans = TaskSchedule.of_run(config).spans
+        return [*lineage.kept, *(span.task for span in spans if span.end <= lineage.step)]
     return [task.name for task in config.stream.tasks if task.name not in lineage.tasks]
 
 
@@ -62,24 +57,18 @@ def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
     return "test" if wanted == "test" and test.tokens > 1 and is_enough else "validation"
 
 
-def held_out(
-    config: RunConfig, lineage: Lineage | None, prepared: PreparedStream, wanted: str = "test"
-) -> dict[str, HeldOut]:
+def held_out(config: RunConfig, lineage: Lineage, prepared: PreparedStream, wanted: str = "test") -> dict[str, HeldOut]:
     """The text that decides, by earlier task, without documents that the child trains on or replays.
 
     Text that the parent was trained on is not excluded: it is the same for parent and child.
     """
     assert config.stream is not None
-    new = () if lineage is None else lineage.tasks
-    read = [prepared.tasks[name] for name in new] + list(prepared.seeds)
+    read = [prepared.tasks[name] for name in lineage.tasks] + list(prepared.seeds)
     texts = {}
     for name in known_before(config, lineage):
         task = prepared.tasks[name]
         split = held_out_split(task, wanted)
-        shared = np.zeros(task.splits[split].documents)
-        if read:
-            cache = expanded(config.stream.cache) / "overlap"
-            shared = shared_by_document(task, split, read, cache, lambda: None)
+        shared = shared_by_document(task, split, read, expanded(config.stream.cache) / "overlap", lambda: None)
         texts[name] = HeldOut(task, split, shared <= MAX_SHARED)
     return texts
 

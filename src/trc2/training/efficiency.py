@@ -17,12 +17,12 @@ PEAK_MEMORY = "efficiency/peak_memory_gb"
 PRODUCT_SIZE = 1024  # rows and columns of the product that measures the machine
 
 
-def peak_matmul_flops(device: torch.device, repeats: int = 5) -> float:
+def peak_matmul_flops(device: torch.device) -> float:
     """FLOP/s of a large float32 product on this machine right now: the yardstick of utilisation."""
     size = PRODUCT_SIZE
     a, b = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
     best = float("inf")
-    for _ in range(repeats + 1):
+    for _ in range(6):
         begun = time.perf_counter()
         a @ b
         if device.type == "cuda":
