@@ -23,12 +23,13 @@ from trc2.training.resume import resume_run
 from trc2.verify.kill_runner import run_in_child
 
 LIMIT = 0.05
+Command = Callable[..., list[str]]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
 
 @pytest.fixture
-def command(trained: Path, colours: TaskConfig) -> Callable[..., list[str]]:
+def command(trained: Path, colours: TaskConfig) -> Command:
     """`trc2 continue` with a learning rate at which the new task ruins the old ones."""
 
     def build(child: Path, *more: str) -> list[str]:
@@ -53,9 +54,7 @@ def content(child: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "child"}
 
 
-def test_interrupted_and_resumed_a_run_is_judged_as_if_undisturbed(
-    command: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_interrupted_and_resumed_a_run_is_judged_as_if_undisturbed(command: Command, tmp_path: Path) -> None:
     whole, child = tmp_path / "whole", tmp_path / "child"
     assert trc2(*command(whole)).code == 3
     expected = content(whole)
@@ -78,7 +77,7 @@ def test_interrupted_and_resumed_a_run_is_judged_as_if_undisturbed(
 
 
 def test_a_stray_rank_does_not_skip_the_check(
-    command: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     done = trc2(*command(tmp_path / "child", "--json"))
@@ -175,9 +174,7 @@ def test_a_run_moved_with_its_parent_is_judged_from_anywhere(
     assert verdict.passed
 
 
-def test_a_damaged_file_of_trial_runs_does_not_stop_the_check(
-    command: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_trial_runs_does_not_stop_the_check(command: Command, tmp_path: Path) -> None:
     (tmp_path / "child.rehearsal.json").write_text("{")
     done = trc2(*command(tmp_path / "child", "--replay-share", "0.1"))
     assert (done.code, "child.rehearsal.json" in done.err) == (3, True)
@@ -193,7 +190,7 @@ def model(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def go_on(model: Path, colours: TaskConfig, tiny_data: Path) -> Callable[..., list[str]]:
+def go_on(model: Path, colours: TaskConfig, tiny_data: Path) -> Command:
     def build(child: Path, *more: str, task: Path | str = colours.folder or "") -> list[str]:
         sizes = ["train.batch_size=2", "eval.batch_size=4", f"stream.cache={tiny_data / 'cache'}"]
         return ["continue", str(model), "--task", f"new={task}", "--steps", "1", "--out", str(child), *sizes, *more]
@@ -212,9 +209,7 @@ def write_rows(path: Path, names: range, words: tuple[str, ...] = ("fig", "pear"
     return path
 
 
-def test_kept_text_that_is_trained_on_is_refused_before_training(
-    go_on: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_kept_text_that_is_trained_on_is_refused_before_training(go_on: Command, tmp_path: Path) -> None:
     keep = write_rows(tmp_path / "keep" / "old.jsonl", range(30)).parent
     limit = ["--keep", f"old={keep}", "--max-forgetting", "0.5"]
     done = trc2(*go_on(tmp_path / "child", *limit, task=keep))
@@ -224,7 +219,7 @@ def test_kept_text_that_is_trained_on_is_refused_before_training(
     assert not (tmp_path / "child").exists()
 
 
-def test_documents_that_are_trained_on_are_not_judged(go_on: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_documents_that_are_trained_on_are_not_judged(go_on: Command, tmp_path: Path) -> None:
     keep = write_rows(tmp_path / "keep" / "old.jsonl", range(10)).parent  # too few to be replayed as well
     new = write_rows(tmp_path / "new.jsonl", range(6, 40))
     limit = ["--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"]
@@ -236,9 +231,7 @@ def test_documents_that_are_trained_on_are_not_judged(go_on: Callable[..., list[
     assert "6 documents, 4 left out" in (tmp_path / "child" / "summary.md").read_text()
 
 
-def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(
-    go_on: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(go_on: Command, tmp_path: Path) -> None:
     keep = write_rows(tmp_path / "keep" / "old.jsonl", range(40)).parent
     done = trc2(*go_on(tmp_path / "child", "--keep", f"old={keep}", "--max-forgetting", "1e9", "--json"))
     assert done.code == 0, done.err
@@ -258,9 +251,7 @@ def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(
     assert [task.task for task in judge_child(again, print).tasks] == ["old", "new"]  # type: ignore[union-attr]
 
 
-def test_a_check_that_cannot_be_passed_is_refused_before_training(
-    go_on: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_check_that_cannot_be_passed_is_refused_before_training(go_on: Command, tmp_path: Path) -> None:
     one = write_rows(tmp_path / "keep" / "old.jsonl", range(1)).parent
     done = trc2(*go_on(tmp_path / "child", "--keep", f"old={one}", "--max-forgetting", "1e9"))
     assert (done.code, "1 of 1 documents" in done.err) == (2, True), done.err
@@ -271,9 +262,7 @@ def test_a_check_that_cannot_be_passed_is_refused_before_training(
     assert (done.code, json.loads(done.out)["tasks"]["old"]["documents"]) == (0, 3), done.err
 
 
-def test_trial_runs_that_find_no_share_exit_with_three_and_leave_one_file(
-    go_on: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_trial_runs_that_find_no_share_exit_with_three_and_leave_one_file(go_on: Command, tmp_path: Path) -> None:
     keep = write_rows(tmp_path / "keep" / "old.jsonl", range(10)).parent  # too few to be replayed
     child, path = tmp_path / "child", tmp_path / "child.rehearsal.json"
     settings = ["--keep", f"old={keep}", "--max-forgetting", "0", "train.learning_rate=3"]

@@ -1,4 +1,4 @@
-"""Resume, damage, locks, signals, a full disk, and going on with new tasks."""
+"""Setting up and resuming: folders in use, damage, signals, a full disk, and new tasks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from trc2.report.run import read_run
 from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
 from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
 from trc2.training.loop import Trainer
@@ -101,6 +102,26 @@ def test_a_run_stopped_before_its_first_step_says_that_nothing_was_saved(
             start_run(at(tiny_run, tmp_path / "parted"), QUIET)
     resume_run(tmp_path / "parted", [], QUIET)
     assert compare_runs(whole, tmp_path / "parted")[0] == []
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "notes.txt", "summary.md"])
+def test_a_folder_with_files_of_others_is_refused_and_they_stay(tiny_run: MakeRun, name: str) -> None:
+    folder = tiny_run().output.folder
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(UserError, match=f"such as {name}: choose another output.folder"):
+        start_run(tiny_run(), QUIET)
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == "mine"
+
+
+def test_the_description_of_a_run_that_was_killed_before_its_first_record_is_replaced(tiny_run: MakeRun) -> None:
+    folder = tiny_run().output.folder
+    with lock_folder(folder):
+        (folder / "config.yaml").write_text("half")
+        (folder / "failure.json").write_text("{}")
+    assert start_run(tiny_run(), QUIET) == folder
+    assert (folder / "metrics.jsonl").is_file()
 
 
 def test_training_refuses_a_folder_with_checkpoints(tiny_run: MakeRun, whole: Path, tmp_path: Path) -> None:
