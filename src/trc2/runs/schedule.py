@@ -73,12 +73,11 @@ class TaskSchedule:
 
     @property
     def branch_points(self) -> set[int]:
-        """Steps whose checkpoints are kept because the next task goes on from there."""
-        found = (self.anneal_start(span) for span in self.spans)
-        return {step for step in found if step}
+        """Steps whose checkpoints are kept because the next task starts from them."""
+        return {step for step in map(self.anneal_start, self.spans) if step}
 
     def step_before_anneal(self, step: int) -> int | None:
-        """Where the task that begins at a step goes on from, if that is before the anneal of the one before it."""
+        """The step from which the task that begins at `step` starts, if the task before it was annealed."""
         ended = [span for span in self.spans if span.end == step]
         return self.anneal_start(ended[-1]) or None if ended else None
 

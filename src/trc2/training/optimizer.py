@@ -28,9 +28,9 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def _groups(parameters: list[nn.Parameter], weight_decay: float, first: int) -> list[dict[str, Any]]:
-    """One group, or two where some of the tensors are divided over ranks: torch updates only like with like.
+    """One group, or two if some tensors are divided over ranks: torch cannot update both kinds together.
 
-    `numbers` are the tensors' places in the order they have when nothing is divided; checkpoints name them by these.
+    `numbers` are the indices of the tensors when nothing is divided; checkpoints name the tensors by them.
     """
     numbered = list(enumerate(parameters, start=first))
     whole = [(number, p) for number, p in numbered if not is_divided(p)]

@@ -33,7 +33,7 @@ class Parallel:
         self.model = model
 
     def begin_step(self, first: int) -> None:
-        """`first` is the number, among all micro-batches of the step, of the first one here."""
+        """`first` is the number of this rank's first micro-batch among all micro-batches of the step."""
         self.model.begin_step(first)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, dict[str, Tensor]]:
@@ -74,11 +74,11 @@ class Parallel:
 
 
 class DataParallel(Parallel):
-    """A copy of the model on every rank; DDP adds the gradients up while the last backward pass still runs.
+    """A copy of the model on every rank; DDP adds the gradients while the last backward pass still runs.
 
-    Every tensor that DDP waits for gets a gradient in every step, if only zeros (`trc2.ops.zero_gradient`); those that
-    no loss can reach are known by name and left out. So no graph is ever searched for unused tensors. Where a task
-    boundary changes what learns, as with LoraDRS, the next step gets a new DDP.
+    Every tensor of DDP gets a gradient in every step, possibly zeros (`trc2.ops.zero_gradient`). Tensors that no loss
+    can reach are left out by name, so DDP does not have to search for unused tensors. If a task boundary changes which
+    tensors learn, as with LoraDRS, the next step makes a new DDP.
     """
 
     def __init__(self, model: Backbone) -> None:
@@ -111,8 +111,7 @@ def reachable(model: Backbone) -> list[str]:
 
 def _distribute(model: Backbone, learning: list[str]) -> DistributedDataParallel:
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    # torch's own place for this; it has no public one. No buffer is copied around: memory and stores are alike on all
-    # ranks because all commit the same.
+    # This has no public interface in torch. Buffers are not broadcast: memory and stores are the same on all ranks.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(names - set(learning)))
     device = model.get_input_embeddings().weight.device
     ddp = DistributedDataParallel(
@@ -191,10 +190,10 @@ class Divided(Parallel):
             parameter.grad = None
         self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
         loss.backward()
-        found = [p.grad if p.grad is None or not is_divided(p) else p.grad / self.ranks.world for p in parameters]
+        gradients = [p.grad if p.grad is None or not is_divided(p) else p.grad / self.ranks.world for p in parameters]
         for parameter, gradient in zip(parameters, own, strict=True):
             parameter.grad = gradient
-        return found
+        return gradients
 
     def divide(self, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """This rank's rows of what is divided: of the model's tensors, and of optimizer and strategy for each."""
