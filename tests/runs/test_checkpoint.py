@@ -11,11 +11,9 @@ from trc2.runs.checkpoint import (
     DamagedCheckpoint,
     list_checkpoints,
     load_checkpoint,
-    pack_optimizer,
     prune_checkpoints,
     save_checkpoint,
     step_of,
-    unpack_optimizer,
 )
 
 
@@ -84,24 +82,3 @@ def test_a_damaged_one_is_never_loaded(tmp_path: Path, name: str, damage: object
     damage(path / name)
     with pytest.raises(DamagedCheckpoint):
         load_checkpoint(path)
-
-
-def test_optimizer_state_survives_as_named_tensors() -> None:
-    def build() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
-        torch.manual_seed(1)
-        layer = torch.nn.Linear(3, 2)
-        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
-
-    def step(layer: torch.nn.Linear, optimizer: torch.optim.AdamW) -> None:
-        layer(torch.ones(1, 3)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    layer, optimizer = build()
-    step(layer, optimizer)
-    twin, twin_optimizer = build()
-    twin.load_state_dict(layer.state_dict())
-    unpack_optimizer(twin_optimizer, {name: tensor.clone() for name, tensor in pack_optimizer(optimizer).items()})
-    step(layer, optimizer)
-    step(twin, twin_optimizer)
-    assert torch.equal(layer.weight, twin.weight)

@@ -146,9 +146,9 @@ def judge_child(
 ) -> Verdict | None:
     """Judge a finished run that has a parent; None if it has none.
 
-    The limit is the smallest of the child's own and `limit`, or the limit of the earlier verdict in the folder. The
-    earlier verdict is returned if it is still valid, unless `again`. Without a limit and without `again`, a missing
-    parent is a warning and not an error, because there is nothing to decide.
+    The limit is the smaller of the child's own and `limit`, which defaults to that of the earlier verdict in the
+    folder. The earlier verdict is returned if it is still valid, unless `again`. Without a limit and without `again`, a
+    missing parent is a warning and not an error, because there is nothing to decide.
     """
     _check_limit(limit)
     folder = RunFolder(child)
@@ -228,8 +228,7 @@ def judge(
     folder = RunFolder(child)
     config, lineage = folder.config(), folder.lineage()
     assert config.stream is not None
-    if lineage is None:
-        raise UserError(f"{child} goes on from no other run or model, so it cannot be judged.")
+    assert lineage is not None, "only a run with a parent is judged"
     check_parent(parent, lineage, child, config.stream.cache)
     last = folder.newest_checkpoint(warn)
     if last is None or last.step != TaskSchedule.of_run(config).total_steps:
