@@ -1,30 +1,31 @@
-"""WikiText out of its lines: the hub and the original files hold one line a row, a document is an article."""
+"""WikiText articles from rows of one line each, which is how the hub and the original files store them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 
 from trc2.stream.document import BadRows, Document
 
-TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # " = Title = ", but no section's " = = Title = = "
-BLANK = " "  # what the original files have for the empty rows of the hub
+TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # " = Title = ", but not the " = = Title = = " of a section
+BLANK = " "  # in the original files; the hub has empty rows instead
 
 
 def join_articles(rows: Iterable[Document], max_bytes: int, bad: BadRows) -> Iterator[Document]:
-    """Articles from rows of one line; a row of several lines is an article already and is left as it is.
+    """Join rows of one line to articles. A row of several lines is already an article.
 
-    A title between blank lines begins an article. Without the blank lines it is none: tables and formulas that were
-    broken into lines look the same. No more than one article is held; one beyond `max_bytes` goes to `bad`.
+    A title between blank lines begins an article. Without blank lines it may be a part of a table or a formula. At
+    most one article is held in memory. An article beyond `max_bytes` goes to `bad`.
     """
     held: list[str] = []
     size, where = 0, ""
     before = BLANK
-    for row, after in _with_next(rows):
+    for row, following in pairwise(chain(rows, [Document("", "")])):
         is_blank = not row.text.strip()
         line = BLANK if is_blank else row.text.removesuffix("\n")
         is_whole = "\n" in line
-        if is_whole or (TITLE.fullmatch(line) and not before.strip() and not after.strip()):
+        if is_whole or (TITLE.fullmatch(line) and not before.strip() and not following.text.strip()):
             yield from _article(held, size, where, max_bytes, bad)
             held, size = [], 0
         if is_whole:
@@ -43,14 +44,3 @@ def _article(held: list[str], size: int, where: str, max_bytes: int, bad: BadRow
         bad.add("over-long", where)
     elif held:
         yield Document("\n".join(held), where)
-
-
-def _with_next(rows: Iterable[Document]) -> Iterator[tuple[Document, str]]:
-    """Every row and the text of the one after it, empty after the last."""
-    earlier: Document | None = None
-    for row in rows:
-        if earlier is not None:
-            yield earlier, row.text
-        earlier = row
-    if earlier is not None:
-        yield earlier, ""

@@ -1,4 +1,4 @@
-"""Batches as functions of (seed, task, step): nothing to remember, nothing to skip, any step in O(1)."""
+"""Batches as functions of (seed, task, step): there is no state to save, and any step takes O(1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CONTROL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids, the next token of each, and where the rows come from."""
+    """Token ids, the next token of each, and the origin of the rows."""
 
     x: Tensor
     y: Tensor
@@ -34,7 +34,7 @@ class Batch:
 
 
 class SplitWindows:
-    """One task's packed splits as windows of T tokens, for whoever only reads them."""
+    """One task's packed splits as windows of T tokens."""
 
     def __init__(self, task: PreparedTask, length: int, index: int = UNKNOWN) -> None:
         self.task, self.length, self.index = task, length, index
@@ -44,7 +44,7 @@ class SplitWindows:
         return self.task.name
 
     def eval_batches(self, split: str, batch_size: int, max_batches: int | None = None) -> Iterator[Batch]:
-        """A split from its start: whole windows in batches, then what is left as one short row."""
+        """A split from its start: whole windows in batches, then the rest as one short row."""
         tokens = self.task.splits[split].tokens
         whole = max(0, (tokens - 1) // self.length)
         count = 0
@@ -79,9 +79,9 @@ class SplitWindows:
 
 
 class TaskData(SplitWindows):
-    """A task that is trained: its windows in an order of its own, less a control subset that is never trained on.
+    """A task's training windows in its own order, without a control subset that is never trained on.
 
-    One that is only measured may have too little train text for a step, or none.
+    A task that is only evaluated may have too little train text for a step.
     """
 
     def __init__(
@@ -103,21 +103,18 @@ class TaskData(SplitWindows):
 
     @property
     def num_pool(self) -> int:
-        """Windows that are trained on."""
+        """The number of windows for training."""
         return self.num_windows - self.num_control
 
     def train_batches(self, step: int, share: range | None = None) -> list[Batch]:
-        """The micro-batches of the task's own step, in order; the same whatever rank or process asks.
-
-        `share` names those that are asked for, by their numbers within the step; all of them by default.
-        """
+        """The micro-batches of the task's own step, in order, or those whose numbers are in `share`."""
         wanted = range(self.micro_batches) if share is None else share
         first = step * self.micro_batches
         numbers = np.arange((first + wanted.start) * self.batch_size, (first + wanted.stop) * self.batch_size)
         return [self._windows("train", part) for part in np.split(self.train_windows(numbers), len(wanted))]
 
     def train_windows(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which windows the task's first, second, … training sequences are: every epoch in another order."""
+        """The windows of the task's training sequences with these numbers. Every epoch has another order."""
         epochs, places = number // self.num_pool, number % self.num_pool
         shuffled = np.empty_like(places)
         for epoch in np.unique(epochs):
@@ -133,9 +130,9 @@ class TaskData(SplitWindows):
             yield self._windows("train", windows[start : start + batch_size])
 
     def _pool(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first places of one fixed permutation are the control subset, the others are trained on.
+        """A fixed permutation, whose first places are the control subset and whose others are trained on.
 
-        It does not depend on the seed, so that runs of different seeds are controlled by the same text.
+        It does not depend on the seed, so that all seeds have the same control text.
         """
         return permute(places, self.num_windows, ("control", self.name))
 
@@ -147,7 +144,7 @@ class Mixture:
         self.tasks, self.steps = tasks, steps
 
     def train_batches(self, step: int, share: range | None = None) -> list[Batch]:
-        """The micro-batches of a step; over the whole run each task gives the sequences its own steps would have."""
+        """The micro-batches of a step. Over the run each task gives as many sequences as in its own steps."""
         first = self.tasks[0]
         wanted = range(first.micro_batches) if share is None else share
         per_step = first.batch_size * first.micro_batches
@@ -163,11 +160,10 @@ class Mixture:
 
 
 def join_batches(rows: list[Batch]) -> Batch:
-    """Several batches as one; every row keeps its own task, document and positions."""
-    origins = [row.origin for row in rows]
+    """Several batches as one. Every row keeps its task, document and positions."""
     task = torch.cat([torch.full((len(row.x),), int(row.origin.task)) for row in rows])
-    document = torch.cat([origin.document for origin in origins if origin.document is not None])
-    position = torch.cat([origin.position for origin in origins if origin.position is not None])
+    document = torch.cat([row.origin.document for row in rows if row.origin.document is not None])
+    position = torch.cat([row.origin.position for row in rows if row.origin.position is not None])
     x, y = torch.cat([row.x for row in rows]), torch.cat([row.y for row in rows])
     return Batch(x, y, Origin(task, document, position))
 
@@ -175,7 +171,7 @@ def join_batches(rows: list[Batch]) -> Batch:
 def permute(places: NDArray[Any], size: int, key: tuple[int | str, ...]) -> NDArray[np.int64]:
     """A pseudo-random permutation of 0 … size−1, evaluated at the given places only.
 
-    A four-round Feistel network on the next power of four; places that land outside walk on until they are inside.
+    A four-round Feistel network on the next power of four. Places that land outside are permuted again.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=32).digest()
     rounds = np.frombuffer(digest, dtype=np.uint64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
+import operator
 import random
 import sysconfig
 import textwrap
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trc2.stream.document import Document
+from trc2.stream.holdout import place_of
 
 SPLIT_SHARES = {"train": 0.9, "validation": 0.05, "test": 0.05}
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo", "ensurepip"}
@@ -25,19 +26,19 @@ HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)  # what can hold stateme
 
 
 def documents(corpus: str, split: str) -> Iterator[Document]:
-    """The documents of one split; which split a document belongs to depends on its text alone."""
+    """The documents of one split. The split of a document depends only on its text."""
     return (document for document in _all(corpus) if split_of(document.text) == split)
 
 
 @functools.cache
 def _all(corpus: str) -> tuple[Document, ...]:
-    """Kept because every split and the tokenizer need it; about 10 MB at most."""
+    """Kept in memory, at most about 10 MB, because every split and the tokenizer need it."""
     return tuple(CORPORA[corpus]())
 
 
 def split_of(text: str) -> str:
-    """Spread texts over the splits by hash: equal texts share a split, and adding a document moves no other."""
-    place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+    """The split of a text by its hash: equal texts share a split, and adding a document moves no other."""
+    place = place_of(text)
     for split, share in SPLIT_SHARES.items():
         place -= share
         if place < 0:
@@ -60,24 +61,20 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _docstring_nodes(tree: ast.Module) -> Iterator[ast.Expr]:
-    """In the order of `ast.walk`, without passing over every expression, none of which holds a docstring."""
+    """Docstrings in the order of `ast.walk`. Expressions are skipped, because they do not hold docstrings."""
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         node = waiting.popleft()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                yield first
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body[:1]:
+                case [ast.Expr(value=ast.Constant(value=str())) as docstring]:
+                    yield docstring
         waiting.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, HOLDERS))
 
 
 @functools.cache
 def _library() -> tuple[list[Document], list[Document]]:
-    """Of every module its docstrings as one document, and its code without them; both are parsed once."""
+    """For every module its docstrings as one document, and its code without them."""
     prose, code = [], []
     for name, source in _modules():
         nodes = list(_docstring_nodes(ast.parse(source)))
@@ -102,7 +99,7 @@ def prose() -> Iterator[Document]:
 
 
 def code() -> Iterator[Document]:
-    """Standard-library modules with their docstrings taken out, so that no sentence is also in the prose corpus."""
+    """Standard-library modules without their docstrings, which are in the prose corpus."""
     yield from _library()[1]
 
 
@@ -112,37 +109,41 @@ NAMES = ("Ada", "Ben", "Chen", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan"
 THINGS = ("apples", "books", "coins", "eggs", "lamps", "marbles", "pens", "seeds", "shells", "stamps", "tiles", "tins")
 
 
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+
+
 def arithmetic() -> Iterator[Document]:
-    """Word problems of two to four steps; every step shows its calculation, the last line is the answer."""
+    """Word problems of two to four steps. Every step shows its calculation, the last line is the answer."""
     for number in range(ARITHMETIC_PROBLEMS):
         rng = random.Random(f"arithmetic {number}")
         question, answer = PROBLEMS[number % len(PROBLEMS)](rng)
         yield Document(f"Question: {question}\nAnswer: {answer}", f"problem {number}")
 
 
+def _solution(*steps: tuple[int, str, int]) -> str:
+    results = [OPERATIONS[sign](left, right) for left, sign, right in steps]
+    lines = [f"{left} {sign} {right} = {c}." for (left, sign, right), c in zip(steps, results, strict=True)]
+    return "\n".join([*lines, f"#### {results[-1]}"])
+
+
 def _shopping(rng: random.Random) -> tuple[str, str]:
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    price, count, paid = rng.randint(2, 19), rng.randint(3, 24), 0
+    price, count = rng.randint(2, 19), rng.randint(3, 24)
     total = price * count
     paid = (total // 50 + rng.randint(1, 3)) * 50
     question = f"{name} buys {count} {thing} at {price} each and pays with {paid}. How much change does {name} get?"
-    return question, f"{count} * {price} = {total}.\n{paid} - {total} = {paid - total}.\n#### {paid - total}"
+    return question, _solution((count, "*", price), (paid, "-", total))
 
 
 def _collecting(rng: random.Random) -> tuple[str, str]:
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     start, daily, days, lost = rng.randint(5, 80), rng.randint(2, 15), rng.randint(3, 14), rng.randint(1, 9)
-    found = daily * days
     question = (
         f"{name} has {start} {thing}, finds {daily} more every day for {days} days, and loses {lost}. "
         f"How many {thing} does {name} have then?"
     )
-    steps = [
-        f"{daily} * {days} = {found}.",
-        f"{start} + {found} = {start + found}.",
-        f"{start + found} - {lost} = {start + found - lost}.",
-    ]
-    return question, "\n".join([*steps, f"#### {start + found - lost}"])
+    collected = daily * days
+    return question, _solution((daily, "*", days), (start, "+", collected), (start + collected, "-", lost))
 
 
 def _sharing(rng: random.Random) -> tuple[str, str]:
@@ -154,29 +155,20 @@ def _sharing(rng: random.Random) -> tuple[str, str]:
         f"{name} and {other} have {total} {thing} together. They keep {left} and share the rest equally among "
         f"{friends} friends. How many {thing} does each friend get?"
     )
-    return question, f"{total} - {left} = {total - left}.\n{total - left} / {friends} = {each}.\n#### {each}"
+    return question, _solution((total, "-", left), (total - left, "/", friends))
 
 
 def _travelling(rng: random.Random) -> tuple[str, str]:
     name = rng.choice(NAMES)
-    speed, hours, faster, more = (
-        rng.randint(20, 90),
-        rng.randint(2, 6),
-        rng.randint(5, 30),
-        rng.randint(1, 4),
-    )
-    first, second = speed * hours, (speed + faster) * more
+    speed, hours, faster, more = rng.randint(20, 90), rng.randint(2, 6), rng.randint(5, 30), rng.randint(1, 4)
     question = (
         f"{name} drives {hours} hours at {speed} km per hour, then {more} hours at {faster} km per hour more. "
         f"How far does {name} drive?"
     )
-    steps = [
-        f"{speed} * {hours} = {first}.",
-        f"{speed} + {faster} = {speed + faster}.",
-        f"{speed + faster} * {more} = {second}.",
-        f"{first} + {second} = {first + second}.",
-    ]
-    return question, "\n".join([*steps, f"#### {first + second}"])
+    first, second = speed * hours, (speed + faster) * more
+    return question, _solution(
+        (speed, "*", hours), (speed, "+", faster), (speed + faster, "*", more), (first, "+", second)
+    )
 
 
 PROBLEMS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (_shopping, _collecting, _sharing, _travelling)

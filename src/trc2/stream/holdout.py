@@ -1,4 +1,4 @@
-"""Validation text for a source that brings none: some of its train documents, always the same ones."""
+"""Validation text for a source without a validation split: some of its train documents, always the same ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trc2.stream.document import Document
 
 
 class OnlyOneDocument(ValueError):
-    """There is nothing to hold out: the only document is a single word."""
+    """The only document is a single word, so nothing can be held out."""
 
 
 @dataclass(frozen=True)
 class Holdout:
-    """A share of the documents, chosen by where they stand, so that rows appended later move no earlier one.
+    """A share of the documents, chosen by a hash of their position, so that appended rows do not move earlier ones.
 
-    By chance the share of a few documents can be none or all of them. Then the one nearest to the border, number
-    `exception`, changes sides. A single document is cut in two, at character `cut`, and its end is held out.
+    If the hash puts all of a few documents on one side, the document nearest to the border, number `exception`,
+    changes sides. A single document is cut in two at character `cut`, and its end is held out.
     """
 
     share: float
@@ -28,24 +28,25 @@ class Holdout:
 
     @classmethod
     def of(cls, documents: Iterable[Document], share: float) -> Holdout:
-        """Reads until there is a document on either side: a few dozen, or all of a small corpus."""
+        """Read documents until both sides have one: a few dozen, or all of a small corpus."""
         if share in (0.0, 1.0):  # none, or all of them
             return cls(share)
         nearest, distance, count, text = None, 2.0, 0, ""
         sides = set()
         for number, document in enumerate(documents):
-            sides.add(place_of(document.where) < share)
+            place = place_of(document.where)
+            sides.add(place < share)
             if len(sides) == 2:
                 return cls(share)
-            if abs(place_of(document.where) - share) < distance:
-                nearest, distance = number, abs(place_of(document.where) - share)
+            if abs(place - share) < distance:
+                nearest, distance = number, abs(place - share)
             count, text = count + 1, document.text
         if count == 1:
             return cls(share, cut=_place_to_cut(text, share))
         return cls(share, nearest)
 
     def held_out(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents that are validation."""
+        """The validation documents."""
         if self.share == 0.0:
             return iter(())  # no need to read them all
         if self.cut is not None:
@@ -53,7 +54,7 @@ class Holdout:
         return (document for number, document in enumerate(documents) if self._is_held_out(number, document))
 
     def kept(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents that stay in train."""
+        """The documents that stay train text."""
         if self.cut is not None:
             return (Document(document.text[: self.cut].rstrip(), document.where) for document in documents)
         return (document for number, document in enumerate(documents) if not self._is_held_out(number, document))
@@ -63,7 +64,7 @@ class Holdout:
 
 
 def _place_to_cut(text: str, share: float) -> int:
-    """Before the last share of a text: at a blank line if there is one nearby, else at a line's or a word's end."""
+    """Where the last share of a text begins: at a blank line nearby, else at the end of a line or a word."""
     ideal = int(len(text) * (1.0 - share))
     nearby = [text.rfind(border, ideal // 2, ideal + 1) for border in ("\n\n", "\n", " ")]
     first_word = re.match(r"\s*\S+", text)
@@ -74,7 +75,6 @@ def _place_to_cut(text: str, share: float) -> int:
 
 
 def place_of(where: str) -> float:
-    """A number from 0 to 1, spread evenly over documents and fixed for each."""
-    # A file's name need not be valid UTF-8.
-    mark = hashlib.blake2b(where.encode(errors="backslashreplace"), digest_size=8)
-    return int.from_bytes(mark.digest(), "big") / 2**64
+    """A hash as a number from 0 to 1, spread evenly over documents. A file's name need not be valid UTF-8."""
+    digest = hashlib.blake2b(where.encode(errors="backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -1,7 +1,6 @@
-"""Texts handed over in Python: written once into the cache, from then on files like any others.
+"""Texts passed in Python: written once to the cache, and then read as files.
 
-The folder's name is a hash of what it holds, so the same texts are the same files to every later run, and a run that
-is resumed from the command line finds them where its config says.
+The folder's name is a hash of its content, so equal texts are the same files to every run, also to a resumed one.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from trc2.stream.sources import SPLITS
 from trc2.system.files import about, replace_folder, sync_folder
 
 Texts: TypeAlias = Iterable[str] | Iterable[Mapping[str, Any]]
-"""Documents: strings, or rows with a field `text`, such as a `datasets.Dataset` has."""
+"""Documents: strings, or rows with a field `text`, as in a `datasets.Dataset`."""
 
 
 def keep_texts(name: str, texts: Texts | Mapping[str, Texts], cache: Path) -> Path:
-    """Write a task's documents, of `train` or by split, and return their folder; `name` is for messages and its name.
+    """Write a task's documents, of `train` or by split, as rows of SPLIT.jsonl, and return their folder.
 
-    Every document is a row of SPLIT.jsonl, as it is: what is empty or no text is counted as such when it is packed.
+    `name` is the task's name. Empty documents are counted as bad rows when the task is packed.
     """
     splits = dict(texts) if isinstance(texts, Mapping) else {"train": texts}
     for split in splits:
@@ -38,7 +37,7 @@ def keep_texts(name: str, texts: Texts | Mapping[str, Texts], cache: Path) -> Pa
     home = expanded(cache).resolve() / "texts"
     home.mkdir(parents=True, exist_ok=True)
     partial = home / f".{name}.{secrets.token_hex(8)}"
-    partial.mkdir()  # not by tempfile, whose folders nobody else may open
+    partial.mkdir()  # folders of tempfile are closed to other users
     try:
         digest = hashlib.sha256()
         for split in sorted(splits):
@@ -70,20 +69,20 @@ def _write_rows(name: str, texts: Texts, path: Path, digest: hashlib._Hash) -> N
                     f"Text {count} of task '{name}' is {shown(given)}, which is neither a string nor a row with a "
                     "string as 'text': give a list of strings, or of such rows."
                 )
-            # Lone surrogates pass, and are counted as no text by whoever reads the rows.
+            # Lone surrogates pass here and become bad rows when the file is read.
             row = json.dumps({"text": str(text)}, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
             file.write(row)
             digest.update(row)
         file.flush()
         os.fsync(file.fileno())
-    os.utime(path, (0, 0))  # the folder's name says what it holds; a time would only make equal texts look different
+    os.utime(path, (0, 0))  # equal texts get equal files
     if not count:
         raise UserError(f"Task '{name}' has an empty list of texts: give it at least one.")
 
 
 def _is_same(partial: Path, folder: Path) -> bool:
-    """Whether a folder holds just these files, whole."""
-    wanted = sorted(path.name for path in partial.iterdir())
-    if not folder.is_dir() or sorted(path.name for path in folder.iterdir()) != wanted:
+    """Whether a folder holds exactly these files, undamaged."""
+    names = sorted(os.listdir(partial))
+    if not folder.is_dir() or sorted(os.listdir(folder)) != names:
         return False
-    return all(filecmp.cmp(partial / name, folder / name, shallow=False) for name in wanted)
+    return filecmp.cmpfiles(partial, folder, names, shallow=False)[0] == names

@@ -22,16 +22,16 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 MAX_BYTES = 2**28  # of a tokenizer.json
 PIECE = 64  # characters
-# What the pre-tokenizer may take for one word: letters and digits, or other signs, or spaces.
+# Characters that the pre-tokenizer may join to one word: letters and digits, other signs, or spaces.
 KINDS = (r"[^\W_]", r"(?:[^\w\s]|[_\x1c-\x1f])", r"\s")
-# Looking only at the start of a run keeps the search linear; nearly all texts are not even suspect.
+# Matching only at the start of a run keeps the search linear. SUSPECT is a faster test that nearly all texts pass.
 OVERLONG = re.compile("|".join(f"(?<!{kind}){kind}{{1000,}}" for kind in KINDS))
 SUSPECT = re.compile(r"(?<![^ \n])[^ \n]{1000,}|(?<!\s)\s{1000,}")
 
 
 @contextmanager
 def _library(what: str) -> Iterator[None]:
-    """Errors of the tokenizers library, which has none of its own, and whose panics are no `Exception`."""
+    """Errors of the tokenizers library as a UserError. Its panics are not subclasses of `Exception`."""
     try:
         yield
     except (UserError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -43,10 +43,10 @@ def _library(what: str) -> Iterator[None]:
 
 
 class Tokenizer:
-    """Text to ids and back, all of it, with one token that ends a document.
+    """Text to ids and back, with one token that ends a document.
 
-    A saved tokenizer may ask for its text to be cut off or filled up to some length: neither is done. Special tokens
-    inside a text are text like any other, unless `special_in_text`.
+    Truncation and padding of a saved tokenizer are switched off. Special tokens inside a text are ordinary text,
+    unless `special_in_text`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Tokenizer:
         end: str | None = None,
         begins: bool = False,
     ) -> None:
-        """`end` names the token that ends a document, where it is none of the usual ones.
+        """`end` names the token that ends a document, if it is not one of the usual ones.
 
         `begins` puts the tokenizer's own first token, if it has one, before every document.
         """
@@ -77,11 +77,11 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id; a saved tokenizer may leave ids out."""
+        """One more than the largest id, because a saved tokenizer may skip ids."""
         return max(int(self.backend.get_vocab_size()), 1 + max(self.backend.get_vocab().values()))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text; the library uses all cores."""
+        """The ids of each text, on all cores."""
         with _library("encode this text"):
             return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
 
@@ -118,12 +118,12 @@ class Tokenizer:
             return cls(backend, special_in_text=special_in_text, end=end, begins=begins)
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library's panics are no `Exception`
+        except BaseException as error:  # also the library's panics
             raise ValueError(brief(error)) from error
 
     @classmethod
     def read(cls, path: Path) -> Tokenizer:
-        """From a tokenizer.json, and the end-of-text token that a file beside it may name; a UserError if damaged."""
+        """From a tokenizer.json, and the end-of-text token that a file beside it may name."""
         with reading(path, "restore it from a copy, or choose another tokenizer"):
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
@@ -131,7 +131,7 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE: every text can be encoded, and decoding gives it back exactly."""
+    """A byte-level BPE, which can encode every text and decodes it exactly."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -146,9 +146,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def without_overlong_words(text: str) -> Iterator[str]:
-    """A text, cut where it has a word of a thousand characters or more: BPE is trained in the square of a word's size.
+    """A text for training, in which words of a thousand characters or more are cut into pieces.
 
-    Only for training; what such a word is cut into is no worse a sample of it.
+    The time to train a BPE grows with the square of a word's length.
     """
     start = 0
     for run in OVERLONG.finditer(text) if SUSPECT.search(text) else ():
@@ -160,7 +160,7 @@ def without_overlong_words(text: str) -> Iterator[str]:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer a run or a saved model brings along."""
+    """The tokenizer of a run or a saved model."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise UserError(f"There is no {path}: put the model's tokenizer there.")
@@ -168,7 +168,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer:
-    """A tokenizer.json from a folder, here or below the data root, or a Hugging Face name."""
+    """A tokenizer.json from a folder, as named or below the data root, or from the Hugging Face hub."""
     assert config.path is not None
     folders = (expanded(config.path), expanded(data_root or Path()) / config.path)
     for folder in folders:
@@ -188,7 +188,7 @@ def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer
 
 
 def _named_end(path: Path) -> str | None:
-    """The end-of-text token that the settings beside a tokenizer name; None where it is found without them."""
+    """The end-of-text token that the settings beside a tokenizer name, if any."""
     try:
         named = json.loads(path.read_text(encoding="utf-8")).get("eos_token") if path.is_file() else None
     except (OSError, ValueError, AttributeError):
@@ -198,14 +198,14 @@ def _named_end(path: Path) -> str | None:
 
 
 def _begin_of_text(backend: tokenizers.Tokenizer, end: int) -> list[int]:
-    """What the tokenizer itself puts before a text: nothing, or one token."""
+    """The token that the tokenizer itself puts before a text, if any."""
     first = backend.encode("", add_special_tokens=True).ids[:1]
     return [] if first == [end] else list(first)
 
 
 def _usual_end(backend: tokenizers.Tokenizer) -> int | None:
-    found = (backend.token_to_id(token) for token in (END_OF_TEXT, "</s>", "<eos>", "[SEP]"))
-    return next((int(identity) for identity in found if identity is not None), None)
+    ids = (backend.token_to_id(token) for token in (END_OF_TEXT, "</s>", "<eos>", "[SEP]"))
+    return next((int(identity) for identity in ids if identity is not None), None)
 
 
 def _end_of_text(backend: tokenizers.Tokenizer, named: str | None) -> int:
