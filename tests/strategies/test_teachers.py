@@ -94,7 +94,7 @@ def test_distillation_weighs_as_replay_does() -> None:
     chunks = model.replay.sample(0, 0)
     with torch.no_grad():
         found = F.log_softmax(model.logits(model.trunk(pack([x, chunks[:, :-1]])).hidden[x.numel() :]), -1)
-        wanted = F.log_softmax(strategy.teacher.head.logits(strategy.teacher.states(chunks[:, :-1])), -1)
+        wanted = F.log_softmax(strategy.teacher.trunk.head.logits(strategy.teacher.states(chunks[:, :-1])), -1)
     torch.testing.assert_close(taught["loss_distil"], (wanted.exp() * (wanted - found)).sum(-1).mean())
     torch.testing.assert_close(taught["loss"], plain["loss"] + 2.0 * 0.3 * taught["loss_distil"])
     assert plain.keys() | {"loss_distil"} == taught.keys()

@@ -1,4 +1,4 @@
-"""What a reservoir keeps: each rule says which slot a new chunk takes. All are functions of their arguments alone."""
+"""Rules of a reservoir: each gives the slot of every new chunk, as a function of its arguments only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 def uniform_slots(first: int, size: int, draws: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Every chunk ever seen is kept with the same chance.
+    """Keep every chunk ever seen with the same probability.
 
-    Chunk number `first + i` fills the slot of its number while there is room; later it takes slot r ~ U{0..number}, and
-    is dropped if there is none: `size` or more means dropped.
+    Chunk number `first + i` takes the slot of its number while there is room, later slot r ~ U{0..number}. A slot of
+    `size` or more means that the chunk is dropped.
     """
     numbers = torch.arange(first, first + len(draws))
     return torch.where(numbers < size, numbers, (draws * (numbers + 1)).long())
 
 
 def last_for_each(slots: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Every slot once, and which of the things meant for it is the last, which plain indexing leaves open."""
+    """Every slot once, and the index of its last chunk, which plain indexing does not ensure."""
     winner: dict[int, int] = dict(zip(slots.tolist(), range(len(slots)), strict=True))
     return torch.tensor(list(winner), dtype=torch.int64), torch.tensor(list(winner.values()), dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""Two stores of raw token chunks: a ring of recent ones and a reservoir of all that were ever seen."""
+"""Two stores of raw token chunks: a recency buffer, and a reservoir of all chunks ever seen."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trc2.nn.keyed import keyed_generator
 from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weighted_slots
 
 Keep = Literal["uniform", "loss", "surprise", "balanced"]
-Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and how hard each was
+Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and a score of how hard each was
 MAX_STRETCHES = 256
 
 
 class ReplayStores(HostState):
-    """Ring + reservoir with draws that are functions of (seed, step, micro-step).
+    """Recency buffer and reservoir, whose draws are functions of (seed, step, micro-step).
 
-    Chunks offered during a step are *staged*: they count as seen, but nothing is drawn from them until `commit`, so
-    every micro-step of a step draws from the stores as they were at its start, and a failed step leaves no trace.
+    Chunks of a step are *staged*: they count as seen, but are not drawn before `commit`. So every micro-step draws
+    from the stores as they were at the start of its step, and a failed step leaves no trace.
 
-    The stores live on the host whatever the model's device: draws are made there and only B_R chunks travel.
+    The stores are on the host. Only B_R drawn chunks are copied to the model's device.
     """
 
     recent: Tensor
@@ -53,34 +53,37 @@ class ReplayStores(HostState):
         share: float | None = None,
         keep: Keep = "uniform",
     ) -> None:
-        """`share` takes the place of λ_rep and B_R: this share of a step's tokens is replayed, all weighing alike.
+        """`share` replaces λ_rep and B_R: this share of a step's tokens is replayed, with equal weights.
 
-        `keep` says what the reservoir keeps, see `trc2.replay.reservoirs`: all but `uniform` need a score per token.
+        `keep` is the rule of the reservoir, see `trc2.replay.reservoirs`. All but `uniform` need a score per token.
         """
         super().__init__()
         self.seed, self.keep = seed, keep
-        if keep in ("loss", "surprise"):
-            empty = torch.full((long_chunks,), -torch.inf, dtype=torch.float64, device="cpu")
-            self.register_buffer("reservoir_keys", empty)
-        elif keep == "balanced":
-            self.register_buffer("stretch_of_slot", torch.full((long_chunks,), -1, dtype=torch.int64, device="cpu"))
-            self.register_buffer("stretch_lengths", torch.zeros(MAX_STRETCHES, dtype=torch.int64, device="cpu"))
-            self.register_buffer("stretch", torch.zeros((), dtype=torch.int64, device="cpu"))
-            self.register_buffer("loss_mean", torch.tensor(torch.nan, dtype=torch.float64, device="cpu"))
-            self.register_buffer("since_jump", torch.zeros((), dtype=torch.int64, device="cpu"))
-        self.register_buffer("recent", torch.zeros(recent_chunks, chunk_length, dtype=torch.int32, device="cpu"))
-        self.register_buffer("long", torch.zeros(long_chunks, chunk_length, dtype=torch.int32, device="cpu"))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device="cpu"))
-        # The strength of replay, λ_rep, B_R and ρ_long: see `set_strength`.
-        self.register_buffer("coefficient", torch.tensor(coefficient, dtype=torch.float64, device="cpu"))
-        self.register_buffer("batch_size", torch.tensor(batch_size, dtype=torch.int64, device="cpu"))
-        self.register_buffer("long_fraction", torch.tensor(long_fraction, dtype=torch.float64, device="cpu"))
-        self.register_buffer("share", None if share is None else torch.tensor(share, dtype=torch.float64, device="cpu"))
         self._staged: list[Staged] = []
+        state: dict[str, Tensor | None] = {}
+        with torch.device("cpu"):
+            if keep in ("loss", "surprise"):
+                state["reservoir_keys"] = torch.full((long_chunks,), -torch.inf, dtype=torch.float64)
+            elif keep == "balanced":
+                state["stretch_of_slot"] = torch.full((long_chunks,), -1)
+                state["stretch_lengths"] = torch.zeros(MAX_STRETCHES, dtype=torch.int64)
+                state["stretch"] = torch.tensor(0)
+                state["loss_mean"] = torch.tensor(torch.nan, dtype=torch.float64)
+                state["since_jump"] = torch.tensor(0)
+            state["recent"] = torch.zeros(recent_chunks, chunk_length, dtype=torch.int32)
+            state["long"] = torch.zeros(long_chunks, chunk_length, dtype=torch.int32)
+            state["seen"] = torch.tensor(0)
+            # λ_rep, B_R, ρ_long and the share: see `set_strength`.
+            state["coefficient"] = torch.tensor(coefficient, dtype=torch.float64)
+            state["batch_size"] = torch.tensor(batch_size)
+            state["long_fraction"] = torch.tensor(long_fraction, dtype=torch.float64)
+            state["share"] = None if share is None else torch.tensor(share, dtype=torch.float64)
+        for name, tensor in state.items():
+            self.register_buffer(name, tensor)
 
     @property
     def wants_scores(self) -> bool:
-        """Whether the reservoir looks at how well the model knew the tokens."""
+        """Whether the reservoir needs scores of how hard the tokens were."""
         return self.keep != "uniform"
 
     @property
@@ -102,12 +105,12 @@ class ReplayStores(HostState):
 
     @property
     def num_recent(self) -> int:
-        """Chunks the ring holds, counting staged ones."""
+        """Chunks in the recency buffer, counting staged ones."""
         return min(self.num_seen, self.recent.shape[0])
 
     @property
     def num_long(self) -> int:
-        """Chunks the reservoir holds, counting staged ones."""
+        """Chunks in the reservoir, counting staged ones."""
         return min(self.num_seen, self.long.shape[0])
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -117,10 +120,9 @@ class ReplayStores(HostState):
         return self.draw(int(self.batch_size), float(self.long_fraction), "replay draw", step, micro_step)
 
     def sample_share(self, tokens: int, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
-        """As many chunks as make the share beside `tokens` new tokens, on average; None if that is none.
+        """So many chunks that R / (tokens + R) = share on average, ρ_long of them from the reservoir; None for 0.
 
-        R / (tokens + R) = share, and ρ_long of R comes from the reservoir, both in expectation: what is left of a whole
-        chunk is drawn for, by (step, micro-step). A small share is one chunk now and then, of which there is no half.
+        Numbers of chunks are rounded up or down at random, by (step, micro-step), so that their means are exact.
         """
         assert self.share is not None
         share, rng = float(self.share), keyed_generator("replay share", self.seed, step, micro_step)
@@ -129,7 +131,7 @@ class ReplayStores(HostState):
         return self.draw(chunks, from_long / chunks, "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks as a function of the seed and the key; None if nothing is stored."""
+        """Chunks as a function of the seed and the key; None if the stores are empty."""
         seen = int(self.seen)
         if seen == 0:
             return None
@@ -150,7 +152,7 @@ class ReplayStores(HostState):
     ) -> None:
         """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep those without padding for `commit`.
 
-        `scores` are how hard each token was, where the reservoir asks for it; a chunk's is the mean of its tokens'.
+        `scores` say how hard each token was. The score of a chunk is the mean over its tokens.
         """
         chunks = cut_chunks(tokens, self.chunk_length)
         means = chunks.new_ones(len(chunks), dtype=torch.float64)
@@ -165,11 +167,11 @@ class ReplayStores(HostState):
         self._staged.clear()
 
     def keep_staged(self, micro_batches: int) -> None:
-        """Forget the oldest staged micro-batches, so that a caller who never commits does not fill the memory."""
+        """Drop the oldest staged micro-batches, which would fill the memory of a caller that never commits."""
         del self._staged[: max(0, len(self._staged) - micro_batches)]
 
     def take_staged(self) -> Staged:
-        """Hand over the staged chunks and their scores in order, e.g. to gather those of all ranks."""
+        """Remove and return the staged chunks and their scores in order."""
         staged = [(self.recent[:0], torch.zeros(0, dtype=torch.float64)), *self._staged]
         self._staged.clear()
         chunks, scores = zip(*staged, strict=True)
@@ -177,9 +179,9 @@ class ReplayStores(HostState):
 
     @torch.no_grad()
     def commit(self, chunks: Int[Tensor, "n L_R"], scores: Float[Tensor, " n"] | None = None) -> None:
-        """Insert chunks, in order, into the ring and the reservoir.
+        """Insert chunks, in order, into the recency buffer and the reservoir.
 
-        Reservoir draws are keyed by the number of chunks seen before, which no two commits share.
+        Reservoir draws are keyed by the number of chunks seen before, which differs between commits.
         """
         first = int(self.seen)
         numbers = torch.arange(first, first + chunks.shape[0])
@@ -193,7 +195,7 @@ class ReplayStores(HostState):
     def _choose_slots(
         self, first: int, count: int, scores: Float[Tensor, " n"] | None, rng: torch.Generator
     ) -> Int[Tensor, " n"]:
-        """Where each of `count` chunks goes; what nobody scored counts as average."""
+        """Reservoir slot for each of `count` chunks. Unscored chunks get weight 1."""
         if self.keep == "balanced":
             stretches = Stretches(
                 self.stretch_of_slot, self.stretch_lengths, self.stretch, self.loss_mean, self.since_jump
@@ -208,18 +210,18 @@ class ReplayStores(HostState):
 
     @property
     def is_off(self) -> bool:
-        """Whether replayed chunks would weigh nothing."""
+        """Whether replay has no weight."""
         return float(self.coefficient if self.share is None else self.share) == 0.0
 
     def strength(self) -> dict[str, Any]:
-        """What `set_strength` takes, as it is now."""
+        """The current arguments of `set_strength`."""
         names = ("coefficient", "batch_size", "long_fraction", "share")
         return {name: None if (value := getattr(self, name)) is None else value.item() for name in names}
 
     def set_strength(
         self, coefficient: float, batch_size: int, long_fraction: float, share: float | None = None
     ) -> None:
-        """Set λ_rep, B_R and ρ_long, or the share and ρ_long, which the replay controller chooses."""
+        """Set λ_rep, B_R and ρ_long, or the share and ρ_long, as the replay controller asks."""
         self.coefficient.fill_(coefficient)
         self.batch_size.fill_(batch_size)
         self.long_fraction.fill_(long_fraction)
@@ -234,7 +236,7 @@ def cut_chunks(tokens: Shaped[Tensor, "B T"], chunk_length: int) -> Shaped[Tenso
 
 
 def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
-    """store[slots] = chunks; of several chunks for one slot the last stays, which plain indexing leaves open."""
+    """store[slots] = chunks. Of several chunks for one slot the last stays, which plain indexing does not ensure."""
     where, which = last_for_each(slots)
     store[where] = chunks[which]
 

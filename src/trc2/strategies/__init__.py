@@ -1,8 +1,7 @@
-"""What can be added to any backbone: each strategy is a few tensors and a correction of the gradient.
+"""Continual-learning strategies for any backbone: each is a few tensors and a correction of the gradient.
 
-`trc2.strategies.NAME` serves the strategy called NAME: nothing else to register. Those of other packages are found by
-their entry point, see `trc2.system.plugins`. Replay is no strategy: its stores are
-part of every backbone's shell (`model.replay`), its strength is the trainer's (`control.mode`).
+The module `trc2.strategies.NAME` is the strategy NAME. Other packages register theirs by an entry point, see
+`trc2.system.plugins`. Replay is not a strategy: see `model.replay` and `control.mode`.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from trc2.system.plugins import find, load, missing_hint, register
 
 
 class StrategyModule(Protocol):
-    """What the file of a strategy offers."""
+    """The interface of a strategy's module. `build` is usually its class."""
 
     Settings: type[StrategyConfig]
 
-    def build(self, model: Backbone, settings: StrategyConfig) -> Strategy:
-        """The strategy at the beginning of a run: its class."""
-        ...
+    def build(self, model: Backbone, settings: StrategyConfig) -> Strategy: ...
 
 
 def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
-    """The strategy a config names, ours or an installed plug-in's."""
+    """The strategy that a config names, ours or that of a plug-in."""
     if settings.name in strategy_names():
         return cast(StrategyModule, import_module(f"trc2.strategies.{settings.name}")).build(model, settings)
     plugin = find("strategy", settings.name)
@@ -48,9 +45,9 @@ def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
 def register_strategy(
     strategy: type[Strategy], settings: type[StrategyConfig] | None = None, *, name: str = ""
 ) -> None:
-    """Make a strategy known in this process without a package, by the `name` of its settings; docs/plugins.md.
+    """Register a strategy in this process, by the `name` of its settings or without settings; see docs/plugins.md.
 
-    One without settings of its own needs a `name` only. A run resumes in a process that has registered it again.
+    A resumed run needs the strategy to be registered again.
     """
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise UserError(f"{shown(strategy)} is no strategy: give a subclass of trc2.Strategy.")

@@ -1,4 +1,4 @@
-"""A second trunk with weights of its own, which follows the model or stands still, and never learns."""
+"""A teacher: a copy of the model's trunk that follows the model or stays as it is, and is never trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig
 from trc2.distributed.sharded import is_divided
 from trc2.errors import UserError
-from trc2.nn.head import Head
 from trc2.nn.segments import pack
 
 
@@ -27,7 +26,7 @@ def refuse_divided(model: Backbone) -> None:
 
 
 def check_teachable(model: BackboneConfig) -> None:
-    """Refuse a model of which a copy made now would be no copy later: it learns other weights for every task."""
+    """Refuse a model that trains other weights in every task, because a teacher copies the weights of one task."""
     if model.learns_other_weights_per_task:
         raise ValueError(
             f"model={model.name} trains other weights in every task, and a teacher copies those of one: choose another "
@@ -36,7 +35,7 @@ def check_teachable(model: BackboneConfig) -> None:
 
 
 class Teacher:
-    """A copy of the model's trunk. What is no trained weight, such as the memory, is the model's own, not a copy."""
+    """A copy of the model's trunk. Tensors that are not trained, such as the memory, are shared with the model."""
 
     def __init__(self, model: Backbone) -> None:
         refuse_divided(model)
@@ -53,24 +52,24 @@ class Teacher:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The teacher's weights by the trunk's names; to be changed in place only."""
+        """The teacher's weights by the trunk's names. Change them in place only."""
         return {name: theirs.data for name, (_, theirs) in self._pairs.items()}
 
     @torch.no_grad()
     def follow(self, step: float) -> None:
-        """θ̄ ← θ̄ + step (θ − θ̄); 1 copies the model."""
+        """θ̄ ← θ̄ + step (θ − θ̄). A step of 1 copies the model."""
         for ours, theirs in self._pairs.values():
             theirs.lerp_(ours, step)
 
     @torch.no_grad()
     def pull(self, step: float) -> None:
-        """θ ← θ + step (θ̄ − θ): the model goes some way towards the teacher."""
+        """θ ← θ + step (θ̄ − θ): the model moves towards the teacher."""
         for ours, theirs in self._pairs.values():
             ours.lerp_(theirs, step)
 
     @contextmanager
     def in_charge(self) -> Iterator[None]:
-        """Inside, the model has the teacher's weights; for evaluation, never between a forward and its backward."""
+        """Inside, the model has the teacher's weights. Do not use it between a forward and its backward pass."""
         self._swap()
         try:
             yield
@@ -82,14 +81,8 @@ class Teacher:
             ours.data, theirs.data = theirs.data, ours.data
 
     @torch.no_grad()
-    def states(
-        self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None, *, read_memory: bool = True
-    ) -> Float[Tensor, "P D"]:
-        return self.trunk(pack([x], valid), with_losses=False, read_memory=read_memory).hidden
-
-    @property
-    def head(self) -> Head:
-        return self.trunk.head
+    def states(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "P D"]:
+        return self.trunk(pack([x], valid), with_losses=False).hidden
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ class AveragedGradientMemory(Strategy):
     """A-GEM: a step may not point against the gradient on stored chunks.
 
     g ← g − (gᵀg_ref / g_refᵀg_ref) g_ref  wherever gᵀg_ref < 0. The chunks come from the reservoir of the backbone's
-    replay stores, as it was at the start of the step; the correction begins with the second task.
+    replay stores, as it was at the start of the step. The correction begins with the second task.
     """
 
     def __init__(self, model: Backbone, settings: Settings) -> None:
@@ -54,7 +54,7 @@ class AveragedGradientMemory(Strategy):
         return {"strategy/conflict": float(conflict)}
 
     def end_task(self, sequences: Sequences) -> None:
-        """From now on there is a past to protect."""
+        """Count the task: the correction begins with the second one."""
         self.tensors["tasks"] = self.tensors.get("tasks", torch.zeros((), dtype=torch.int64)) + 1
 
 

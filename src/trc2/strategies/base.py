@@ -1,4 +1,4 @@
-"""What a strategy may do, and when."""
+"""The interface of a strategy: what it may do, and when."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Gradients = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor | None]]
 class Strategy:
     """Does nothing. Subclasses add losses, correct gradients, or learn something after a step or at the end of a task.
 
-    `tensors` is all their state: it is saved in every checkpoint and put back on resume. Where weights are divided over
-    ranks, those named WORD.NAME are divided as the model's tensor NAME is. All ranks do the same with what they get.
+    `tensors` is their whole state, which every checkpoint saves. If weights are divided over ranks, the tensor
+    WORD.NAME is divided as the model's tensor NAME is. All ranks do the same.
     """
 
     def __init__(self, model: Backbone, settings: StrategyConfig) -> None:
@@ -31,7 +31,7 @@ class Strategy:
     def losses(self, seen: LearningPass) -> Sequence[Loss]:
         """Called in every training forward: losses to add, each reported as `train/loss_NAME`.
 
-        All micro-batches of a step have the same ones, if only with 0: they are added up by their names.
+        All micro-batches of a step must return the same names, if only with 0.
         """
         return ()
 
@@ -43,17 +43,17 @@ class Strategy:
         """Called after every `optimizer.step()`, with the new weights in place."""
 
     def skip_step(self) -> None:
-        """Called instead of `after_step` when a step came to nothing: forget what it left."""
+        """Called instead of `after_step` when a step failed: forget what it left."""
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
-        """Inside, the model is as it should be evaluated and exported; outside, as it is trained."""
+        """Inside, the model has the weights for evaluation and export, outside those of training."""
         return nullcontext()
 
     def apply_evaluation_weights(self) -> None:
-        """Make the model for good what it is inside `serving`, to be scored or exported after training."""
+        """Give the model its `evaluation_weights` for good, for scoring or export after training."""
 
     def start_from_saved_model(self) -> None:
-        """Called before the first step of a run that begins with a saved model, whose text is not known."""
+        """Called before the first step of a run that starts from a saved model."""
 
     def end_task(self, sequences: Sequences) -> None:
         """Called at a task's end with some of its training sequences."""
@@ -68,20 +68,20 @@ class Strategy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def language_gradients(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """∂L_LM/∂θ on a batch, in evaluation mode: nothing is staged, queued, left behind or lost."""
+        """∂L_LM/∂θ on a batch, in evaluation mode and without side effects."""
         parameters = self.learning()
         was_training, waiting = self.model.training, list(self.model.pending)
         self.model.eval()
         try:
             with torch.enable_grad():
                 _, aux = self.model(x, y, return_logits=False)
-                found = self.gradients_of(aux["loss_lm"], list(parameters.values()))
+                gradients = self.gradients_of(aux["loss_lm"], list(parameters.values()))
         finally:
             self.model.train(was_training)
-            self.model.pending.extend(waiting)  # an evaluation forgets what waits for the end of its step
-        return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+            self.model.pending.extend(waiting)  # an evaluation clears the queue
+        return {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
 def plain_gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """∂loss/∂θ; None for what the loss does not depend on."""
+    """∂loss/∂θ; None for parameters without influence on the loss."""
     return torch.autograd.grad(loss, parameters, allow_unused=True)

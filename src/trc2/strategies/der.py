@@ -1,4 +1,4 @@
-"""Dark experience replay (DER++): stored text is predicted again as it was when it was stored, and learnt again."""
+"""Dark experience replay (DER++): predictions on stored text stay as they were, and stored text is learnt again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Settings(StrategyConfig):
 
 
 class DarkExperience(Strategy):
-    """α ‖z − z*‖² / K on some stored rows and β L_LM on others; z* are the logits of when a row was stored.
+    """α ‖z − z*‖² / K on some stored rows and β L_LM on others. z* are the logits at the time a row was stored.
 
     The reservoir is the strategy's own and holds the K largest logits of every position, because all V of them would
     be thousands of times larger than the text. Rows of a step enter it at the step's end, those of all ranks alike.
@@ -79,7 +79,7 @@ class DarkExperience(Strategy):
 
     @torch.no_grad()
     def _stage(self, seen: LearningPass) -> None:
-        """The first stored length of every row without padding, with what the model says of it now."""
+        """Stage the start of every row without padding, with the model's current logits."""
         length = self.settings.chunk_length
         rows = torch.arange(len(seen.x)) if seen.valid is None else seen.valid[:, :length].all(dim=1).nonzero()[:, 0]
         if seen.x.shape[1] < length or not len(rows):
@@ -95,7 +95,7 @@ class DarkExperience(Strategy):
         return torch.randint(filled, (self.settings.batch_size,), generator=rng)
 
     def after_step(self) -> None:
-        """What the micro-batches left enters the reservoir, where every row ever seen has the same chance to stay."""
+        """Move staged rows into the reservoir, where every row ever seen has the same probability to stay."""
         tokens, names, logits = self._gathered()
         self.staged.clear()
         first = int(self.tensors["seen"])

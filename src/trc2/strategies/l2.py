@@ -1,4 +1,4 @@
-"""L2: weights are tied to where they stood at the last task boundary."""
+"""L2: a penalty on the distance of the weights from those at the last task boundary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trc2.strategies.base import Sequences, Strategy
 
 
 class AnchorSettings(StrategyConfig):
-    """Settings of any strategy with such a tie."""
+    """Settings of any strategy with such a penalty."""
 
     strength: NonNegative
 
@@ -27,7 +27,7 @@ class Settings(AnchorSettings):
 
 
 class PullToBoundary(Strategy):
-    """L2: λ/2 ‖θ − θ*‖², with θ* the weights at the end of the last task. Before that there is nothing to pull to."""
+    """L2: λ/2 ‖θ − θ*‖², with θ* the weights at the end of the last task. It does nothing during the first task."""
 
     def __init__(self, model: Backbone, settings: AnchorSettings) -> None:
         super().__init__(model, settings)
@@ -52,7 +52,7 @@ class PullToBoundary(Strategy):
         return away
 
     def start_from_saved_model(self) -> None:
-        self.end_task(())  # what a saved model knows is worth as much as a task's end
+        self.end_task(())  # keep what the saved model knows
 
     def end_task(self, sequences: Sequences) -> None:
         for name, parameter in self.learning().items():

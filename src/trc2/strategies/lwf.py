@@ -1,4 +1,4 @@
-"""Learning without forgetting: new text is also predicted as the model of the last boundary would."""
+"""Learning without forgetting: the predictions on new text stay close to those of the last task boundary."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Settings(StrategyConfig):
 class LearningWithoutForgetting(Strategy):
     """λ τ² KL(p* ‖ p), a mean over the new batch's labelled tokens; p* by the weights of the last task boundary.
 
-    It needs no old text, and costs one more forward pass. Before the first boundary there is nothing to keep.
+    It needs no old text and costs one more forward pass. It does nothing before the first boundary.
     """
 
     def __init__(self, model: Backbone, settings: Settings) -> None:
         super().__init__(model, settings)
-        refuse_divided(model)  # now, and not when the first task has ended
+        refuse_divided(model)  # now instead of at the end of the first task
         self.settings = settings
         self.teacher: Teacher | None = None
 
@@ -48,12 +48,12 @@ class LearningWithoutForgetting(Strategy):
         wanted = self.teacher.states(seen.x, seen.valid)
         rows = (seen.labels != IGNORE_INDEX).nonzero().squeeze(1)
         distance = divergence_sum(
-            self.model.trunk.head, seen.hidden[rows], self.teacher.head, wanted[rows], self.settings.temperature
+            self.model.trunk.head, seen.hidden[rows], self.teacher.trunk.head, wanted[rows], self.settings.temperature
         )
         return (Loss("lwf", distance / max(1, len(rows)), self.settings.strength),)
 
     def start_from_saved_model(self) -> None:
-        self._begin()  # as in its paper: the teacher is the model that came
+        self._begin()  # as in its paper: the teacher is the saved model
 
     def end_task(self, sequences: Sequences) -> None:
         self._begin()
@@ -64,7 +64,7 @@ class LearningWithoutForgetting(Strategy):
             teacher.restore({name.removeprefix("teacher."): tensor for name, tensor in tensors.items()})
 
     def _begin(self) -> Teacher:
-        """A teacher with the weights of now."""
+        """Make a teacher with the current weights."""
         self.teacher = Teacher(self.model)
         self.tensors = {f"teacher.{name}": tensor for name, tensor in self.teacher.tensors.items()}
         return self.teacher

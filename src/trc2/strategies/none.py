@@ -1,4 +1,4 @@
-"""No strategy: what the backbone does by itself."""
+"""No strategy: the backbone alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Slow cortex: a running average of the weights, as teacher of what is replayed, anchor, and model that is served."""
+"""Slow cortex: a running average of the weights, as a teacher on replayed text, an anchor, and the served model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Literal
 
 import torch
@@ -56,7 +56,7 @@ class Settings(StrategyConfig):
 class SlowCortex(Strategy):
     """θ̄ ← d_t θ̄ + (1 − d_t) θ after every step, with d_t = min(decay, (1 + t) / (10 + t)).
 
-    A young average remembers the random start for long, so d_t grows with the steps t it has lived.
+    d_t grows with the age t of the average, as in TensorFlow's EMA, so that the random start has little weight.
     """
 
     def __init__(self, model: Backbone, settings: Settings) -> None:
@@ -69,11 +69,11 @@ class SlowCortex(Strategy):
     def losses(self, seen: LearningPass) -> Sequence[Loss]:
         if self.settings.distil == 0.0:
             return ()
-        if seen.replayed is None or seen.replayed_hidden is None:  # by a share, some micro-batches replay nothing
+        if seen.replayed is None or seen.replayed_hidden is None:  # with a share, some micro-batches replay nothing
             return (Loss("distil", seen.hidden.new_zeros(()), 0.0),)
         chunks = seen.replayed[:, :-1].to(seen.x.device)
         wanted = self.teacher.states(chunks)
-        distance = divergence_sum(self.model.trunk.head, seen.replayed_hidden, self.teacher.head, wanted)
+        distance = divergence_sum(self.model.trunk.head, seen.replayed_hidden, self.teacher.trunk.head, wanted)
         return (Loss("distil", distance / chunks.numel(), self.settings.distil * seen.replay_weight),)
 
     def after_step(self) -> None:
@@ -83,13 +83,8 @@ class SlowCortex(Strategy):
         if self.settings.pull_every and age % self.settings.pull_every == 0:
             self.teacher.pull(self.settings.pull)
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
-        if not self.settings.serve:
-            yield
-            return
-        with self.teacher.in_charge():
-            yield
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        return self.teacher.in_charge() if self.settings.serve else nullcontext()
 
     def apply_evaluation_weights(self) -> None:
         if self.settings.serve:
