@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.errors import UserError
-from trc2.stats.intervals import average_orders, mean_interval, moments
+from trc2.stats.intervals import average_orders, interval_of, mean_interval, moments
 
 FINITE = st.floats(-1e6, 1e6)
 SAMPLES = st.lists(FINITE, min_size=2, max_size=8)
@@ -20,7 +20,7 @@ def test_three_and_five_seeds_by_hand() -> None:
     assert three.high - 2 == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
     five = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])  # sd √2.5, t 2.776445
     assert (five.low, five.high) == pytest.approx((1.036757, 4.963243), abs=1e-6)
-    ninety = mean_interval([1.0, 2.0, 3.0], level=0.9)  # t 2.919986
+    ninety = interval_of(moments([1.0, 2.0, 3.0]), level=0.9)  # t 2.919986
     assert ninety.high - 2 == pytest.approx(2.919986 / math.sqrt(3), abs=1e-6)
 
 
@@ -45,18 +45,15 @@ def test_numbers_too_large_to_add_are_not_a_number() -> None:
     assert math.isfinite(mean_interval([1e200, 3e200]).high)  # the squares of these would overflow
 
 
-def test_no_values_and_impossible_levels_are_refused() -> None:
+def test_no_values_are_refused() -> None:
     with pytest.raises(UserError, match="0 values"):
         mean_interval([])
-    for level in (0.0, 1.0, 95.0, math.nan):
-        with pytest.raises(UserError, match="between 0 and 1"):
-            mean_interval([1.0, 2.0], level)
 
 
 @given(SAMPLES)
 @settings(deadline=None)
 def test_the_interval_contains_the_mean_and_grows_with_the_level(values: list[float]) -> None:
-    narrow, wide = mean_interval(values, 0.9), mean_interval(values, 0.95)
+    narrow, wide = interval_of(moments(values), 0.9), mean_interval(values)
     assert wide.low <= narrow.low <= narrow.mean <= narrow.high <= wide.high
 
 

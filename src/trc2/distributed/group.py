@@ -1,4 +1,4 @@
-"""The processes that train together, as the code that trains sees them; one process alone is a group of one."""
+"""The group of processes that train together. A single process is a group of one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """A group of one process, which answers at once. `trc2.distributed.join.joined` gives larger groups.
+    """A group of one process. `trc2.distributed.join.joined` gives larger groups.
 
-    Every method is a meeting: all ranks call it, in the same order. Tensors are put together in the order of ranks.
-    Rank r owns the r-th contiguous share of a step's micro-batches, so a single process meets them in that order too.
+    All ranks must call the same methods in the same order. Tensors are put together in the order of ranks. Rank r owns
+    the r-th contiguous share of a step's micro-batches.
     """
 
     world: int = 1
@@ -25,17 +25,17 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes: diary, checkpoints, screen, lock."""
+        """Whether this is the rank that writes the metrics log, checkpoints, screen and lock."""
         return self.rank == 0
 
     def share(self, total: int) -> range:
-        """This rank's part of `total` numbered things, which the world size must divide."""
+        """This rank's part of `total` micro-batches, which the world size must divide."""
         check_divides(total, self.world)
         each = total // self.world
         return range(self.rank * each, (self.rank + 1) * each)
 
     def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The rows of every tensor, of all ranks; ranks may have different numbers of rows."""
+        """The rows of every tensor, from all ranks, whose numbers of rows may differ."""
         return tensors
 
     def gather_rows(self, rows: Sequence[Sequence[float]], width: int) -> list[list[float]]:
@@ -47,14 +47,14 @@ class Ranks:
         return value
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on some rank."""
+        """Whether the flag is true on any rank."""
         return flag
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks call this."""
 
     def on_first(self, act: Callable[[], T]) -> T | None:
-        """Let the first rank act while the others wait; they get None. What is refused there is refused everywhere."""
+        """Let the first rank act while the others wait and get None. Its error is raised on all ranks."""
         return act()
 
     def first_says(self, number: int) -> int:
@@ -62,7 +62,7 @@ class Ranks:
         return number
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every tensor by its sum over all ranks, in place and in one message per type of number."""
+        """Replace every tensor by its sum over all ranks, in place, with one message per dtype."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         """A copy of a network belongs to the same group."""
@@ -75,17 +75,14 @@ ALONE = Ranks()
 def check_divides(micro_batches: int, world: int) -> None:
     """Refuse a world size whose ranks would get unequal shares of a step."""
     if micro_batches % world:
-        fitting = [str(number) for number in range(1, min(micro_batches, 1024) + 1) if micro_batches % number == 0]
+        *smaller, last = (str(n) for n in range(1, min(micro_batches, 1024) + 1) if micro_batches % n == 0)
+        fitting = f"{', '.join(smaller)} or {last}" if smaller else last
         raise UserError(
-            f"train.micro_batches={micro_batches} cannot be divided over {world} processes: use {_either(fitting)} of "
+            f"train.micro_batches={micro_batches} cannot be divided over {world} processes: use {fitting} of "
             f"them, or set train.micro_batches to a multiple of {world}."
         )
 
 
-def _either(choices: list[str]) -> str:
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
-
-
 def bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's memory, as a row of bytes."""
+    """A tensor's memory as a row of bytes."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

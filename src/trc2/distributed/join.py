@@ -23,10 +23,9 @@ T = TypeVar("T")
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
-    """The group this process belongs to; formed on the way in, left on the way out.
+    """The group of this process, formed on the way in and left on the way out. An existing group is used as it is.
 
-    What is on the host travels by gloo, what is on a GPU by NCCL. Where a group exists already it is used and left as
-    it was.
+    Tensors on the host are sent by gloo, tensors on a GPU by NCCL.
     """
     if world_of_process() == 1:
         yield ALONE
@@ -35,7 +34,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         yield ProcessRanks()
         return
     store, rank, world = next(iter(rendezvous("env://")))
-    # torchrun's store outlives the workers: those of another start must not find the addresses of earlier ones.
+    # torchrun's store outlives the workers: restarted ones must not find the addresses of earlier ones.
     store = PrefixStore(f"trc2-{num_restarts()}", store)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -46,7 +45,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     try:
         yield ProcessRanks()
     except BaseException as error:
-        if device.type == "cpu":  # NCCL would wait for messages that will never come; the end of the process ends it
+        if device.type == "cpu":  # NCCL would wait for messages that never come
             dist.destroy_process_group()
         if _is_loss(error):
             raise RankLost(
@@ -58,13 +57,13 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 
 
 class RankLost(UserError):
-    """A process that others wait for is gone: no mistake of the user's, and not of the one that notices."""
+    """A process that others wait for is gone."""
 
     exit_code = 1
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether a message failed: NCCL has errors of its own, gloo only says so."""
+    """Whether a message failed. NCCL has its own errors, gloo only names itself."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
@@ -75,9 +74,9 @@ class ProcessRanks(Ranks):
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
 
     def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Two messages for all tensors together: how many rows there are, then their bytes, padded to the longest.
+        """Two messages for all tensors together: the numbers of rows, then the bytes, padded to the longest.
 
-        The first goes by the host, so a GPU is not waited for to learn sizes that Python knows.
+        The first is sent from the host, so that sizes do not wait for a GPU.
         """
         counts = self._exchange(torch.tensor([tensor.shape[0] for tensor in tensors]))
         widths = [tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in tensors]
@@ -92,7 +91,7 @@ class ProcessRanks(Ranks):
             row[: sum(lengths)].split(lengths)
             for row, lengths in zip(self._exchange(padded), sizes.tolist(), strict=True)
         ]
-        # A copy begins at an address that fits any type of number; a place in the message may not.
+        # `cat` copies, so that the parts are aligned for any dtype.
         return tuple(
             torch.cat([part[index] for part in parts]).view(tensor.dtype).view(-1, *tensor.shape[1:])
             for index, tensor in enumerate(tensors)
@@ -137,13 +136,13 @@ class ProcessRanks(Ranks):
                 tensor.copy_(summed.view_as(tensor))
 
     def _exchange(self, own: Tensor) -> Tensor:
-        """A row of every rank; all have the same length."""
-        everyones = own.new_empty(self.world, own.numel())
-        dist.all_gather(list(everyones.unbind()), own)
-        return everyones
+        """A row from every rank, all of the same length."""
+        rows = own.new_empty(self.world, own.numel())
+        dist.all_gather(list(rows.unbind()), own)
+        return rows
 
     def _hear(self, text: str | None) -> str:
-        """What the first rank says."""
+        """The text of the first rank, on every rank."""
         content = torch.tensor(list((text or "").encode()), dtype=torch.uint8)
         length = self.first_says(content.numel())
         if length == 0:

@@ -16,13 +16,9 @@ from trc2.distributed.join import RankLost
 
 
 def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
-    """Run `trc2 ARGUMENTS` in `nproc` processes until they end; returns their exit code.
-
-    Each speaks for itself on the terminal, and of a run only the first one does, so nothing is added here.
-    """
+    """Run `trc2 ARGUMENTS` in `nproc` processes until they end, and return their exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    threads = max(1, (os.cpu_count() or 1) // nproc)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -39,7 +35,7 @@ def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
         _, failure = failed.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
-        if failure.local_rank > 0:  # the first process has said that another one was lost
+        if failure.local_rank > 0:  # the first process has reported the loss
             return RankLost.exit_code
         raise RankLost(
             f"The first process of this run was killed by signal {-failure.exitcode} "

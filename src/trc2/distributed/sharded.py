@@ -1,4 +1,4 @@
-"""Tensors whose rows are divided over the ranks: FSDP's, as torch's DTensor."""
+"""Tensors whose rows are divided over the ranks by FSDP: torch's DTensor."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ def is_divided(tensor: object) -> bool:
 
 
 def _divided(tensor: object) -> DTensor | None:
-    # Importing DTensor takes half as long as torch; where nobody has imported it, nothing can be one.
+    # Importing DTensor takes half as long as torch. If it was not imported, there are no such tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 def own_rows(tensor: Tensor) -> Tensor:
-    """The rows that this rank holds: of a tensor that is not divided, all."""
+    """The rows of a tensor on this rank: all of them if it is not divided."""
     divided = _divided(tensor)
     return tensor if divided is None else divided.to_local()
 
 
 def put_together(tensor: Tensor) -> Tensor:
-    """The tensor put together from all ranks; one that is not divided is whole."""
+    """The whole tensor, put together from all ranks if it is divided."""
     divided = _divided(tensor)
     return tensor if divided is None else divided.full_tensor()
 
 
 def number(tensor: Tensor) -> float:
-    """A single number, put together from all ranks where it is divided."""
+    """A single number, put together from all ranks if it is divided."""
     return float(put_together(tensor))
 
 
 def divide_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, which every rank has, divided as another of the same shape; nothing travels."""
+    """A whole tensor, which every rank has, divided as another one of the same shape. Nothing is sent."""
     pattern = _divided(like)
     if pattern is None or tensor.shape != like.shape:
         return tensor

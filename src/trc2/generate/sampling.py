@@ -1,4 +1,4 @@
-"""Text from a model, token by token, with nothing but the model and its tokenizer."""
+"""Text from a model, token by token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
@@ -27,7 +27,7 @@ def stream_text(
     seed: int = 0,
     read_memory: bool = True,
 ) -> Iterator[str]:
-    """Pieces of text as they are ready: a character whose bytes are spread over tokens waits for its last one."""
+    """Pieces of text as they are ready. A character whose bytes are spread over tokens waits for its last token."""
     ids = [*tokenizer.begin_of_text, *tokenizer.encode_batch([prompt])[0]] or [tokenizer.end_of_text]
     made: list[int] = []
     shown = 0  # characters yielded so far
@@ -52,10 +52,9 @@ def stream_text(
 
 
 def lay_out_for_decoding(net: nn.Module) -> None:
-    """Store the matrices of a network column by column: for one or a few rows a CPU reads them up to twice as fast.
+    """Store the matrices of a network column by column, which a CPU reads up to twice as fast for a few rows.
 
-    Shapes and numbers stay. For inference only: fused optimizers expect gradients and state in one layout with the
-    weights, and only `save_model` writes the usual layout again.
+    For inference only: fused optimizers expect one layout of gradients, state and weights.
     """
     for module in net.modules():
         if isinstance(module, nn.Linear | PlainLinear | nn.Embedding) and module.weight.device.type == "cpu":
@@ -74,7 +73,7 @@ def generate_ids(
     read_memory: bool = True,
     end: int | None = None,
 ) -> Iterator[int]:
-    """Sample until the end token, the limit, or the model's last position; temperature 0 takes the likeliest."""
+    """Sample until the end token, the limit, or the model's last position. Temperature 0 takes the likeliest token."""
     if not 0 <= temperature < math.inf:
         raise UserError(
             f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
@@ -92,15 +91,17 @@ def generate_ids(
     ahead = torch.tensor([prompt], device=device)
     for _ in range(min(max_new_tokens, room)):
         logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[0, -1]
-        if not logits.max().isfinite():  # the largest of some numbers and a NaN is NaN
-            raise UserError(
-                "The model's scores of the next token are not finite: it is broken, use another checkpoint."
-            )
+        check_finite(logits)
         token = sample(logits.float().cpu(), temperature, top_p, rng)
         if token == end:
             return
         yield token
         ahead = torch.tensor([[token]], device=device)
+
+
+def check_finite(logits: Tensor) -> None:
+    if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of numbers and a NaN is NaN
+        raise UserError("The model's scores of the next token are not finite: it is broken, use another checkpoint.")
 
 
 def check_top_p(top_p: float) -> None:
@@ -109,11 +110,10 @@ def check_top_p(top_p: float) -> None:
 
 
 def sample(logits: Float[Tensor, " V"], temperature: float, top_p: float, rng: torch.Generator) -> int:
-    """One token: the likeliest at temperature 0, else drawn from the smallest set of tokens that holds `top_p`."""
-    if temperature < 1e-20:  # next to nothing is left of the others, and float32 cannot divide by much less
+    """One token: the likeliest at temperature 0, else a draw from the smallest set with probability `top_p`."""
+    if temperature < 1e-20:  # float32 cannot divide by much less
         return int(logits.argmax())
     probabilities, order = (logits / temperature).softmax(dim=-1).sort(descending=True, stable=True)
-    # At least one: a top_p that float32 rounds to 0 would leave none.
-    kept: Int[Tensor, ""] = (probabilities.cumsum(0) - probabilities < top_p).sum().clamp(min=1)
-    drawn = torch.multinomial(probabilities[: int(kept)], 1, generator=rng)
+    kept = max(1, int((probabilities.cumsum(0) - probabilities < top_p).sum()))  # float32 may round top_p to 0
+    drawn = torch.multinomial(probabilities[:kept], 1, generator=rng)
     return int(order[drawn])

@@ -1,4 +1,4 @@
-"""Text from a model's own memory of its training, for replay where the old text is gone."""
+"""Text that a model samples from itself, for replay if the old text is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.generate.sampling import check_top_p, sample
+from trc2.generate.sampling import check_finite, check_top_p, sample
 from trc2.nn.keyed import keyed_generator
 from trc2.stream.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ MAX_IDLE_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Dream:
-    """One sampled document, and which: row `row` of round `round` under the seed."""
+    """One sampled document: row `row` of round `round` under the seed."""
 
     text: str
     tokens: int
@@ -38,9 +38,9 @@ def dream(
     top_p: float = 1.0,
     length: int = 256,
 ) -> Iterator[Dream]:
-    """Documents sampled from their first token on until they hold `tokens` in all; of equal ones only the first.
+    """Sampled documents with about `tokens` tokens in total. Of equal documents only the first is returned.
 
-    A model that says the same again and again stops early, with what it has said.
+    A model that repeats itself stops early.
     """
     if not 0 < temperature < float("inf"):
         raise UserError(f"temperature={temperature} is no number above 0: at 0 every dream is the same.")
@@ -52,10 +52,10 @@ def dream(
         is_new = False
         for row, ids in enumerate(_round(net, tokenizer, number, seed, temperature, top_p, length)):
             text = tokenizer.decode(ids).strip()
-            mark = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
-            if not text or mark in seen or made >= tokens:
+            text_hash = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
+            if not text or text_hash in seen or made >= tokens:
                 continue
-            seen.add(mark)
+            seen.add(text_hash)
             is_new, made = True, made + len(ids)
             yield Dream(text, len(ids), number, row)
         idle = 0 if is_new else idle + 1
@@ -66,7 +66,7 @@ def dream(
 def _round(
     net: Backbone, tokenizer: Tokenizer, number: int, seed: int, temperature: float, top_p: float, length: int
 ) -> list[list[int]]:
-    """ROWS documents at once, each until its end or `length` tokens."""
+    """ROWS documents at once, each up to its end or `length` tokens."""
     net.eval()
     device = net.get_input_embeddings().weight.device
     rng = keyed_generator("dream", seed, number)
@@ -76,8 +76,7 @@ def _round(
     ahead, decoding = torch.full((ROWS, 1), first, device=device), net.start_decoding()
     for _ in range(length):
         logits = net.decode(ahead, decoding, last=1)[:, -1].float().cpu()
-        if not bool(logits.amax(dim=-1).isfinite().all()):  # the largest of some numbers and a NaN is NaN
-            raise UserError("The model's scores are not finite: it is broken, use another checkpoint.")
+        check_finite(logits)
         drawn = [sample(scores, temperature, top_p, rng) for scores in logits]
         for row, token in enumerate(drawn):
             is_over[row] = is_over[row] or token == tokenizer.end_of_text

@@ -1,4 +1,4 @@
-"""Held-out loss and what follows from it."""
+"""Held-out loss and the metrics that follow from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over labelled positions; tallies of parts add up to the tally of the whole."""
+    """Sums over labelled positions. Tallies of parts add up to the tally of the whole."""
 
     nll: float = 0.0
     tokens: int = 0
@@ -32,7 +32,7 @@ class Tally:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); infinite where that is no longer a number, and NaN where the loss is."""
+    """exp(loss), or infinity if that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

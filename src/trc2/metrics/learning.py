@@ -1,13 +1,11 @@
-"""Whether a run learnt its tasks at all: what was never learnt cannot be forgotten, and must not read as kept.
+"""Whether a run learnt its tasks: a task that was not learnt cannot show forgetting, so it must not count as kept.
 
 Own gain: how much log-perplexity fell over the task's own training. Whole gain: since before any training, so that
 transfer and replay count. A task is learnt if
 
     both gains ≥ 0.3 nats     or     whole gain ≥ 0.9 × the smallest of the run's other tasks of which the first is true
 
-The second half is for a task that was known before it came, such as one much like an earlier one: there is little left
-to gain, and that is no failure. Both ask nothing of other runs, so a frozen model passes where transfer alone gave it
-nine tenths of what training gave another task.
+The second half is for a task that was known before its training, for example because it resembles an earlier one.
 
 Worked example, perplexities of an adapter on a frozen model:
 
@@ -29,19 +27,19 @@ KNOWN_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Gain:
-    """What training brought to one task, in nats; NaN where a score is."""
+    """The gains of one task, in nats; NaN if a score is NaN."""
 
     own: float
     whole: float
 
     @property
     def is_large(self) -> bool:
-        """Also since before any training: what was ruined first and then repaired is not learnt."""
+        """Both gains count: a task that was ruined first and then repaired is not learnt."""
         return min(self.own, self.whole) >= LEAST_GAIN
 
 
 def gain_of(table: ScoreTable, span: TaskSpan) -> Gain | None:
-    """None unless the task was measured just before and just after its own training."""
+    """The gains of a task; None unless it was measured just before and just after its own training."""
     if table.metric != PERPLEXITY:
         raise ValueError(f"gains are measured in nats of log-perplexity, not in {table.metric.name}")
     if not table.has(span.start, span.task) or not table.has(span.end, span.task):
@@ -53,7 +51,7 @@ def gain_of(table: ScoreTable, span: TaskSpan) -> Gain | None:
 
 
 def learned(table: ScoreTable, task: str) -> bool | None:
-    """Whether a task was learnt by the rule above; None while that was not measured. A broken score is not learnt."""
+    """Whether a task was learnt by the rule above; None if it was not measured. A score that is not finite fails."""
     gains = {span.task: gain for span in table.spans if (gain := gain_of(table, span)) is not None}
     if task not in gains:
         return None
@@ -64,5 +62,5 @@ def learned(table: ScoreTable, task: str) -> bool | None:
 
 
 def unlearned(table: ScoreTable) -> list[str]:
-    """The tasks that were trained but not learnt, in the order of the stream."""
+    """Tasks that were trained but not learnt, in the order of the stream."""
     return [span.task for span in table.spans if learned(table, span.task) is False]

@@ -1,4 +1,4 @@
-"""Scores of tasks that are no part of the stream, those of the lm-evaluation-harness, and what is lost of them."""
+"""Scores of lm-evaluation-harness tasks, which are not part of the stream, and their forgetting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = "lm_eval"
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of a task: its mean, its standard error, and what each document contributed where that is told."""
+    """One metric of a task: its mean, its standard error, and the score of each document if known."""
 
     task: str
     metric: str
@@ -29,19 +29,19 @@ class Score:
 
 
 def with_forgetting(score: Score, earlier: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The value, and how far it is behind the best value among `earlier` metrics: positive is forgotten."""
-    known = [metrics[score.path] for metrics in earlier if score.path in metrics]
-    found = {score.path: score.value}
-    if known:
-        lost = np.max(known) - score.value if score.is_higher_better else score.value - np.min(known)
-        found[f"cl/{score.path}/forgetting"] = float(lost)
-    return found
+    """The value, and how far it is behind the best value among `earlier` metrics: positive is forgetting."""
+    values = [metrics[score.path] for metrics in earlier if score.path in metrics]
+    metrics = {score.path: score.value}
+    if values:
+        lost = np.max(values) - score.value if score.is_higher_better else score.value - np.min(values)
+        metrics[f"cl/{score.path}/forgetting"] = float(lost)
+    return metrics
 
 
 def falls(
     before: Sequence[Score], after: Sequence[Score], rng: np.random.Generator
 ) -> Iterator[tuple[Score, Interval]]:
-    """Per metric with a value for every document: by how much it became worse, in its own unit."""
+    """For each metric with scores of documents: by how much it became worse, in its own unit."""
     new = {score.path: score for score in after}
     for score in before:
         if not score.documents:

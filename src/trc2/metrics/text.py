@@ -29,7 +29,7 @@ def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[s
 def plugged_scores(
     metrics: Iterable[MetricConfig], texts: tuple[Sequence[str], Sequence[str]], tokens: tuple[Tensor, Tensor]
 ) -> dict[str, float]:
-    """By name; `texts` and `tokens` are predictions and what they predict."""
+    """Scores of plug-in metrics by name. `texts` and `tokens` are predictions and references."""
     scores = {}
     for metric in metrics:
         plugin = find("metric", metric.name)
@@ -37,10 +37,10 @@ def plugged_scores(
         predictions, references = (list(part) for part in texts)
         try:
             if metric.reads == "text":
-                found = score(predictions, references)
+                value = score(predictions, references)
             else:
-                found = score(*(part.clone() for part in tokens))  # what it does with them is its own affair
-            scores[metric.name] = float(found)
+                value = score(*(part.clone() for part in tokens))  # a plug-in may change its arguments
+            scores[metric.name] = float(value)
         except UserError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:

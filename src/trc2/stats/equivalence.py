@@ -28,17 +28,17 @@ from trc2.stats.intervals import normal_quantile, t_above
 from trc2.stats.paired import PairedDifference
 
 
-def margin_from_aa(differences: Iterable[float], coverage: float = 0.95, confidence: float = 0.95) -> float:
-    """The difference below which two configurations may be called equivalent: z √(Σd² / χ²_{n; confidence}).
+def margin_from_aa(differences: Iterable[float]) -> float:
+    """The difference below which two configurations may be called equivalent: z √(Σd² / χ²_{n; 0.95}).
 
-    For normal differences from disjoint pairs the margin is at most δ with `confidence`. So a configuration that is
-    truly δ or more away passes `tost` in at most (1 − confidence) + 0.05 = 10 % of cases (5 % in simulations).
-    With the defaults the margin of one pair is its |d|; 3, 5, 10 pairs give 1.2, 1.3, 1.4 times √(Σd² / n).
+    For normal differences from disjoint pairs the margin is at most δ in 95 % of cases. So a configuration that is
+    truly δ or more away passes `tost` in at most 5 % + 5 % of cases (5 % in simulations).
+    The margin of one pair is its |d|; 3, 5, 10 pairs give 1.2, 1.3, 1.4 times √(Σd² / n).
 
     NaN or infinity gives NaN, a margin that no difference passes. Differences that are all 0 come from equal seeds and
     are refused.
     """
-    return _bound(differences, coverage, confidence)
+    return _bound(differences, 0.95)
 
 
 def without_largest(differences: Sequence[float]) -> list[float]:
@@ -53,19 +53,17 @@ def without_largest(differences: Sequence[float]) -> list[float]:
     return kept
 
 
-def noise_floor(differences: Iterable[float], coverage: float = 0.95, confidence: float = 0.95) -> float:
-    """The difference of a single pair that repetition alone does not explain: z √(Σd² / χ²_{n; 1 − confidence}).
+def noise_floor(differences: Iterable[float]) -> float:
+    """The difference of a single pair that repetition alone does not explain: z √(Σd² / χ²_{n; 0.05}).
 
-    With `confidence` it is at least δ. One more A/A pair is beyond it in at most 1 − coverage of cases. It is never a
-    margin: use `margin_from_aa` for that.
+    It is at least δ in 95 % of cases. One more A/A pair is beyond it in at most 5 % of cases. It is never a margin:
+    use `margin_from_aa` for that.
     """
-    return _bound(differences, coverage, 1 - confidence)
+    return _bound(differences, 1 - 0.95)
 
 
-def _bound(differences: Iterable[float], coverage: float, probability: float) -> float:
+def _bound(differences: Iterable[float], probability: float) -> float:
     numbers = [float(difference) for difference in differences]
-    if not 0 < coverage < 1 or not 0 < probability < 1:
-        raise UserError(f"coverage={coverage} and confidence must lie between 0 and 1: choose 0.95 for both.")
     if not numbers:
         raise UserError(
             "There are 0 A/A differences: at least 1 is needed, train one setting twice with other replay draws."
@@ -77,7 +75,7 @@ def _bound(differences: Iterable[float], coverage: float, probability: float) ->
     if not all(map(math.isfinite, numbers)):
         return math.nan
     chi2_quantile = float(special.chdtri(len(numbers), 1 - probability))
-    return normal_quantile((1 + coverage) / 2) * math.hypot(*sorted(numbers)) / math.sqrt(chi2_quantile)
+    return normal_quantile((1 + 0.95) / 2) * math.hypot(*sorted(numbers)) / math.sqrt(chi2_quantile)
 
 
 def tost(difference: PairedDifference, margin: float) -> float:

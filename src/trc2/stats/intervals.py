@@ -62,19 +62,17 @@ class Interval:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
-def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """The mean over seeds with Student's interval: mean ± t_{n−1} · sd / √n.
+def mean_interval(values: Iterable[float]) -> Interval:
+    """The mean over seeds with Student's 95 % interval: mean ± t_{n−1} · sd / √n.
 
     With three seeds t is 4.30. An interval with the 1.96 of a normal distribution would contain the true mean in 81 %
     of cases instead of 95 %. The bounds of a single value are NaN. NaN or infinity makes mean and bounds NaN.
     """
-    return interval_of(moments(values), level)
+    return interval_of(moments(values))
 
 
 def interval_of(spread: Moments, level: float = 0.95) -> Interval:
     """The same from mean, sd and n."""
-    if not 0 < level < 1:
-        raise UserError(f"level={level} is no confidence level: choose a number between 0 and 1, such as 0.95.")
     if spread.n == 1:
         return Interval(spread.mean, math.nan, math.nan, 1)
     half = t_quantile((1 + level) / 2, spread.n - 1) * spread.standard_error
