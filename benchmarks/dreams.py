@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,6 +36,7 @@ from trc2.runs.target import find_target
 from trc2.stats.intervals import mean_interval
 from trc2.stream.builtin import documents
 from trc2.stream.tokenizer import train_bpe
+from trc2.system.plot_style import Figure, ink, palette, style
 from trc2.training.setup import start_run
 
 VARIANTS = ("nothing", "dreams", "real5", "controlled")
@@ -130,26 +130,22 @@ def table(found: list[dict[str, list[dict[str, float]]]]) -> str:
 
 def draw(found: list[dict[str, list[dict[str, float]]]], path: Path) -> None:
     """Every seed a dot, the geometric mean a bar, what prose was before code a line."""
-    colours = {"nothing": "#888888", "dreams": "#CC79A7", "real5": "#0072B2", "controlled": "#D55E00"}
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
-    for axis, task in zip(axes, STEPS, strict=True):
-        for place, variant in enumerate(VARIANTS):
-            ends = [seed[variant][-1][task] for seed in found]
-            mean = math.exp(sum(map(math.log, ends)) / len(ends))
-            axis.bar(place, mean, color=colours[variant], alpha=0.45, width=0.7)
-            axis.scatter([place] * len(ends), ends, color=colours[variant], s=16, zorder=3)
-            axis.annotate(f"{mean:.0f}", (place, 0), (0, 5), textcoords="offset points", ha="center", fontsize=9)
-        axis.set(xticks=range(len(VARIANTS)), xticklabels=VARIANTS, ylabel="perplexity", title=f"{task}, at the end")
-        axis.grid(axis="y", alpha=0.3)
-    before = math.exp(sum(math.log(seed["nothing"][0]["prose"]) for seed in found) / len(found))
-    axes[0].axhline(before, color="black", linestyle="--", linewidth=1)
-    axes[0].annotate(
-        "before code", (len(VARIANTS) - 0.6, before), (0, 3), textcoords="offset points", ha="right", fontsize=8
-    )
-    figure.suptitle(
-        f"A small Llama learns code after prose; {len(found)} seeds, built-in text; lower is better", fontsize=10
-    )
-    figure.savefig(path, dpi=130)
+    title = f"A small Llama learns code after prose; {len(found)} seeds, built-in text; lower is better"
+    colours = dict(zip(("controlled", "dreams", "real5", "nothing"), (*palette()[1:4], ink("grey")), strict=True))
+    with style():
+        figure = Figure("dreams", title, 2, height=3.0)
+        for axes, task in zip(figure.panels, STEPS, strict=True):
+            for place, variant in enumerate(VARIANTS):
+                ends = [seed[variant][-1][task] for seed in found]
+                mean = math.exp(sum(map(math.log, ends)) / len(ends))
+                axes.bar(place, mean, color=colours[variant], alpha=0.45, width=0.7)
+                axes.scatter([place] * len(ends), ends, color=colours[variant], s=16, zorder=3)
+                axes.annotate(f"{mean:.0f}", (place, 0), (0, 5), textcoords="offset points", ha="center")
+            axes.set(xticks=range(len(VARIANTS)), xticklabels=VARIANTS, ylabel="perplexity", title=f"{task}, at the end")
+        before = math.exp(sum(math.log(seed["nothing"][0]["prose"]) for seed in found) / len(found))
+        figure.panels[0].axhline(before, color=ink(), linestyle="--", linewidth=1)
+        figure.panels[0].text(len(VARIANTS) - 0.6, before, "before code", va="bottom", ha="right", fontsize=8)
+        path.write_bytes(figure.drawing.png())
 
 
 def show(found: list[dict[str, list[dict[str, float]]]], out: Path) -> None:

@@ -21,17 +21,17 @@ TITLES = {
     "forgetting": "Without protection, learning arithmetic destroys prose and code",
     "replay": "With 44 % replay, prose improves while later tasks are learned",
 }
-GREY, BLUE, ORANGE, GREEN = "#57606a", "#2f6fb3", "#c4561a", "#3a7d44"
-# Per picture: run, task, colour, label at the end of the line, and how far the label is moved.
+GREY, BLUE, ORANGE, GREEN = "#5a5a5a", "#0072B2", "#D55E00", "#009E73"  # of trc2/system/plot_style.py
+# Per picture: run, task, colour and label at the end of the line.
 LINES = {
     "forgetting": [
-        (WITHOUT, "prose", BLUE, "prose", 8),
-        (WITHOUT, "code", ORANGE, "code", -8),
-        (WITHOUT, "arithmetic", GREEN, "arithmetic", 0),
+        (WITHOUT, "prose", BLUE, "prose"),
+        (WITHOUT, "code", ORANGE, "code"),
+        (WITHOUT, "arithmetic", GREEN, "arithmetic"),
     ],
     "replay": [
-        (WITHOUT, "prose", GREY, "prose,\nno replay", 0),
-        (WITH, "prose", BLUE, "prose,\n44 % replay", 0),
+        (WITHOUT, "prose", GREY, "prose, no replay"),
+        (WITH, "prose", BLUE, "prose, 44 % replay"),
     ],
 }
 
@@ -54,32 +54,28 @@ def fingerprint(picture: str) -> str:
 
 
 def draw(folder: Path) -> None:
-    import matplotlib
+    from trc2.metrics.forgetting import TaskSpan
+    from trc2.report.figures import draw_tasks
+    from trc2.system.plot_style import Figure, label_ends, plain_log_ticks, style
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False})
     ends = [record["step"] for record in records(WITHOUT) if record["kind"] == "boundary"]
+    spans = [TaskSpan(task, start, end) for task, start, end in zip(TASKS, [0, *ends], ends, strict=False)]
+    titles = {task: f"{task} text" for task in TASKS}
     for picture, lines in LINES.items():
-        figure, axis = plt.subplots(figsize=(8, 4), dpi=120)
-        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            axis.axvspan(start, end, color="#eaeef2" if number % 2 == 0 else "white", zorder=0)
-            middle, top = (start + end) / 2, axis.get_xaxis_transform()
-            axis.text(middle, 1.02, f"{TASKS[number]} text", ha="center", transform=top)
-        for run, task, colour, label, shift in lines:
-            steps, values = curve(run, task)
-            axis.plot(steps, values, color=colour, marker="o", markersize=4, clip_on=False)
-            place = {"xytext": (8, shift), "textcoords": "offset points"}
-            axis.annotate(label, (steps[-1], values[-1]), color=colour, va="center", **place)
-        ticks = [10, 100, 1_000, 10_000]
-        axis.set(yscale="log", ylim=(5, 12_000), xlim=(0, ends[-1]))
-        axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-        axis.set(xlabel="training step (one kind of text after the other)", ylabel="perplexity (lower is better)")
-        figure.suptitle(TITLES[picture], x=0.02, ha="left", fontweight="bold")
-        figure.subplots_adjust(left=0.12, right=0.82, top=0.82, bottom=0.14)
-        figure.savefig(folder / PICTURES[picture], metadata={"Description": fingerprint(picture), "Software": None})
-        plt.close(figure)
+        with style():
+            figure = Figure(picture, TITLES[picture], height=3.6)
+            axes, labels = figure.panels[0], []
+            for run, task, colour, text in lines:
+                steps, values = curve(run, task)
+                axes.plot(steps, values, color=colour, marker="o", markersize=4, clip_on=False)
+                labels.append((values[-1], text, colour))
+            axes.set(yscale="log", ylim=(5, 12_000), ylabel="perplexity (lower is better)")
+            plain_log_ticks(axes.yaxis)
+            figure.lay_out()
+            draw_tasks(axes, spans, titles, ends[-1])
+            axes.set_xlabel("training step (one kind of text after the other)")
+            label_ends(axes, labels)
+            (folder / PICTURES[picture]).write_bytes(figure.drawing.png(Description=fingerprint(picture)))
 
 
 if __name__ == "__main__":

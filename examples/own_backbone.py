@@ -13,7 +13,7 @@ from trc2.backbones.shell import Backbone
 from trc2.nn.decoding import State
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment, rejoin
-from trc2.verify.all_checks import run_battery
+from trc2.verify.all_checks import run_checks
 
 
 class MinimalGRU(nn.Module):
@@ -57,7 +57,7 @@ def train(replay: bool, steps: int) -> None:
     stores = {"replay_chunk_length": 12, "replay_long_chunks": 256, "replay_coefficient": 0.5}
     net = build(BaselineConfig(name="minimal_gru", replay=replay, **sizes, **stores), rng)
     if replay:
-        report = run_battery(net)
+        report = run_checks(net)
         print(f"{sum(check.passed is True for check in report.checks)} checks hold, {len(report.failed)} fail")
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for task in (0, 1):

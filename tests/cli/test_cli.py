@@ -383,7 +383,7 @@ def test_what_used_to_be_a_traceback_is_a_sentence(arguments: list[str], sentenc
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trc2.verify.run_battery", lambda *_, **__: pytest.fail("the battery ran"))
+    monkeypatch.setattr("trc2.verify.run_checks", lambda *_, **__: pytest.fail("the checks ran"))
     monkeypatch.setattr("trc2.verify.kill_tests.verify_resume", lambda *_, **__: pytest.fail("a run was killed"))
     monkeypatch.setattr("trc2.costs.comparison.bench_recipe", lambda *_, **__: pytest.fail("it was timed"))
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""The battery passes on the real network, and each way of breaking it is caught by the check that names it."""
+"""All checks pass on the real network, and each way of breaking it is caught by the check that names it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trc2.model.critic import Appraisal, Critic
 from trc2.model.hippocampus import Hippocampus, Retrieval
 from trc2.nn.decoding import Decoding
 from trc2.nn.segments import Segment
-from trc2.verify import Report, Subject, battery, coverage, run_battery
-from trc2.verify.all_checks import BATTERY
+from trc2.verify import ModelUnderTest, Report, all_checks, coverage, run_checks
+from trc2.verify.all_checks import CHECKS
 from trc2.verify.check import Check
 from trc2.verify.figure import as_table, draw, notes, summary
 
@@ -36,7 +36,7 @@ def failures(report: Report) -> set[str]:
 
 @pytest.fixture(scope="module")
 def whole_report() -> Report:
-    return run_battery(build())
+    return run_checks(build())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def whole_report() -> Report:
     ids=str,
 )
 def test_every_variant_of_the_network_passes(changes: dict[str, object], whole_report: Report) -> None:
-    report = run_battery(build(**changes)) if changes else whole_report
+    report = run_checks(build(**changes)) if changes else whole_report
     assert failures(report) == set()
     for switch, group in (("memory", "A1"), ("replay", "D")):
         applied = [check.passed for check in report.checks if check.group == group]
@@ -260,16 +260,16 @@ def test_a_broken_network_is_caught_by_the_check_that_names_it(
     broken: type[CortexNet], named: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = {name.split()[0] for name in named}  # what the others make of it is not asked
-    monkeypatch.setattr(battery, "BATTERY", [entry for entry in BATTERY if entry[0] in groups])
-    assert named <= failures(run_battery(build(broken)))
+    monkeypatch.setattr(all_checks, "CHECKS", [entry for entry in CHECKS if entry[0] in groups])
+    assert named <= failures(run_checks(build(broken)))
 
 
 def test_a_check_that_crashes_has_failed_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def falls_over(subject: Subject) -> list[Check]:
+    def falls_over(tested: ModelUnderTest) -> list[Check]:
         raise IndexError("out of reach")
 
-    monkeypatch.setattr(battery, "BATTERY", (("A", falls_over), ("E", coverage.target_layout)))
-    crashed, *others = run_battery(build()).checks
+    monkeypatch.setattr(all_checks, "CHECKS", (("A", falls_over), ("E", coverage.target_layout)))
+    crashed, *others = run_checks(build()).checks
     assert (crashed.name, crashed.passed) == ("falls over", False)
     assert "IndexError out of reach" in crashed.note
     assert others
@@ -283,7 +283,7 @@ def test_one_future_token_in_the_router_mean_is_caught(monkeypatch: pytest.Monke
         return (z.cumsum(1) - z + following) / count
 
     monkeypatch.setattr(thalamus, "past_mean", leaky)
-    caught = failures(run_battery(build()))
+    caught = failures(run_checks(build()))
     assert {
         "A forward, eval (empty)",
         "A gradient, eval (empty)",
@@ -299,7 +299,7 @@ def test_a_leak_through_memory_is_seen_only_with_a_filled_one(monkeypatch: pytes
         return plain(self, hidden.roll(-1, dims=0))
 
     monkeypatch.setattr(Hippocampus, "retrieve", leaky)
-    caught = failures(run_battery(build()))
+    caught = failures(run_checks(build()))
     assert "A forward, eval (filled)" in caught
     assert "A forward, eval (empty)" not in caught
 
@@ -327,19 +327,19 @@ def test_the_readme_counts_the_checks_of_a_whole_network(whole_report: Report) -
 def test_checks_leave_the_model_untouched() -> None:
     net = build()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    for _, check in BATTERY:
-        check(Subject(net))
+    for _, check in CHECKS:
+        check(ModelUnderTest(net))
         assert not net.pending
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
-def test_the_report_is_shown_as_table_picture_and_sentence(tmp_path: Any) -> None:
-    good, bad = run_battery(build(num_columns=1)), run_battery(build(ForgetsAParameter))
+def test_the_report_is_shown_as_table_figure_and_sentence() -> None:
+    good, bad = run_checks(build(num_columns=1)), run_checks(build(ForgetsAParameter))
     assert as_table(good, 80).row_count == as_table(good, 200).row_count == len(good.checks)
     assert "All" in summary(good)
     assert "fail: E graph coverage" in summary(bad)
     assert any("spare" in note for note in notes(bad))
-    draw(bad, tmp_path / "verify.png")
-    assert (tmp_path / "verify.png").stat().st_size > 10_000
+    with style():
+        assert len(draw(bad.to_json()).drawing.png()) > 10_000
     assert good.to_json()["passed"] is True
     assert bad.to_json()["passed"] is False

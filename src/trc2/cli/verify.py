@@ -10,7 +10,7 @@ import typer
 
 from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, err, out, print_json, warn
 from trc2.system.console import shown
-from trc2.system.files import make_folder
+from trc2.system.files import make_folder, write_atomically
 
 
 @app.command()
@@ -30,15 +30,17 @@ def verify(
     if resume:
         _verify_resume(folder, kills, seed, as_json)
     from trc2.runs.target import find_target
-    from trc2.verify import run_battery
+    from trc2.system.plot_style import style
+    from trc2.verify import run_checks
     from trc2.verify.figure import as_table, draw, notes, summary
 
     net = find_target(target, overrides or []).model(warn, seed)
     make_folder(folder)
     with err.status("starting") as status:
-        report = run_battery(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
+        report = run_checks(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
-    draw(report, folder / "verify.png")
+    with style():
+        write_atomically(folder / "verify.png", draw(report.to_json()).drawing.png())
     if as_json:
         print_json(report.to_json())
         raise typer.Exit(0 if report.passed else 1)

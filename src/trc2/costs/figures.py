@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from trc2.costs.tables import number_table
+from trc2.system.files import write_atomically
 
 
 def results_table(name: str, report: dict[str, Any]) -> Table:
@@ -32,39 +33,41 @@ def scaling_table(name: str, report: dict[str, Any]) -> Table:
 
 def draw_bars(report: dict[str, Any], path: Path) -> None:
     """Left: passes; right: where the learning pass goes. Minimum of all rounds, the median as a tick."""
-    from matplotlib.figure import Figure
+    from trc2.system.plot_style import Figure, ink, palette, style
 
     passes = {n: t for n, t in report["seconds"].items() if not n.startswith("part: ") and n != "large product"}
     parts = {n.removeprefix("part: "): t for n, t in report["seconds"].items() if n.startswith("part: ")}
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    for place, (title, bars) in enumerate((("seconds per pass", passes), ("parts of a learning pass, alone", parts))):
-        axes = figure.add_subplot(1, 2, place + 1)
-        names = list(bars)[::-1]
-        axes.barh(names, [bars[n]["minimum"] for n in names], color="#4c78a8")
-        axes.plot([bars[n]["median"] for n in names], names, "|", color="#222222", markersize=12, label="median")
-        axes.set_title(title)
-        axes.set_xlabel("seconds")
-        axes.spines[["top", "right"]].set_visible(False)
-        if names:
-            axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    with style():
+        figure = Figure("bench", "Bars: fastest round. Ticks: median round.", 2, height=4.2)
+        panels = {"each pass": passes, "parts of a learning pass, alone": parts}
+        for axes, (title, bars) in zip(figure.panels, panels.items(), strict=True):
+            names = list(bars)[::-1]
+            axes.barh(names, [bars[n]["minimum"] for n in names], color=palette()[0])
+            axes.plot([bars[n]["median"] for n in names], names, "|", color=ink(), markersize=12)
+            axes.set(title=title, xlabel="seconds")
+        write_atomically(path, figure.drawing.png())
 
 
 def draw_scaling(report: dict[str, Any], path: Path) -> None:
     """Time against size, beside the FLOPs it should follow."""
-    from matplotlib.figure import Figure
+    from trc2.system.plot_style import Figure, label_ends, palette, style
 
     axis, points = report["scaling"], report["points"]
-    figure = Figure(figsize=(5.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
     sizes = [point[axis] for point in points]
-    for key, label, style in (("minimum", "time", "o-"), ("flops", "FLOPs", "s--")):
-        axes.plot(sizes, [point[key] / points[0][key] for point in points], style, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.set_ylim(0, 1.1 * max(axes.get_ylim()))
-    axes.set_xlabel(axis)
-    axes.set_ylabel("relative to the smallest")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    with style():
+        figure = Figure("bench", f"Cost of a learning pass as {axis} grow", height=4.2)
+        axes = figure.panels[0]
+        ends = []
+        for key, text, line, colour in (
+            ("minimum", "time", "o-", palette()[0]),
+            ("flops", "FLOPs", "s--", palette()[1]),
+        ):
+            values = [point[key] / points[0][key] for point in points]
+            axes.plot(sizes, values, line, color=colour)
+            ends.append((values[-1], text, colour))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set(ylim=(0, 1.1 * max(axes.get_ylim())), xlabel=axis, ylabel="relative to the smallest")
+        figure.lay_out()
+        label_ends(axes, ends)
+        write_atomically(path, figure.drawing.png())

@@ -128,14 +128,14 @@ def draw_tasks(axes: Any, spans: Iterable[TaskSpan], titles: dict[str, str], end
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
 
 
-def _stretches(table: RunTable, variants: Iterable[str]) -> tuple[tuple[TaskSpan, ...], int]:
+def _shaded_spans(table: RunTable, variants: Iterable[str]) -> tuple[tuple[TaskSpan, ...], int]:
     """The tasks' stretches that are shaded, and the last step."""
     runs = [run for variant in variants for run in table.runs_of(variant)]
     longest = max(runs, key=lambda run: (len({s.start for s in run.spans}), run.end))
     return longest.spans, max(run.end for run in runs)
 
 
-def data_words(table: RunTable, variants: Sequence[str]) -> str:
+def data_caption(table: RunTable, variants: Sequence[str]) -> str:
     """For every caption: order, model sizes, length, seeds."""
     rows = table.variants.loc[list(variants)]
     order = " → ".join(table.task_titles.get(task, task) for task in table.order.split(" → "))
@@ -147,7 +147,7 @@ def data_words(table: RunTable, variants: Sequence[str]) -> str:
     return f"{order}; {size} million parameters; {steps:,} steps; n = {n} seed{'s' if n != '1' else ''}."
 
 
-def selection_words(table: RunTable, drawn: Iterable[str]) -> str:
+def selection_caption(table: RunTable, drawn: Iterable[str]) -> str:
     """Which variants are not drawn, and why."""
     drawn = list(drawn)
     more = len([variant for variant in table.learned if variant not in drawn])
@@ -184,7 +184,7 @@ def curves_figure(table: RunTable) -> Figure:
         tasks = [tasks[place] for place in np.linspace(0, len(tasks) - 1, 6).round().astype(int)]
     title = extremes(table, table.final_loss, list(drawn))
     figure = Figure("curves", title, len(tasks))
-    spans, end = _stretches(table, drawn)
+    spans, end = _shaded_spans(table, drawn)
     ends = []
     for axes, task in zip(figure.panels, tasks, strict=True):
         curves = {variant: variant_curve(table, variant, log_perplexities(task)) for variant in drawn}
@@ -203,8 +203,8 @@ def curves_figure(table: RunTable) -> Figure:
     shown = f" {len(tasks)} of {len(table.all_tasks)} tasks are shown." if len(tasks) < len(table.all_tasks) else ""
     figure.caption = (
         "Validation perplexity of every task over training, log scale. Lines: mean over seeds; bands: lowest to "
-        f"highest seed; shaded: the tasks' own training. {data_words(table, list(drawn))}"
-        f"{shown}{selection_words(table, drawn)}"
+        f"highest seed; shaded: the tasks' own training. {data_caption(table, list(drawn))}"
+        f"{shown}{selection_caption(table, drawn)}"
     )
     return figure
 
@@ -218,7 +218,7 @@ def forgetting_figure(table: RunTable) -> Figure:
     title = extremes(table, FORGETTING, list(drawn))
     figure = Figure("forgetting", title, height=3.4)
     axes = figure.panels[0]
-    spans, end = _stretches(table, drawn)
+    spans, end = _shaded_spans(table, drawn)
     ends = [(draw_curve(axes, found[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
     axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
     axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
@@ -230,84 +230,68 @@ def forgetting_figure(table: RunTable) -> Figure:
     figure.caption = (
         "Mean over past tasks of the rise in log-perplexity since the end of their own training; below 0 they have "
         "become better. A rise of 0.1 nats is about 10 % more perplexity. Lines: mean over seeds; bands: lowest to "
-        f"highest seed. {data_words(table, list(drawn))}{selection_words(table, drawn)}"
+        f"highest seed. {data_caption(table, list(drawn))}{selection_caption(table, drawn)}"
     )
     return figure
 
 
-def _scatter(
-    table: RunTable, figure: Figure, across: Measure, up: Measure, drawn: dict[str, tuple[str, str]]
-) -> list[str]:
-    """All learned variants as points with intervals: the drawn ones in colour and with names, the others grey."""
-    axes = figure.panels[0]
+def _scatter(table: RunTable, name: str, across: Measure, up: Measure, axis_labels: tuple[str, str]) -> Figure:
+    """Learned variants as points with intervals. The drawn ones have colours and names, the others are grey."""
+    drawn = drawn_variants(table)
     x, y = table.means(across), table.means(up)
     shown = [v for v in table.learned if v in x.index and v in y.index]
     shown = [v for v in shown if math.isfinite(x["mean"][v]) and math.isfinite(y["mean"][v])]
     if len(shown) < 2:
         raise NotWritten("needs two variants that learned their tasks")
-    for variant in shown:
+    figure = Figure(name, extremes(table, up, table.learned), height=4.2)
+    axes = figure.panels[0]
+    points = {variant: (x["mean"][variant], y["mean"][variant]) for variant in shown}
+    for variant, point in points.items():
         colour, marker = drawn.get(variant, (ink("pale"), "o"))
-        place = (x["mean"][variant], y["mean"][variant])
-        axes.plot(*place, marker=marker, color=colour, markersize=6.5, zorder=3 if variant in drawn else 2)
+        axes.plot(*point, marker=marker, color=colour, markersize=6.5, zorder=3 if variant in drawn else 2)
     axes.margins(0.12)
     limits = axes.get_xlim(), axes.get_ylim()
-    for variant in (variant for variant in shown if variant in drawn):
-        place = (x["mean"][variant], y["mean"][variant])
-        for frame, middle, key in ((x, place[0], "xerr"), (y, place[1], "yerr")):
+    named = {variant: drawn[variant][0] for variant in shown if variant in drawn}
+    for variant, colour in named.items():
+        for frame, middle, key in ((x, points[variant][0], "xerr"), (y, points[variant][1], "yerr")):
             reach = [[max(0.0, middle - frame.low[variant])], [max(0.0, frame.high[variant] - middle)]]
             if np.isfinite(reach).all():
-                axes.errorbar(*place, **{key: reach}, fmt="none", ecolor=drawn[variant][0], elinewidth=1, alpha=0.5)
-    axes.set(xlim=limits[0], ylim=limits[1], xlabel=across.label, ylabel=up.label)
-    return shown
-
-
-def _name_points(table: RunTable, figure: Figure, across: Measure, up: Measure, shown: Sequence[str],
-                 drawn: dict[str, tuple[str, str]]) -> None:  # fmt: skip
+                axes.errorbar(*points[variant], **{key: reach}, fmt="none", ecolor=colour, elinewidth=1, alpha=0.5)
+    axes.set(xlim=limits[0], ylim=limits[1], xlabel=axis_labels[0], ylabel=axis_labels[1])
+    if across.unit == "FLOP":
+        axes.xaxis.set_major_formatter(EngFormatter(unit=across.unit))
     figure.lay_out()
-    x, y = table.means(across)["mean"], table.means(up)["mean"]
-    named = [variant for variant in shown if variant in drawn]
-    label_points(figure.panels[0], [(x[v], y[v], v, drawn[v][0]) for v in named])
-
-
-def _grey_words(shown: Sequence[str], drawn: Iterable[str]) -> str:
-    grey = len(set(shown) - set(drawn))
-    return f" Grey: {grey} further variants, named in the tables." if grey else ""
+    label_points(axes, [(*points[variant], variant, colour) for variant, colour in named.items()])
+    grey = len(shown) - len(named)
+    figure.caption = f"Whiskers: 95 % t-intervals, cut at the frame. {data_caption(table, shown)}"
+    figure.caption += f" Grey: {grey} further variants, named in the tables." if grey else ""
+    figure.caption += selection_caption(table, shown)
+    return figure
 
 
 def keeping_figure(table: RunTable) -> Figure:
-    """What was kept against what was learned."""
-    drawn = drawn_variants(table)
-    title = extremes(table, FORGETTING, table.learned)
-    figure = Figure("keeping_learning", title, height=4.2)
-    shown = _scatter(table, figure, OWN_LOSS, FORGETTING, drawn)
-    figure.panels[0].set(xlabel="loss right after each task's own training (nats)  ← learned better",
-                          ylabel="forgetting at the end (nats)  ↓ kept better")  # fmt: skip
-    _name_points(table, figure, OWN_LOSS, FORGETTING, shown, drawn)
+    """Forgetting against how well the tasks were learned."""
+    across = "loss right after each task's own training (nats)  ← learned better"
+    up = "forgetting at the end (nats)  ↓ kept better"
+    figure = _scatter(table, "keeping_learning", OWN_LOSS, FORGETTING, (across, up))
     figure.caption = (
         "How well tasks were learned (across: mean log-perplexity right after their own training) and how much was "
-        "lost since (up: mean rise of past tasks). The best place is the lower left. Whiskers: 95 % t-intervals, cut "
-        f"at the frame. {data_words(table, shown)}{_grey_words(shown, drawn)}{selection_words(table, shown)}"
+        f"lost since (up: mean rise of past tasks). The best place is the lower left. {figure.caption}"
     )
     return figure
 
 
 def cost_figure(table: RunTable) -> Figure:
     """Final loss against training FLOPs."""
-    drawn = drawn_variants(table)
-    title = extremes(table, table.final_loss, table.learned)
-    figure = Figure("cost", title, height=4.2)
-    shown = _scatter(table, figure, FLOPS, table.final_loss, drawn)
-    values = table.means(FLOPS)["mean"].loc[shown]
-    if values.max() <= 1.02 * values.min():
+    costs = table.means(FLOPS)["mean"]
+    costs = costs.loc[costs.index.intersection(table.learned)].dropna()
+    if len(costs) > 1 and costs.max() <= 1.02 * costs.min():
         raise NotWritten("needs variants whose training costs differ by more than 2 %")
-    axes = figure.panels[0]
-    axes.set(xlabel="training FLOPs of a run  ← cheaper", ylabel="final loss (nats)  ↓ better")
-    axes.xaxis.set_major_formatter(EngFormatter(unit="FLOP"))
-    _name_points(table, figure, FLOPS, table.final_loss, shown, drawn)
+    labels = "training FLOPs of a run  ← cheaper", "final loss (nats)  ↓ better"
+    figure = _scatter(table, "cost", FLOPS, table.final_loss, labels)
     figure.caption = (
         "Final loss, the mean log-perplexity of all tasks after the last step, against FLOPs of matrix products in "
-        f"training, replay included. Whiskers: 95 % t-intervals, cut at the frame. {data_words(table, shown)}"
-        f"{_grey_words(shown, drawn)}{selection_words(table, shown)}"
+        f"training, replay included. {figure.caption}"
     )
     return figure
 
@@ -335,9 +319,9 @@ def final_figure(table: RunTable) -> Figure:
         "Final loss, the mean log-perplexity of all tasks after the last step, and forgetting (AUFC), the area under "
         "the forgetting curve; lower is better. Mean over seeds with 95 % t-interval; without a line: one seed. "
         + (f"Dotted: {best}, a reference. " if references else "")
-        + data_words(table, list(rows.index))
+        + data_caption(table, list(rows.index))
         + (f" {hidden} further variants end worse." if hidden else "")
-        + selection_words(table, table.learned)
+        + selection_caption(table, table.learned)
     )
     return figure
 
@@ -387,8 +371,8 @@ def differences_figure(table: RunTable) -> Figure:
     figure.caption = (
         f"{table.reference} − other variant on equal seeds, mean with 95 % t-interval, cut at the frame. Colours are "
         f"verdicts at a Holm-corrected p below 0.05: {tones}. Without a line: one pair, which decides nothing. "
-        f"{data_words(table, rows)}" + (f" {hidden} further variants are in the table." if hidden else "")
-        + selection_words(table, table.learned)
+        f"{data_caption(table, rows)}" + (f" {hidden} further variants are in the table." if hidden else "")
+        + selection_caption(table, table.learned)
     )  # fmt: skip
     return figure
 
@@ -431,7 +415,7 @@ def replay_figure(table: RunTable) -> Figure:
     )
     for axes, (words, found) in zip(figure.panels, panels, strict=True):
         drawn = drawn_variants(table, list(found))
-        spans, end = _stretches(table, drawn)
+        spans, end = _shaded_spans(table, drawn)
         heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
         axes.set_ylabel(words)
         axes.set_ylim(bottom=0)
@@ -441,7 +425,7 @@ def replay_figure(table: RunTable) -> Figure:
     drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
     figure.caption = (
         "Strength of replay over training, as the controller set it. Lines: mean over seeds; bands: lowest to highest "
-        f"seed. {data_words(table, drawn_all)}"
+        f"seed. {data_caption(table, drawn_all)}"
     )
     return figure
 
@@ -471,7 +455,7 @@ def orders_figure(table: RunTable) -> Figure:
     label_ends(axes, [(frame.loc[variant, orders].iloc[-1], variant, colour) for variant, (colour, _) in drawn.items()])
     figure.caption = (
         "Forgetting (AUFC) at the end of every order of the tasks that a variant was trained in, mean over its seeds "
-        f"in that order. {data_words(table, list(drawn))}"
+        f"in that order. {data_caption(table, list(drawn))}"
     )
     return figure
 
@@ -504,7 +488,7 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
     The steps of a continued run are its own, so tasks of the parent are compared with the parent.
     """
     has_past = any(run.perplexity.past(step) for step in run.perplexity.steps)
-    title = f"{run.name}: {_lost_words(run, is_continued)}"
+    title = f"{run.name}: {_worst_loss(run, is_continued)}"
     figure = Figure("summary", title, 2 if has_past else 1, columns=2, height=3.3)
     drawn = list(run.spans)
     if len(drawn) > MAX_SERIES:
@@ -543,7 +527,7 @@ def _draw_run(figure: Figure, axes: Any, run: Run, points: dict[str, Points]) ->
     label_ends(axes, ends)
 
 
-def _lost_words(run: Run, is_continued: bool) -> str:
+def _worst_loss(run: Run, is_continued: bool) -> str:
     """What the run lost in one clause, for the title of its figure."""
     lost = {task.removeprefix("cl/perplexity/forgetting/"): value for task, value in run.summary().items()
             if task.startswith("cl/perplexity/forgetting/") and math.isfinite(value)}  # fmt: skip

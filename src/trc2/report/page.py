@@ -16,7 +16,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from trc2.report.figures import VERDICT_COLOURS, data_words, drawn_variants, log_perplexities, mean_changes
+from trc2.report.figures import VERDICT_COLOURS, data_caption, drawn_variants, log_perplexities, mean_changes
 from trc2.report.figures import variant_curve as curve_of
 from trc2.report.measures import FORGETTING
 from trc2.report.runs import RunTable
@@ -67,7 +67,7 @@ def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
     content = page(
         title=next(iter(set(table.runs.matrix_title) - {""}), "Report"),
         findings=findings,
-        data=data_words(table, list(table.variants.index)),
+        data=data_caption(table, list(table.variants.index)),
         unfinished=table.unfinished,
         tables=_html_tables(table),
         scripts=[Markup(text) for text in scripts],

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from trc2.report.figures import FIGURES, data_words
+from trc2.report.figures import FIGURES, data_caption
 from trc2.report.markdown import code, markdown
 from trc2.report.measures import AUFC
 from trc2.report.page import write_page
@@ -115,7 +115,7 @@ def title_of_report(table: RunTable) -> str:
 def _opening(table: RunTable) -> list[str]:
     """Which runs the report is about, and what they show."""
     lines = [*map(markdown, findings(table)), ""]
-    words = data_words(table, list(table.variants.index))
+    words = data_caption(table, list(table.variants.index))
     lines += [f"{len(table.runs)} runs of {table.runs.variant.nunique()} variants. {markdown(words)}", ""]
     if len(table.orders) > 1:
         lines += [

@@ -92,13 +92,13 @@ def label(text: str, limit: int = 44) -> str:
 class InlineFigure(matplotlib.figure.Figure):
     """A figure that notebooks show and that pyplot does not know, so it needs no closing."""
 
-    def png(self, dpi: int = DPI) -> bytes:
+    def png(self, dpi: int = DPI, **metadata: str) -> bytes:
         content = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")
             warnings.filterwarnings("ignore", message="constrained_layout not applied")
             dpi = int(min(dpi, MAX_PIXELS / max(self.get_size_inches())))
-            self.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
+            self.savefig(content, format="png", dpi=dpi, metadata={"Software": None, **metadata})
         return content.getvalue()
 
     def _repr_png_(self) -> bytes:

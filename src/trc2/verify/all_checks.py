@@ -11,9 +11,9 @@ from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.system.files import finite
 from trc2.verify import causality, coverage, deferral, persistence, replay
-from trc2.verify.check import Check, CheckFunction, Subject
+from trc2.verify.check import Check, CheckFunction, ModelUnderTest
 
-BATTERY: tuple[tuple[str, CheckFunction], ...] = (
+CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("A", causality.eval_forward),
     ("A", causality.eval_gradient),
     ("A", causality.prefix_consistency),
@@ -30,7 +30,7 @@ BATTERY: tuple[tuple[str, CheckFunction], ...] = (
     ("E", coverage.target_layout),
     ("E", coverage.graph_coverage),
 )
-BREAKAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+CRASHES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 GROUPS = {
     "A": "causality of the logits",
     "A1": "causality of the write scores",
@@ -68,23 +68,23 @@ class Report:
         return {**asdict(self), "schema": 1, "passed": self.passed, "checks": checks}
 
 
-def run_battery(
+def run_checks(
     model: Backbone, name: str = "model", seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> Report:
     """Put a model through every check; `watch` is called with the name of each before it runs."""
-    subject = Subject(model, seed)
+    tested = ModelUnderTest(model, seed)
     start = time.monotonic()
     checks: list[Check] = []
-    for group, function in BATTERY:
+    for group, function in CHECKS:
         title = function.__name__.replace("_", " ")
         watch(title)
         try:
-            checks += function(subject)
+            checks += function(tested)
         except UserError:
             raise
-        except BREAKAGE as error:  # a model broken badly enough to crash has failed, it has not stopped the battery
+        except CRASHES as error:  # a model broken badly enough to crash has failed, it the other checks still run
             note = f"crashed: {type(error).__name__} {str(error).splitlines()[0] if str(error) else ''}"
             checks.append(Check(group, title, "runs at all", float("nan"), "==", 0.0, note))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = time.monotonic() - start
-    return Report(name, parameters, seed, subject.batch, subject.length, seconds, tuple(checks))
+    return Report(name, parameters, seed, tested.batch, tested.length, seconds, tuple(checks))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.verify.check import EXACT, Check, Fill, Subject, gap, largest, skipped, smallest
+from trc2.verify.check import EXACT, Check, Fill, ModelUnderTest, gap, largest, skipped, smallest
 
 
 def _logits(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -16,134 +17,131 @@ def _logits(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
     return logits
 
 
-def eval_forward(subject: Subject) -> list[Check]:
+def _with_every_fill(
+    tested: ModelUnderTest, name: str, claim: str, measure: Callable[[Fill], float], bound: float | None = None
+) -> list[Check]:
+    """The check in every state of memory and stores; the bound is the model's rounding unless it is given."""
+    bound = tested.rounding if bound is None else bound
+    return [Check("A", tested.label(name, fill), claim, measure(fill), "<=", bound) for fill in tested.fills]
+
+
+def eval_forward(tested: ModelUnderTest) -> list[Check]:
     """Δ_eval(t): other tokens after t leave the logits at t alone."""
-    checks = []
-    x = subject.tokens("probe")
-    for fill in subject.fills:
-        model = subject.fresh(fill).eval()
-        with torch.no_grad():
-            full = _logits(model, x)
-            gaps = [gap(full[:, t], _logits(model, subject.with_other_suffix(x, t))[:, t]) for t in subject.positions()]
-        name = subject.label("forward, eval", fill)
-        checks.append(Check("A", name, "logits at t ignore tokens after t", largest(gaps), "<=", subject.rounding))
-    return checks
+    x = tested.tokens("probe")
+
+    @torch.no_grad()
+    def measure(fill: Fill) -> float:
+        model = tested.fresh(fill).eval()
+        full = _logits(model, x)
+        others = {t: _logits(model, tested.with_other_suffix(x, t)) for t in tested.positions()}
+        return largest([gap(full[:, t], other[:, t]) for t, other in others.items()])
+
+    return _with_every_fill(tested, "forward, eval", "logits at t ignore tokens after t", measure)
 
 
-def eval_gradient(subject: Subject) -> list[Check]:
+def eval_gradient(tested: ModelUnderTest) -> list[Check]:
     """Γ_eval(t): no gradient of the logits at t reaches a later embedding."""
-    checks = []
-    x = subject.tokens("probe")
-    for fill in subject.fills:
-        model = subject.fresh(fill).eval()
+    x = tested.tokens("probe")
+
+    def measure(fill: Fill) -> float:
+        model = tested.fresh(fill).eval()
         captured: list[Tensor] = []
-        embedding = model.get_input_embeddings()
-        embedding.register_forward_hook(lambda _m, _i, out, kept=captured: kept.append(out))
+        model.get_input_embeddings().register_forward_hook(lambda _m, _i, out: captured.append(out))
         leaks = []
-        for t in subject.positions():
+        for t in tested.positions():
             captured.clear()
-            total = _logits(model, x)[:, t].sum()
-            (gradient,) = torch.autograd.grad(total, captured[0])
+            (gradient,) = torch.autograd.grad(_logits(model, x)[:, t].sum(), captured[0])
             leaks.append(float(gradient.reshape(*x.shape, -1)[:, t + 1 :].abs().max()))
-        name = subject.label("gradient, eval", fill)
-        checks.append(Check("A", name, "no gradient from t to later embeddings", largest(leaks), "<=", 0.0))
-    return checks
+        return largest(leaks)
+
+    return _with_every_fill(tested, "gradient, eval", "no gradient from t to later embeddings", measure, 0.0)
 
 
-def prefix_consistency(subject: Subject) -> list[Check]:
+def prefix_consistency(tested: ModelUnderTest) -> list[Check]:
     """Δ_prefix(t): a prefix alone gives the same logits as inside the whole."""
-    checks = []
-    x = subject.tokens("probe")
-    for fill in subject.fills:
-        model = subject.fresh(fill).eval()
-        with torch.no_grad():
-            full = _logits(model, x)
-            gaps = [gap(full[:, t], _logits(model, x[:, : t + 1])[:, -1]) for t in subject.positions()]
-        name = subject.label("prefix, eval", fill)
-        checks.append(
-            Check("A", name, "logits at t equal those of the prefix alone", largest(gaps), "<=", subject.rounding)
-        )
-    return checks
+    x = tested.tokens("probe")
+
+    @torch.no_grad()
+    def measure(fill: Fill) -> float:
+        model = tested.fresh(fill).eval()
+        full = _logits(model, x)
+        return largest([gap(full[:, t], _logits(model, x[:, : t + 1])[:, -1]) for t in tested.positions()])
+
+    return _with_every_fill(tested, "prefix, eval", "logits at t equal those of the prefix alone", measure)
 
 
-def decoding_in_pieces(subject: Subject) -> list[Check]:
-    """Δ_decode: tokens run one by one, with nothing but the state of those before, give the logits of the whole."""
+def decoding_in_pieces(tested: ModelUnderTest) -> list[Check]:
+    """Δ_decode: tokens run one by one, with only the state of those before, give the logits of the whole."""
+    x = tested.tokens("probe")
+
+    @torch.no_grad()
+    def measure(fill: Fill) -> float:
+        model = tested.fresh(fill).eval()
+        state = model.start_decoding()
+        pieces = [model.decode(part, state) for part in x.split([2] + [1] * (x.shape[1] - 2), dim=1)]
+        return gap(torch.cat(pieces, dim=1), _logits(model, x))
+
     claim = "logits of tokens run one by one less those of the whole"
-    checks = []
-    x = subject.tokens("probe")
-    for fill in subject.fills:
-        model = subject.fresh(fill).eval()
-        with torch.no_grad():
-            state = model.start_decoding()
-            pieces = [model.decode(part, state) for part in x.split([2] + [1] * (x.shape[1] - 2), dim=1)]
-            difference = gap(torch.cat(pieces, dim=1), _logits(model, x))
-        checks.append(Check("A", subject.label("decoding with state", fill), claim, difference, "<=", subject.rounding))
-    return checks
+    return _with_every_fill(tested, "decoding with state", claim, measure)
 
 
-def padding_is_nothing(subject: Subject) -> list[Check]:
+def padding_is_nothing(tested: ModelUnderTest) -> list[Check]:
     """Δ_pad: a row with padding on its left has the logits it has alone, whatever tokens stand there."""
-    claim = "logits of a row padded on the left less those of the row alone"
-    checks = []
-    x = subject.tokens("probe")
-    num_padded = max(1, subject.length // 4)
+    x = tested.tokens("probe")
+    num_padded = max(1, tested.length // 4)
     valid = torch.ones_like(x, dtype=torch.bool)
     valid[0, :num_padded] = False
-    for fill in subject.fills:
-        model = subject.fresh(fill).eval()
-        with torch.no_grad():
-            padded, _ = model(x, valid=valid)
-            difference = gap(padded[:1, num_padded:], _logits(model, x[:1, num_padded:]))
-        checks.append(Check("A", subject.label("padding, eval", fill), claim, difference, "<=", subject.rounding))
-    return checks
+
+    @torch.no_grad()
+    def measure(fill: Fill) -> float:
+        model = tested.fresh(fill).eval()
+        padded, _ = model(x, valid=valid)
+        return gap(padded[:1, num_padded:], _logits(model, x[:1, num_padded:]))
+
+    claim = "logits of a row padded on the left less those of the row alone"
+    return _with_every_fill(tested, "padding, eval", claim, measure)
 
 
-def train_forward_before_flush(subject: Subject) -> list[Check]:
+def train_forward_before_flush(tested: ModelUnderTest) -> list[Check]:
     """Δ_train,noflush(t): the same in training mode, with replay running where the stores hold something."""
-    checks = []
-    x, y = subject.tokens("probe"), subject.tokens("targets")
-    for fill in subject.fills:
-        full = _logits(subject.fresh(fill).train(), x, y)
-        gaps = []
-        for t in subject.positions():
-            other = _logits(subject.fresh(fill).train(), subject.with_other_suffix(x, t), y)
-            gaps.append(gap(full[:, t], other[:, t]))
-        name = subject.label("forward, train before flush", fill)
-        checks.append(
-            Check(
-                "A", name, "logits at t ignore tokens after t in training mode", largest(gaps), "<=", subject.rounding
-            )
-        )
-    return checks
+    x, y = tested.tokens("probe"), tested.tokens("targets")
+
+    def measure(fill: Fill) -> float:
+        full = _logits(tested.fresh(fill).train(), x, y)
+        others = [_logits(tested.fresh(fill).train(), tested.with_other_suffix(x, t), y) for t in tested.positions()]
+        return largest([gap(full[:, t], o[:, t]) for t, o in zip(tested.positions(), others, strict=True)])
+
+    claim = "logits at t ignore tokens after t in training mode"
+    return _with_every_fill(tested, "forward, train before flush", claim, measure)
 
 
-def write_scores(subject: Subject) -> list[Check]:
+def write_scores(tested: ModelUnderTest) -> list[Check]:
     """Δ_score: changing only token t+1 leaves scores up to t alone, and does reach the score of t+1."""
     claims: tuple[tuple[str, str, Literal["<=", ">"], float], ...] = (
         ("write score, prefix", "scores before t ignore token t+1", "<=", EXACT),
         ("write score, t", "the score of t ignores token t+1", "<=", EXACT),
         ("write score, t+1", "the score of t+1 does see token t+1 (else the test is empty)", ">", 0.0),
     )
-    if not subject.has_memory:
+    if not tested.has_memory:
         return [check for name, claim, *_ in claims for check in skipped("A1", name, claim, "no memory")]
-    x, y = subject.tokens("probe"), subject.tokens("targets")
+    x, y = tested.tokens("probe"), tested.tokens("targets")
     checks = []
-    for fill in subject.fills:
+    for fill in tested.fills:
         before, at, after = [], [], []
-        plain = _scores(subject, fill, x, y)
-        for t in subject.positions():
-            other = _scores(subject, fill, subject.with_other_suffix(x, t, 1), y)
+        plain = _scores(tested, fill, x, y)
+        for t in tested.positions():
+            other = _scores(tested, fill, tested.with_other_suffix(x, t, 1), y)
             before.append(gap(plain[:, :t], other[:, :t]))
             at.append(gap(plain[:, t], other[:, t]))
             after.append(gap(plain[:, t + 1], other[:, t + 1]))
         measured = (largest(before), largest(at), smallest(after))
         for (name, claim, relation, bound), value in zip(claims, measured, strict=True):
-            checks.append(Check("A1", subject.label(name, fill), claim, value, relation, bound))
+            checks.append(Check("A1", tested.label(name, fill), claim, value, relation, bound))
     return checks
 
 
-def _scores(subject: Subject, fill: Fill, x: Tensor, y: Tensor) -> Tensor:
+def _scores(tested: ModelUnderTest, fill: Fill, x: Tensor, y: Tensor) -> Tensor:
     """The queued scores; NaN, which keeps no bound, where nothing was queued."""
-    model = subject.fresh(fill).train()
+    model = tested.fresh(fill).train()
     _logits(model, x, y)
     return model.pending[-1].proposal.surprise if model.pending else torch.full(x.shape, float("nan"))

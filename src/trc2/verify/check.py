@@ -44,7 +44,7 @@ class Check:
         ]
 
 
-class Subject:
+class ModelUnderTest:
     """A model under test. Every check works on a fresh float64 clone, so that none can disturb another."""
 
     def __init__(self, model: Backbone, seed: int = 0, batch: int = 2, length: int | None = None) -> None:
@@ -189,4 +189,4 @@ def skipped(group: str, name: str, claim: str, why: str) -> list[Check]:
     return [Check(group, name, claim, note=f"does not apply: {why}")]
 
 
-CheckFunction = Callable[[Subject], list[Check]]
+CheckFunction = Callable[[ModelUnderTest], list[Check]]

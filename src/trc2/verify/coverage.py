@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from trc2.verify.check import Check, Subject, gap, largest, train_forward
+from trc2.verify.check import Check, ModelUnderTest, gap, largest, train_forward
 
 PATHWAYS = (".thalamus.", ".hippocampus.", ".feedback.")
 
 
-def target_layout(subject: Subject) -> list[Check]:
+def target_layout(tested: ModelUnderTest) -> list[Check]:
     """Targets sliced or transposed out of a larger tensor give the loss of contiguous ones."""
-    longer = subject.tokens("layout", length=subject.length + 1)
+    longer = tested.tokens("layout", length=tested.length + 1)
     x, sliced = longer[:, :-1], longer[:, 1:]
     transposed = sliced.T.contiguous().T
     assert not sliced.is_contiguous()
     assert not transposed.is_contiguous()
     losses = []
     for targets in (sliced.contiguous(), sliced, transposed):
-        model = subject.fresh().train()
+        model = tested.fresh().train()
         _, aux = model(x, targets=targets)
         losses.append(aux["loss"].detach())
     worst = largest([gap(loss, losses[0]) for loss in losses[1:]])
@@ -27,21 +27,21 @@ def target_layout(subject: Subject) -> list[Check]:
             "loss of non-contiguous targets less that of contiguous ones",
             worst,
             "<=",
-            subject.rounding,
+            tested.rounding,
         )
     ]
 
 
-def graph_coverage(subject: Subject) -> list[Check]:
+def graph_coverage(tested: ModelUnderTest) -> list[Check]:
     """Trainable tensors without a gradient must be exactly the documented ones.
 
     With filled memory and stores every global pathway is active, so its gradients must also differ from zero: an
     anchored zero would otherwise hide a path that was cut.
     """
     checks = []
-    for fill in subject.fills:
-        model = subject.fresh(fill)
-        train_forward(model, subject.tokens("batch"), subject.tokens("targets"))
+    for fill in tested.fills:
+        model = tested.fresh(fill)
+        train_forward(model, tested.tokens("batch"), tested.tokens("targets"))
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         without = {name for name, p in named if p.grad is None}
         documented = {*model.unused_parameters(), *model.untrained_parameters()}
@@ -49,7 +49,7 @@ def graph_coverage(subject: Subject) -> list[Check]:
         note = "no gradient, as documented: " + (", ".join(sorted(without)) or "none")
         if wrong:
             note = "not as documented: " + ", ".join(wrong)
-        label = subject.label("graph coverage", fill)
+        label = tested.label("graph coverage", fill)
         claim = "tensors whose gradient is missing or unexpected"
         checks.append(Check("E", label, claim, float(len(wrong)), "==", 0.0, note))
         if fill == "filled":

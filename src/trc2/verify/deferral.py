@@ -9,7 +9,7 @@ from trc2.backbones.shell import Backbone
 from trc2.verify.check import (
     EXACT,
     Check,
-    Subject,
+    ModelUnderTest,
     changed,
     gap,
     largest,
@@ -27,40 +27,40 @@ def _probe(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
     return logits
 
 
-def no_effect_before_flush(subject: Subject) -> list[Check]:
+def no_effect_before_flush(tested: ModelUnderTest) -> list[Check]:
     """Δ_preflush: a micro-step queues writes, which change neither later logits nor the memory."""
     name, claim = "no pre-flush effect, eval", "a micro-step without flush changes no logits of an evaluation"
-    if not subject.has_memory:
+    if not tested.has_memory:
         return skipped("B", name, claim, "no memory")
-    model, probe, targets = subject.fresh(), subject.tokens("probe"), subject.tokens("targets")
+    model, probe, targets = tested.fresh(), tested.tokens("probe"), tested.tokens("targets")
     before = state_of(memory_of(model))
     model.train()
     model(probe)
     idle = float(len(model.pending))
-    train_forward(model, subject.tokens("batch"), targets)
+    train_forward(model, tested.tokens("batch"), targets)
     queued = float(len(model.pending))
     moved = changed(before, state_of(memory_of(model)))
     # The next micro-step runs while writes are pending: it must not read them.
     next_logits, _ = model(probe, targets=targets)
-    fresh_logits, _ = subject.fresh().train()(probe, targets=targets)
+    fresh_logits, _ = tested.fresh().train()(probe, targets=targets)
     return [
         Check("B", "no targets, no writes", "writes a training forward without targets queues", idle, "==", 0.0),
         Check("B", "micro-step queues writes", "a training micro-step leaves writes pending", queued, ">", 0.0),
         Check("B", "memory before flush", "tensors of the memory that changed before the flush", moved, "==", 0.0),
         Check("B", "no pre-flush effect, train", "a micro-step without flush changes no logits of the next one",
               gap(next_logits, fresh_logits), "<=", EXACT),
-        Check("B", name, claim, gap(_probe(model, probe), _probe(subject.fresh(), probe)), "<=", EXACT),
+        Check("B", name, claim, gap(_probe(model, probe), _probe(tested.fresh(), probe)), "<=", EXACT),
     ]  # fmt: skip
 
 
-def evaluation_clears_without_committing(subject: Subject) -> list[Check]:
+def evaluation_clears_without_committing(tested: ModelUnderTest) -> list[Check]:
     """|Q| > 0 → eval forward → |Q| = 0, and the memory is what it was."""
     name, claim = "eval clears the queue", "writes pending after an evaluation forward"
-    if not subject.has_memory:
+    if not tested.has_memory:
         return skipped("B", name, claim, "no memory")
-    model, probe, targets = subject.fresh(), subject.tokens("probe"), subject.tokens("targets")
-    expected = _probe(subject.fresh(), probe)
-    train_forward(model, subject.tokens("batch"), targets)
+    model, probe, targets = tested.fresh(), tested.tokens("probe"), tested.tokens("targets")
+    expected = _probe(tested.fresh(), probe)
+    train_forward(model, tested.tokens("batch"), targets)
     before = state_of(memory_of(model))
     gaps = [gap(_probe(model, probe), expected)]
     left = float(len(model.pending))
@@ -75,18 +75,18 @@ def evaluation_clears_without_committing(subject: Subject) -> list[Check]:
     ]  # fmt: skip
 
 
-def flush_order_under_accumulation(subject: Subject) -> list[Check]:
+def flush_order_under_accumulation(tested: ModelUnderTest) -> list[Check]:
     """Two micro-steps: nothing is written until both are done, then one threshold update covers their union."""
     name, claim = "no write inside the step", "events written before the flush of a two-micro-step step"
-    if not subject.has_memory:
+    if not tested.has_memory:
         return skipped("B", name, claim, "no memory")
-    model = subject.fresh()
+    model = tested.fresh()
     memory = memory_of(model)
     assert memory is not None
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     start, seen = float(memory.threshold), 0
     for micro in range(2):
-        train_forward(model, subject.tokens(f"batch {micro}"), subject.tokens(f"targets {micro}"))
+        train_forward(model, tested.tokens(f"batch {micro}"), tested.tokens(f"targets {micro}"))
         seen = max(seen, memory.count)
     candidates = torch.cat([waiting.proposal.scores for waiting in model.pending]) if model.pending else torch.empty(0)
     model.flush_pending_write()

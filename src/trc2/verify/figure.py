@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from trc2.verify.all_checks import GROUPS, Report
-from trc2.verify.check import Check
+
+if TYPE_CHECKING:
+    from trc2.system.plot_style import Figure
 
 MARK = {True: Text("pass", style="green"), False: Text("FAIL", style="bold red"), None: Text("n/a", style="dim")}
 COLOUR = {True: "#2a9d5c", False: "#d62839", None: "#9aa0a6"}
@@ -51,52 +54,41 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.2g}"
 
 
-def draw(report: Report, path: Path) -> None:
-    """One row per check: a dot at the measured value, a bar over the values its bound allows."""
-    from matplotlib.figure import Figure
+def draw(report: Mapping[str, Any]) -> Figure:
+    """One row per check of verify.json: a dot at the measured value, a bar over the values its bound allows."""
+    from trc2.system.plot_style import Figure, ink
 
-    checks = list(report.checks)
-    figure = Figure(figsize=(10, 0.27 * len(checks) + 1.6), layout="constrained")
-    axes = figure.add_subplot()
+    checks = report["checks"]
+    applied = [check for check in checks if check["passed"] is not None]
+    title = f"{report['model']}: {sum(check['passed'] for check in applied)} of {len(applied)} checks hold"
+    figure = Figure("causality", title, height=0.2 * len(checks) + 1.0)
+    axes = figure.panels[0]
     for row, check in enumerate(checks):
-        _draw_row(axes, row, check)
+        colour = COLOUR[check["passed"]]
+        measured = math.nan if check["measured"] is None else float(check["measured"])  # "nan" and "inf" are words
+        if not math.isfinite(measured):
+            text = "does not apply" if check["measured"] is None else "not finite"
+            axes.text(FLOOR, row, text, va="center", fontsize=7, color=colour)
+            continue
+        bound = max(check["bound"], FLOOR)
+        allowed = (bound, 1e4) if check["relation"] == ">" else (FLOOR / 4, bound)
+        axes.plot(allowed, [row, row], color=COLOUR[True], alpha=0.18, linewidth=7, solid_capstyle="butt", zorder=1)
+        axes.plot(max(measured, FLOOR), row, "o", color=colour, markersize=5, zorder=3)
     axes.set_xscale("log")
-    axes.set_xlim(FLOOR / 4, 1e4)
-    axes.set_ylim(len(checks) - 0.5, -0.5)
-    axes.set_yticks(range(len(checks)), [f"{check.group}  {check.name}" for check in checks], fontsize=8)
-    axes.set_xticks(
-        [FLOOR, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1, 1e3], ["0", *[f"$10^{{{e}}}$" for e in range(-15, 4, 3)]]
-    )
+    axes.set(xlim=(FLOOR / 4, 1e4), ylim=(len(checks) - 0.5, -0.5))
+    axes.set_yticks(range(len(checks)), [f"{check['group']}  {check['name']}" for check in checks])
+    powers = range(-15, 4, 3)
+    axes.set_xticks([FLOOR, *(10.0**e for e in powers)], ["0", *(f"$10^{{{e}}}$" for e in powers)])
     axes.minorticks_off()
-    axes.grid(axis="x", color="#e6e6e6", zorder=0)
-    axes.set_xlabel("measured (dot) and what its bound allows (band)")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.grid(axis="x", color=ink("pale"), linewidth=0.4)
     axes.tick_params(axis="y", length=0)
-    applied = [check for check in checks if check.passed is not None]
-    held = sum(check.passed is True for check in applied)
-    axes.set_title(f"{report.model}: {held} of {len(applied)} checks hold", loc="left", fontsize=11)
-    figure.savefig(path, dpi=150)
-
-
-def _draw_row(axes: object, row: int, check: Check) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
-    if check.measured is None or not math.isfinite(check.measured):
-        axes.text(
-            FLOOR,
-            row,
-            "does not apply" if check.measured is None else "not finite",
-            va="center",
-            fontsize=7,
-            color=COLOUR[check.passed],
-        )
-        return
-    bound = max(check.bound, FLOOR)
-    low, high = (bound, 1e4) if check.relation == ">" else (FLOOR / 4, bound)
-    axes.plot([low, high], [row, row], color=COLOUR[True], alpha=0.18, linewidth=7, solid_capstyle="butt", zorder=1)
-    axes.plot(max(check.measured, FLOOR), row, "o", color=COLOUR[check.passed], markersize=5, zorder=3)
+    axes.set_xlabel("measured (dot) and what its bound allows (band)")
+    groups = "; ".join(f"{name}: {GROUPS[name]}" for name in dict.fromkeys(check["group"] for check in checks))
+    figure.caption = (
+        f"Dots: measured. Bands: what the bound allows. {groups}. {report['num_parameters']:,} parameters, float64, "
+        f"seed {report['seed']}."
+    )
+    return figure
 
 
 def summary(report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -28,7 +29,6 @@ class Trial:
     attempt: Attempt
     points: tuple[str, ...]
     compare: Compare
-    wipe: Callable[[Path], None]
     exit_code: int = 0  # with which it must end
 
 
@@ -65,7 +65,7 @@ def kill_and_restart(
             is_open = False
             losses.ended[trial.name] += 1
             losses.differences += [f"{trial.name}: {name}" for name in trial.compare(whole, target)]
-            trial.wipe(target)
+            shutil.rmtree(target)
 
 
 def kill_concurrently(
@@ -85,7 +85,7 @@ def kill_concurrently(
             losses.differences.append(f"{trial.name}: a process ended with exit code {process.exitcode}")
     losses.ended[trial.name] += 1
     losses.differences += [f"{trial.name}: {name}" for name in trial.compare(whole, target)]
-    trial.wipe(target)
+    shutil.rmtree(target)
 
 
 def run_in_child(

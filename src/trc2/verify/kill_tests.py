@@ -162,15 +162,13 @@ def _trials(folder: Path) -> dict[str, Trial]:
         prepare_stream(config.stream.replace(cache=target))
 
     return {
-        "train": Trial("train", train, TRAINING, _different_runs, shutil.rmtree),
-        "continue": Trial(
-            "continue", go_on, CONTINUING + TRAINING + JUDGING, _different_children, shutil.rmtree, REFUSED
-        ),
-        "check": Trial("check", check, JUDGING, _different_children, shutil.rmtree, REFUSED),
-        "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files, shutil.rmtree),
-        "dream": Trial("dream", dream_texts, (), _different_files, shutil.rmtree),
-        "export": Trial("export", export, EXPORTING, _different_files, shutil.rmtree),
-        "prepare": Trial("prepare", prepare, PREPARING, _different_files, shutil.rmtree),
+        "train": Trial("train", train, TRAINING, _different_runs),
+        "continue": Trial("continue", go_on, CONTINUING + TRAINING + JUDGING, _different_children, REFUSED),
+        "check": Trial("check", check, JUDGING, _different_children, REFUSED),
+        "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files),
+        "dream": Trial("dream", dream_texts, (), _different_files),
+        "export": Trial("export", export, EXPORTING, _different_files),
+        "prepare": Trial("prepare", prepare, PREPARING, _different_files),
     }
 
 

@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
-from trc2.verify.check import Check, Subject, changed, gap, memory_of, skipped, state_of, train_step
+from trc2.verify.check import Check, ModelUnderTest, changed, gap, memory_of, skipped, state_of, train_step
 
 MAX_STEPS = 20
 
 
-def memory_persists(subject: Subject) -> list[Check]:
+def memory_persists(tested: ModelUnderTest) -> list[Check]:
     """Train until something is written, evaluate, and look for it: the count, the readout, the logits."""
     name, claim = "memory count after eval", "events lost or gained by evaluating"
-    if not subject.has_memory:
+    if not tested.has_memory:
         return skipped("C", name, claim, "no memory")
-    model, probe = subject.fresh(), subject.tokens("probe")
+    model, probe = tested.fresh(), tested.tokens("probe")
     memory = memory_of(model)
     assert memory is not None
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for step in range(MAX_STEPS):
-        train_step(model, [(subject.tokens(f"batch {step}"), subject.tokens(f"targets {step}"))], optimizer)
+        train_step(model, [(tested.tokens(f"batch {step}"), tested.tokens(f"targets {step}"))], optimizer)
         if memory.count > 0:
             break
     written = memory.count
@@ -43,7 +43,7 @@ def memory_persists(subject: Subject) -> list[Check]:
     if not memory.has_readout:
         return checks + [c for n, k in zip(names, claims, strict=True) for c in skipped("C", n, k, "no late column")]
     # The same weights with the events taken away: what differs is the memory and nothing else.
-    amnesic = Subject(model).fresh("empty").eval()
+    amnesic = ModelUnderTest(model).fresh("empty").eval()
     read, blank = _readout(model, probe), _readout(amnesic, probe)
     with torch.no_grad():
         amnesic_logits, _ = amnesic(probe)

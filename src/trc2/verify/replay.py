@@ -6,7 +6,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.replay.stores import cut_chunks
-from trc2.verify.check import Check, Subject, changed, skipped, state_of, train_forward, train_step
+from trc2.verify.check import Check, ModelUnderTest, changed, skipped, state_of, train_forward, train_step
 
 
 def _counts(model: Backbone) -> tuple[int, int, int]:
@@ -16,18 +16,18 @@ def _counts(model: Backbone) -> tuple[int, int, int]:
     return stores.num_recent, stores.num_long, stores.num_seen
 
 
-def counts(subject: Subject) -> list[Check]:
+def counts(tested: ModelUnderTest) -> list[Check]:
     """A training forward with targets stores every chunk of the batch; nothing else stores any."""
     name, claim = (
         "stores grow in training",
         "chunks missing or surplus after a training forward with targets, and after its flush",
     )
-    if not subject.has_replay:
+    if not tested.has_replay:
         return skipped("D", name, claim, "no replay")
-    model = subject.fresh()
+    model = tested.fresh()
     stores = model.replay
     assert stores is not None
-    x, y = subject.tokens("batch"), subject.tokens("targets")
+    x, y = tested.tokens("batch"), tested.tokens("targets")
     offered = cut_chunks(x, stores.chunk_length).shape[0]
     train_forward(model, x, y)
     expected = (min(offered, stores.recent.shape[0]), min(offered, stores.long.shape[0]), offered)
@@ -53,12 +53,12 @@ def counts(subject: Subject) -> list[Check]:
     ]  # fmt: skip
 
 
-def never_the_current_batch(subject: Subject) -> list[Check]:
+def never_the_current_batch(tested: ModelUnderTest) -> list[Check]:
     """The first step has nothing to replay; the second replays chunks of the first only."""
     name, claim = "replay before insertion", "replayed chunks that are not from an earlier step"
-    if not subject.has_replay:
+    if not tested.has_replay:
         return skipped("D", name, claim, "no replay")
-    model = subject.fresh()
+    model = tested.fresh()
     stores = model.replay
     assert stores is not None
     drawn: list[torch.Tensor] = []
@@ -72,8 +72,8 @@ def never_the_current_batch(subject: Subject) -> list[Check]:
 
     stores.draw = spy  # type: ignore[method-assign]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    first = [(subject.tokens(f"first {i}"), subject.tokens("targets")) for i in range(2)]
-    second = [(subject.tokens(f"second {i}"), subject.tokens("targets")) for i in range(2)]
+    first = [(tested.tokens(f"first {i}"), tested.tokens("targets")) for i in range(2)]
+    second = [(tested.tokens(f"second {i}"), tested.tokens("targets")) for i in range(2)]
     train_step(model, first, optimizer)
     too_early = sum(chunks.shape[0] for chunks in drawn)
     drawn.clear()

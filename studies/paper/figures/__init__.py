@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from studies.paper.figures import comparisons, inside, learning, orders, sizes, verification
+from studies.paper.figures import comparisons, inside, learning, orders, sizes
 from studies.paper.figures.drawing import Subject
 from trc2.system.plot_style import Figure
 
@@ -25,5 +25,5 @@ FIGURES: tuple[tuple[str, Callable[[Subject], Figure]], ...] = (
     ("Order robustness", orders.robustness),
     ("Order robustness by metric", orders.by_metric),
     ("Each task at the end of its own training, in every order", orders.at_window_completion),
-    ("Causality and state", verification.causality),
+    ("Causality and state", inside.causality),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from studies.paper import traces
 from studies.paper.figures.drawing import (
     Subject,
@@ -16,6 +18,7 @@ from studies.paper.roles import Roles
 from trc2.report.figures import draw_tasks
 from trc2.report.tables import NotWritten
 from trc2.system.plot_style import COLOURS, Figure, ink, label, label_ends, plain_log_ticks
+from trc2.verify.figure import draw
 
 WRITES = (
     ("hippocampus/surprise_mean", "mean surprise"),
@@ -150,3 +153,10 @@ def _switch_finding(roles: Roles, variant: str) -> str:
     moves = "rises" if size > 0 else "falls"
     ups = sum(value > 0 for value in jumps.values())
     return f"Mean surprise {moves} by {abs(size):.3f} when the task changes; it rises in {ups} of {len(jumps)} seeds"
+
+
+def causality(subject: Subject) -> Figure:
+    """The checks of causality and state, from verify.json, which `trc2 verify` writes."""
+    if subject.verify is None:
+        raise NotWritten("needs verify.json: run `trc2 verify --out results/verify`")
+    return draw(json.loads(subject.verify.read_text(encoding="utf-8")))

@@ -196,12 +196,12 @@ def test_verify_catches_a_folder_whose_attention_looks_ahead(
     from transformers.models.llama import modeling_llama
 
     from trc2.backbones.saved import load_model
-    from trc2.verify import run_battery
+    from trc2.verify import run_checks
 
     net = load_model(model_folder("llama"))
     blind = lambda inputs_embeds, **_: inputs_embeds.new_zeros(1, 1, inputs_embeds.shape[1], 1)  # noqa: E731
     monkeypatch.setattr(modeling_llama, "create_causal_mask", blind)
-    failed = {check.name for check in run_battery(net).failed}
+    failed = {check.name for check in run_checks(net).failed}
     assert {"forward, eval", "gradient, eval", "padding, eval"} <= failed
     with pytest.raises(UserError, match="that looks at later tokens"):
         load_model(model_folder("llama"))
