@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from trc2 import __version__
 from trc2.errors import plain
-from trc2.system.console import PlainConsole
+from trc2.system.console import PlainConsole, shown
 from trc2.system.files import to_json
-from trc2.system.torchrun import is_first_process, speaks_for_machine
+from trc2.system.torchrun import is_first_process, is_worker, speaks_for_machine
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trc2.config import RunConfig
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed or a process was lost, 2 bad input (one sentence on standard error), "
@@ -80,6 +86,13 @@ Recipe = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Processes = Annotated[
+    int, typer.Option("--nproc", help="Processes on this machine that train together.", min=1, max=1024)
+]
+Restarts = Annotated[
+    int, typer.Option(help="How often --nproc starts them again if one is lost.", min=0, max=1_000_000)
+]
+TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")]
 
 
 def _version(wanted: bool) -> None:
@@ -95,6 +108,48 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+def show(as_json: bool, data: object, *texts: Any) -> None:
+    """Print `data` as JSON for programs, or the tables and sentences for people."""
+    if as_json:
+        print_json(data)
+        return
+    for text in texts:
+        out.print(text, soft_wrap=isinstance(text, str))
+
+
+def table_of(heads: Sequence[str], rows: Iterable[Iterable[str]], align: str = "", **settings: Any) -> Table:
+    """A table. `align` has l or r for each column; by default all columns but the first hold numbers."""
+    from rich.table import Table
+
+    table = Table(**settings)
+    for head, side in zip(heads, align or "l" + "r" * (len(heads) - 1), strict=True):
+        table.add_column(head, justify="left" if side == "l" else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error; call the function with what is being done."""
+    with err.status(text) as status:
+        yield lambda message: status.update(shown(message))
+
+
+def launched(nproc: int, max_restarts: int, config: RunConfig) -> bool:
+    """Run this command in `nproc` processes, unless this is one of them; exit as they exit."""
+    if nproc == 1 or is_worker():
+        return False
+    from trc2.distributed.group import check_divides
+    from trc2.distributed.launch import launch
+
+    check_divides(config.train.micro_batches, nproc)  # before anything is started
+    code = launch(sys.argv[1:], nproc, max_restarts)
+    if code:
+        raise typer.Exit(code)
+    return True
 
 
 def warn(message: str) -> None:

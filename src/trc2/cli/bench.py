@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, Overrides, Target, app, err, out, print_json
-from trc2.system.console import shown
+from trc2.cli.app import AsJson, Overrides, Target, app, progress, show
 from trc2.system.files import make_folder
 
 
@@ -39,16 +38,12 @@ def bench(
         torch.set_num_threads(threads)
     run = find_target(target, overrides or []).config
     make_folder(folder)
-    with err.status("building") as status:
+    with progress("building") as watch:
         if scaling is not None:
-            report = bench_scaling(run, scaling, repeats=repeats, watch=lambda text: status.update(shown(text)))
+            report = bench_scaling(run, scaling, repeats=repeats, watch=watch)
         else:
-            report = bench_recipe(run, repeats=repeats, against=against, watch=lambda text: status.update(shown(text)))
+            report = bench_recipe(run, repeats=repeats, against=against, watch=watch)
     (folder / "bench.json").write_text(json.dumps(report, indent=1))
-    draw = draw_bars if scaling is None else draw_scaling
+    draw, table = (draw_bars, results_table) if scaling is None else (draw_scaling, scaling_table)
     draw(report, folder / "bench.png")
-    if as_json:
-        print_json(report)
-        return
-    out.print(results_table(target, report) if scaling is None else scaling_table(target, report))
-    out.print(f"{folder / 'bench.json'}  {folder / 'bench.png'}")
+    show(as_json, report, table(target, report), f"{folder / 'bench.json'}  {folder / 'bench.png'}")

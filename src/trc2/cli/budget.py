@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, AsJson, Overrides, Target, app, out, print_json
+from trc2.cli.app import MAX_COUNT, AsJson, Overrides, Target, app, show
 
 
 @app.command()
@@ -24,37 +24,23 @@ def budget(
     as_json: AsJson = False,
 ) -> None:
     """Parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.costs import tables
+    from trc2.costs import ratios, tables
     from trc2.runs.target import find_target
 
     if family is not None:
         rows = tables.family_rows(family)
-        if as_json:
-            print_json({"schema": 1, "family": family, "recipes": rows})
-        else:
-            out.print(tables.family_table(family, rows))
+        show(as_json, {"schema": 1, "family": family, "recipes": rows}, tables.family_table(family, rows))
         return
     if paper:
         rows = tables.paper_rows()
         different = tables.paper_differences(rows)
-        if as_json:
-            print_json({"schema": 1, "rows": rows, "different": different})
-        else:
-            out.print(tables.paper_table(rows))
-            out.print(f"{different} numbers differ." if different else "All of the paper's printed numbers come out.")
+        verdict = f"{different} numbers differ." if different else "All of the paper's printed numbers come out."
+        show(as_json, {"schema": 1, "rows": rows, "different": different}, tables.paper_table(rows), verdict)
         raise typer.Exit(1 if different else 0)
     run = find_target(target, overrides or []).config
     if as_ratios:
-        from trc2.costs.ratios import ratio_rows, ratio_table
-
-        if as_json:
-            print_json({"schema": 1, "target": target, "ratios": ratio_rows(target, run)})
-        else:
-            out.print(ratio_table(target, run))
+        data = {"schema": 1, "target": target, "ratios": ratios.ratio_rows(target, run)}
+        show(as_json, data, ratios.ratio_table(target, run))
         return
     numbers = tables.budget_json(target, run, run.model.read_slots if slots is None else slots)
-    if as_json:
-        print_json(numbers)
-        return
-    out.print(tables.budget_table(numbers, run))
-    out.print(tables.counts_line(numbers))
+    show(as_json, numbers, tables.budget_table(numbers, run), tables.counts_line(numbers))

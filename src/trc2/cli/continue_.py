@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, Overrides, app, err, out, warn
+from trc2.cli.app import MAX_COUNT, Overrides, Processes, Restarts, app, err, launched, out, progress, warn
 from trc2.cli.check import REFUSED, show_verdict
-from trc2.cli.processes import Processes, Restarts, launched
 from trc2.errors import UserError
-from trc2.system.console import shown
 from trc2.system.torchrun import is_first_process
 
 if TYPE_CHECKING:
@@ -93,10 +91,10 @@ def continue_(
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
-        with out.status("trial runs") as status:
+        with progress("trial runs") as watch:
             rehearsal = try_shares(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
-                watch=lambda text: status.update(shown(text)), warn=warn,
+                watch=watch, warn=warn,
             )  # fmt: skip
         kept_in = save_trial_runs(rehearsal, target)
         if as_json:

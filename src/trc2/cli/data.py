@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, print_json
+from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, show, table_of
 from trc2.errors import UserError
 
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
@@ -18,8 +18,6 @@ def data_prepare(
     as_json: AsJson = False,
 ) -> None:
     """Pack a stream's documents into token shards, or find them in the cache."""
-    from rich.table import Table
-
     from trc2.config import load_recipe
     from trc2.training.setup import prepare_with_progress
 
@@ -27,17 +25,12 @@ def data_prepare(
     if run.stream is None:
         raise UserError(f"'{recipe}' has no stream of tasks: choose a recipe that has, such as demo.")
     prepared = prepare_with_progress(run, err if as_json else out)
-    if as_json:
-        print_json(prepared.describe())
-        return
-    table = Table(
-        title=f"{recipe}: fingerprint {prepared.fingerprint()[:16]}, {prepared.tokenizer.vocab_size} token ids"
-    )
-    for index, name in enumerate(("task", "split", "documents", "tokens", "bytes", "13-grams also in train of")):
-        table.add_column(name, justify="right" if 1 < index < 5 else "left")
+    rows = []
     for name, task in prepared.tasks.items():
         for split, info in task.splits.items():
             shared = prepared.overlap.get(f"{name}/{split}", {})
             also_in = ", ".join(f"{other} {overlap:.1%}" for other, overlap in shared.items() if overlap > 0)
-            table.add_row(name, split, f"{info.documents:,}", f"{info.tokens:,}", f"{info.bytes:,}", also_in)
-    out.print(table)
+            rows.append([name, split, f"{info.documents:,}", f"{info.tokens:,}", f"{info.bytes:,}", also_in])
+    heads = ("task", "split", "documents", "tokens", "bytes", "13-grams also in train of")
+    title = f"{recipe}: fingerprint {prepared.fingerprint()[:16]}, {prepared.tokenizer.vocab_size} token ids"
+    show(as_json, prepared.describe(), table_of(heads, rows, align="llrrrl", title=title))

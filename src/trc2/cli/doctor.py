@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, err, out, print_json
-from trc2.system.console import shown
+from trc2.cli.app import AsJson, app, out, print_json, progress
 
 WIDE = 140  # columns of a terminal
 
@@ -18,7 +17,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Look at versions, devices, threads, memory, disk, extras and speed, with a line of advice each."""
-    with err.status("looking") as status:
+    with progress("looking") as watch:
         from rich.table import Table
 
         from trc2.setup import doctor as checkup
@@ -26,7 +25,7 @@ def doctor(
         findings = []
         for finding in checkup.check_up(quick=quick):
             findings.append(finding)
-            status.update(shown(f"looked at {finding.name}"))
+            watch(f"looked at {finding.name}")
     if as_json:
         print_json(checkup.as_json(findings))
         return

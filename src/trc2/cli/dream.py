@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, Trained, app, err, out, print_json, warn
+from trc2.cli.app import MAX_COUNT, MAX_SEED, AsJson, TopP, Trained, app, progress, show, warn
 from trc2.errors import UserError
-from trc2.system.console import shown
 
 
 @app.command("dream")
@@ -19,7 +18,7 @@ def dream_(
     tokens: Annotated[int, typer.Option(help="Stop when the texts hold so many.", min=1, max=MAX_COUNT)] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.", min=0, max=MAX_SEED)] = 0,
     temperature: Annotated[float, typer.Option(help="1 is the model's own chance.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    top_p: TopP = 1.0,
     length: Annotated[int, typer.Option(help="Tokens of one text at most.", min=1, max=MAX_COUNT)] = 256,
     path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
     as_json: AsJson = False,
@@ -42,20 +41,18 @@ def dream_(
     lay_out_for_decoding(net)
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
     rows, made = [], 0
-    with err.status("dreaming") as status:
+    with progress("dreaming") as watch:
         for found in dream(
             net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
         ):
             made += found.tokens
             origin = {**settings, "round": found.round, "row": found.row, "tokens": found.tokens}
             rows.append(json.dumps({"text": found.text, "dream": origin}, ensure_ascii=False))
-            status.update(shown(f"dreaming: {len(rows):,} texts, {made:,} tokens"))
+            watch(f"dreaming: {len(rows):,} texts, {made:,} tokens")
     if not rows:
         raise UserError(f"{target} had nothing to say: its texts are empty.")
     if made < tokens:
         warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all it had to say.")
     write_atomically(path, ("\n".join(rows) + "\n").encode())
-    if as_json:
-        print_json({"schema": 1, "file": str(path), "texts": len(rows), "tokens": made})
-        return
-    out.print(f"{len(rows):,} texts, {made:,} tokens: {path}")
+    data = {"schema": 1, "file": str(path), "texts": len(rows), "tokens": made}
+    show(as_json, data, f"{len(rows):,} texts, {made:,} tokens: {path}")

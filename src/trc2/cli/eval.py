@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trc2.cli.app import AsJson, Trained, app, out, print_json, warn
+from trc2.cli.app import AsJson, Trained, app, show, table_of, warn
 
 
 @app.command("eval")
@@ -25,8 +25,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint on any task of its stream, or on any file."""
-    from rich.table import Table
-
     from trc2.evaluation.score import score_target
     from trc2.runs.target import find_target
 
@@ -40,15 +38,10 @@ def evaluate(
         memory=memory,
         warn=warn,
     )
-    if as_json:
-        print_json(scores)
-        return
     names = list(dict.fromkeys(name for metrics in scores.values() for name in metrics))
-    table = Table(title=f"{target}, {split}", caption="perplexity per token")
-    table.add_column("task")
-    for name in names:
-        table.add_column(name, justify="right")
+    rows = []
     for name, metrics in scores.items():
         cells = {key: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for key, value in metrics.items()}
-        table.add_row(name, *[cells.get(key, "–") for key in names])
-    out.print(table)
+        rows.append([name, *(cells.get(key, "–") for key in names)])
+    title, caption = f"{target}, {split}", "perplexity per token"
+    show(as_json, scores, table_of(["task", *names], rows, title=title, caption=caption))

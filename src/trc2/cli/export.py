@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trc2 import __version__
-from trc2.cli.app import AsJson, app, out, print_json, warn
+from trc2.cli.app import AsJson, app, show, warn
 
 
 @app.command()
@@ -33,7 +33,5 @@ def export(
     from trc2.hf.export import export_run
 
     written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn)
-    if as_json:
-        print_json({"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]})
-        return
-    out.print("  ".join(str(path) for path in written), soft_wrap=True)
+    data = {"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]}
+    show(as_json, data, "  ".join(map(str, written)))

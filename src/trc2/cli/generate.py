@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, MAX_SEED, Trained, app, warn
+from trc2.cli.app import MAX_COUNT, MAX_SEED, TopP, Trained, app, warn
 from trc2.errors import UserError, plain
 
 
@@ -16,7 +16,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")] = 1.0,
+    top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0, max=MAX_SEED)] = 0,
     memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
 ) -> None:

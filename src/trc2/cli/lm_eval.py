@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, AsJson, app, out, print_json, warn
+from trc2.cli.app import MAX_COUNT, AsJson, app, show, table_of, warn
 
 
 @app.command("lm-eval")
@@ -27,8 +27,6 @@ def lm_eval(
     as_json: AsJson = False,
 ) -> None:
     r"""Score a model on tasks of the lm-evaluation-harness (pip install '.\[lm-eval]' in the checkout)."""
-    from rich.table import Table
-
     from trc2.errors import UserError
     from trc2.evaluation.lm_eval import score_tasks
     from trc2.runs.target import find_target
@@ -42,15 +40,9 @@ def lm_eval(
         net.to(choose_device("auto")).eval(), tokenizer, names, include=include, num_fewshot=num_fewshot, limit=limit,
         rows=batch_size, reads_memory=memory == "read",
     )  # fmt: skip
-    if as_json:
-        print_json([{name: value for name, value in asdict(score).items() if name != "documents"} for score in scores])
-        return
-    table = Table(title=folder)
-    for heading in ("task", "metric"):
-        table.add_column(heading)
-    for heading in ("value", "± standard error"):
-        table.add_column(heading, justify="right")
-    for score in scores:
-        sign = "↑" if score.is_higher_better else "↓"
-        table.add_row(score.task, f"{score.metric} {sign}", f"{score.value:.4g}", f"{score.error:.2g}")
-    out.print(table)
+    rows = [
+        [s.task, f"{s.metric} {'↑' if s.is_higher_better else '↓'}", f"{s.value:.4g}", f"{s.error:.2g}"] for s in scores
+    ]
+    data = [{name: value for name, value in asdict(score).items() if name != "documents"} for score in scores]
+    heads = ("task", "metric", "value", "± standard error")
+    show(as_json, data, table_of(heads, rows, align="llrr", title=folder))

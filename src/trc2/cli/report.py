@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, out, print_json, show_summary
+from trc2.cli.app import AsJson, app, out, print_json, show_summary, table_of
 
 if TYPE_CHECKING:
     from trc2.report.runs import RunTable
@@ -45,8 +45,6 @@ def report(
 
 
 def _write(table: RunTable, place: Path, as_json: bool) -> None:
-    from rich.table import Table
-
     from trc2.report.report import FEW_RUNS, RUN_CAPTION, findings, run_rows, write_report
     from trc2.report.summary import numbers_of
 
@@ -63,13 +61,8 @@ def _write(table: RunTable, place: Path, as_json: bool) -> None:
         return
     if len(table.runs) <= FEW_RUNS:
         rows = run_rows(table)
-        shown = Table(title="What each run forgot", caption=RUN_CAPTION)
-        shown.add_column("run")
-        for name in rows.columns:
-            shown.add_column(name, justify="right")
-        for name, cells in rows.iterrows():
-            shown.add_row(str(name), *cells)
-        out.print(shown)
+        cells = ([str(name), *row] for name, row in rows.iterrows())
+        out.print(table_of(["run", *rows.columns], cells, title="What each run forgot", caption=RUN_CAPTION))
     for sentence in findings(table):
         out.print(sentence)
     runs = f"{len(table.runs)} runs, {table.runs.variant.nunique()} variants"

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, err, out, show_summary, warn
+from trc2.cli.app import AsJson, Processes, Restarts, app, err, launched, out, show_summary, warn
 from trc2.cli.check import exit_unless_accepted, tell_verdict
-from trc2.cli.processes import Processes, Restarts, launched
 from trc2.system.torchrun import is_first_process
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, AsJson, Overrides, app, err, out, print_json
+from trc2.cli.app import MAX_COUNT, AsJson, Overrides, app, err, out, print_json, show
 from trc2.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,13 +46,10 @@ def sweep(
     loaded = load_matrix(matrix)
     cells = loaded.cells(overrides or [])
     target = folder or Path("runs/sweep") / recipe_name(matrix)
-    if dry and as_json:
-        print_json({cell.name: asdict(standing(cell, target)) for cell in cells})
-        return
     if dry:
-        for cell in cells:
-            found = standing(cell, target)
-            out.print(f"{found.state:8} {found.step:>6}/{found.total}  {cell.name}  {found.problem}", soft_wrap=True)
+        runs = {cell.name: standing(cell, target) for cell in cells}
+        lines = [f"{run.state:8} {run.step:>6}/{run.total}  {name}  {run.problem}" for name, run in runs.items()]
+        show(as_json, {name: asdict(run) for name, run in runs.items()}, *lines)
         return
     shown = err if as_json else out
     outcome = run_sweep(

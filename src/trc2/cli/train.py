@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, show_summary
-from trc2.cli.processes import Processes, Restarts, launched
+from trc2.cli.app import AsJson, Overrides, Processes, Recipe, Restarts, app, err, launched, out, show_summary
 
 
 @app.command()

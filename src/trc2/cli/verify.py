@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, err, out, print_json, warn
-from trc2.system.console import shown
+from trc2.cli.app import MAX_SEED, AsJson, Overrides, Target, app, out, print_json, progress, warn
 from trc2.system.files import make_folder, write_atomically
 
 
@@ -36,8 +35,8 @@ def verify(
 
     net = find_target(target, overrides or []).model(warn, seed)
     make_folder(folder)
-    with err.status("starting") as status:
-        report = run_checks(net, target, seed, watch=lambda name: status.update(shown(f"checking {name}")))
+    with progress("starting") as watch:
+        report = run_checks(net, target, seed, watch=lambda name: watch(f"checking {name}"))
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
     with style():
         write_atomically(folder / "verify.png", draw(report.to_json()).drawing.png())
@@ -58,8 +57,8 @@ def _verify_resume(folder: Path, kills: int, seed: int, as_json: bool) -> None:
     from trc2.verify.kill_tests import verify_resume
 
     make_folder(folder)
-    with err.status("starting") as status, tempfile.TemporaryDirectory() as scratch:
-        report = verify_resume(Path(scratch), kills, seed, watch=lambda text: status.update(shown(text)))
+    with progress("starting") as watch, tempfile.TemporaryDirectory() as scratch:
+        report = verify_resume(Path(scratch), kills, seed, watch=watch)
     (folder / "resume.json").write_text(json.dumps(report.to_json(), indent=2))
     if as_json:
         print_json(report.to_json())
