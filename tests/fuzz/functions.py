@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load_model": lambda folder: load_model(Path(folder)),
     "load_pretrained": lambda folder: load_model(Path(folder)),
     "read_records": lambda path: current(read_all_records(Path(path))),
-    "read_run": lambda folder: summary_text(read_run(Path(folder)), []),
+    "read_run": lambda folder: summary_text(read_run(Path(folder)), None),
     "read_tokenizer": lambda folder: use_tokenizer(Path(folder)),
     "read_file": lambda path: documents(Path(path)),
     "prepare_stream": lambda folder: prepared(Path(folder)),

@@ -43,7 +43,7 @@ def test_a_run_is_summarised_from_its_folder_alone(tiny_run: MakeRun, tmp_path: 
 def test_a_summary_says_in_words_what_became_of_each_task(tmp_path: Path) -> None:
     scores = {0: (400, 400, 400), 10: (85, 390, 380), 20: (107, 420, 370), 30: (107.1, 300, 40)}
     folder = write_run(tmp_path / "run", 3, lambda step, task: scores[-(-step // 10) * 10][task])
-    text = summary_text(read_run(folder), [])
+    text = summary_text(read_run(folder), None)
     assert "task0 lost 26 % (perplexity 85 → 107)." in text
     assert "task1 was not learnt" in text
     assert "(perplexity 40" not in text  # the last task has no past
@@ -52,9 +52,9 @@ def test_a_summary_says_in_words_what_became_of_each_task(tmp_path: Path) -> Non
 def test_a_summary_names_evaluation_text_that_was_trained_on(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", 2, forgets))
     overlap = {"t0/validation": {"t0": 0.36, "t1": 0.01}, "t1/test": {"t0": 0.051}}
-    text = summary_text(replace(run, data={**run.data, "overlap": overlap}), [])
+    text = summary_text(replace(run, data={**run.data, "overlap": overlap}), None)
     assert "36 % of t0/validation is in the train text of t0; 5.1 % of t1/test is in the train text of t0." in text
-    assert "Overlap" not in summary_text(run, [])
+    assert "Overlap" not in summary_text(run, None)
 
 
 def test_numbers_are_short_whatever_they_are() -> None:

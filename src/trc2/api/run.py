@@ -23,7 +23,7 @@ from trc2.generate.sampling import stream_text
 from trc2.hf.export import export_run
 from trc2.report.run import Run as RunRecord
 from trc2.report.run import own_part, read_run
-from trc2.report.summary import child_text, has_memory, short, summary_text, write_summary
+from trc2.report.summary import has_memory, short, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stream.texts import Texts, keep_texts
@@ -236,8 +236,7 @@ class Run:
 
     def summary(self) -> str:
         """What `trc2 report` says, as Markdown."""
-        run, lineage = self._read(), RunFolder(self.folder).lineage()
-        return summary_text(run, []) if lineage is None else child_text(run, lineage, [])
+        return summary_text(self._read(), RunFolder(self.folder).lineage())
 
     def figure(self, kind: str = "summary") -> Any:
         """A matplotlib figure: perplexity and forgetting over the stream, or what the memory did (`hippocampus`)."""

@@ -6,9 +6,9 @@ import hashlib
 import json
 
 from trc2.config.pretrained import HFConfig, base_facts
-from trc2.report.markdown import code, markdown
+from trc2.report.markdown import code, markdown, markdown_table
 from trc2.report.run import Run
-from trc2.report.summary import acceptance_lines, boundary_table, forgetting_caption, forgetting_table
+from trc2.report.summary import BOUNDARIES, acceptance_table, boundary_table, forgetting_caption, forgetting_table
 from trc2.runs.environment import checksum_lines
 from trc2.runs.folder import RunFolder
 
@@ -27,7 +27,7 @@ def model_card(
         "## What it learned, in this order",
         _tasks(run),
         "## What it kept",
-        "Validation perplexity per token at task boundaries (bold: just after its own training):",
+        BOUNDARIES,
         boundary_table(run),
         forgetting_caption(run),
         forgetting_table(run),
@@ -113,28 +113,24 @@ def _first_weights(run: Run) -> list[str]:
 
 def _tasks(run: Run) -> str:
     assert run.config.stream is not None
-    lines = ["| # | task | steps | train tokens | documents | source | licence |", "|---:|---|---:|---:|---:|---|---|"]
     trained = run.config.stream.trained
+    rows = []
     for number, task in enumerate(trained, 1):
-        info = run.data["tasks"][task.name]
-        split = info["splits"]["train"]
+        split = run.data["tasks"][task.name]["splits"]["train"]
         source = task.builtin or task.dataset or "local files"
         licence = task.license or BUILTIN_LICENCES.get(task.builtin or "", "not stated in the recipe")
-        lines.append(
-            f"| {number} | {markdown(task.name)} | {task.steps} | {split['tokens']:,} | {split['documents']:,} | "
-            f"{markdown(source)} | {markdown(licence)} |"
-        )
+        sizes = [str(task.steps), f"{split['tokens']:,}", f"{split['documents']:,}"]
+        rows.append([str(number), markdown(task.name), *sizes, markdown(source), markdown(licence)])
+    heads = ("#", "task", "steps", "train tokens", "documents", "source", "licence")
+    table = markdown_table(heads, rows, "rlrrrll")
     others = [markdown(task.name) for task in run.config.stream.tasks if task not in trained]
-    if others:
-        lines += ["", f"Measured and not trained: {', '.join(others)}."]
-    return "\n".join(lines)
+    return f"{table}\n\nMeasured and not trained: {', '.join(others)}." if others else table
 
 
 def _acceptance(run: Run, refusal: str | None) -> list[str]:
     """What the acceptance check said of it, if it goes on from another model."""
     warning = [] if refusal is None else [f"**Exported all the same: this model {markdown(refusal)}.**"]
-    table = "\n".join(acceptance_lines(run)).strip()
-    parts = [*warning, *([table] if table else [])]
+    parts = [*warning, *filter(None, [acceptance_table(run)])]
     return ["## Acceptance check", *parts] if parts else []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from trc2.errors import plain
 
@@ -19,11 +20,22 @@ def markdown(text: str) -> str:
     return LEADING.sub(_escape_leading, line)
 
 
-def _escape_leading(found: re.Match[str]) -> str:
-    sign = found.group()
+def _escape_leading(match: re.Match[str]) -> str:
+    sign = match.group()
     return f"{sign}\\" if sign.isdigit() else f"\\{sign}"  # of a numbered list, what follows the number
 
 
 def code(text: str) -> str:
     """The same for a short piece of code: nothing inside is special but what would end it, or a table's cell."""
     return f"`{' '.join(re.sub('[`|]', ' ', plain(text)).split())}`"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
+    """A table. `align` has l or r for each column; by default all columns but the first hold numbers."""
+    rule = "|".join("---" if side == "l" else "---:" for side in align or "l" + "r" * (len(heads) - 1))
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"

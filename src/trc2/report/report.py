@@ -13,7 +13,7 @@ from typing import TypeVar
 import pandas as pd
 
 from trc2.report.figures import FIGURES, data_caption
-from trc2.report.markdown import code, markdown
+from trc2.report.markdown import code, listed, markdown
 from trc2.report.measures import AUFC
 from trc2.report.page import write_page
 from trc2.report.run import Run
@@ -144,15 +144,15 @@ def findings(table: RunTable) -> list[str]:
         known = {name: float(means[name]) for name in means.index.intersection(ranked)}
         broken = [name for name, value in known.items() if not math.isfinite(value)]
         if broken:
-            sentences.append(f"The {measure.title} of {_listed(broken)} is not finite.")
+            sentences.append(f"The {measure.title} of {listed(broken)} is not finite.")
         names = sorted((name for name in known if name not in broken), key=known.__getitem__)
         texts = [f"{number_text(known[name])} {measure.unit}" for name in names]
         best = [name for name, text in zip(names, texts, strict=True) if text == texts[0]]
         if 0 < len(best) < len(texts):
             verb = words if len(best) == 1 else words.replace("ends", "end").replace("forgets", "forget")
-            sentences.append(f"{_listed(best)} {verb} ({texts[0]}), {names[-1]} is last ({texts[-1]}).")
+            sentences.append(f"{listed(best)} {verb} ({texts[0]}), {names[-1]} is last ({texts[-1]}).")
         elif best:
-            sentences.append(f"{_listed(best)}: {measure.title.split(',')[0]} {texts[0]}.")
+            sentences.append(f"{listed(best)}: {measure.title.split(',')[0]} {texts[0]}.")
     verdicts = table.differences(table.final_loss)
     verdicts = verdicts[verdicts.index.isin(table.learned)]
     if len(verdicts) and (verdicts.n > 1).any():
@@ -164,14 +164,10 @@ def findings(table: RunTable) -> list[str]:
         )
     failed = [variant for variant in table.competitors if variant not in table.learned]
     if failed:
-        sentences.append(f"Not ranked by forgetting, because a run did not learn one of its tasks: {_listed(failed)}.")
+        sentences.append(f"Not ranked by forgetting, because a run did not learn one of its tasks: {listed(failed)}.")
     if table.variants.n.max() == 1:
         sentences.append("There is one seed of each variant, so differences of a few percent can be chance.")
     return sentences
-
-
-def _listed(names: list[str]) -> str:
-    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 RUN_CAPTION = (
