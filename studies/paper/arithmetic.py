@@ -125,7 +125,7 @@ def cost_of_wrong_tokens(perplexity: float, accuracy: float) -> float:
 def _guessing() -> Remark:
     uniform = math.log(numbers.VOCABULARY)
 
-    def wrong_of(row: numbers.Row | numbers.AblationRow) -> float:
+    def wrong_of(row: numbers.Scores) -> float:
         return cost_of_wrong_tokens(row.gsm8k, row.gsm8k_accuracy / 100)
 
     rows = [

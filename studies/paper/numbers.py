@@ -15,21 +15,17 @@ ABLATION_TABLE = "Table 1"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One configuration: Table D.1 (boundaries, cost) and Table D.2 (areas), whose rows are the same."""
+class Scores:
+    """The columns that Table D.1 (boundaries, cost) with Table D.2 (areas) and Table 1 (ablation) share."""
 
-    family: str  # as our backbones are named
-    params_m: int
-    d_model: int
-    depth: int
-    c4: float  # perplexity at 10k
-    wikitext: float  # at 20k
+    c4: float  # perplexity: at 10k in Table D.1, at 22k in Table 1
+    wikitext: float  # at 20k, or at 22k
     gsm8k: float  # at 22k
     c4_bleu: float
     wikitext_bleu: float
     gsm8k_accuracy: float  # per cent
-    tokens_per_second: int
-    gb_hours: int
+    tokens_per_second: float
+    gb_hours: float
     area_20k: float
     area_22k: float
     bleu_area_20k: float
@@ -37,12 +33,21 @@ class Row:
     accuracy_area_20k: float
     accuracy_area_22k: float
 
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Scores):
+    """One configuration of Tables D.1 and D.2, whose rows are the same."""
+
+    family: str  # as our backbones are named
+    d_model: int
+    depth: int
+
     @property
     def is_trc2(self) -> bool:
         return self.family == "trc2"
 
 
-# One line per row, columns as in Row.
+# Family, millions of parameters, width and depth, then the columns of Scores.
 PRINTED = """
 transformer  144  512 28   93.17 33.83  1.7e3  7.90 16.15 51.42   93000  157  1.16 1.15 2.21 1.33 0.21 0.15
 transformer  228  768 20   76.27 29.94  2.8e3  8.06 16.78 53.09   84000  202  1.23 1.30 2.16 1.30 0.20 0.15
@@ -74,44 +79,16 @@ trc2         560 1024  6   33.49 26.95  29.87  9.55 18.65 58.80   60000  211  0.
 
 
 def _row(line: str) -> Row:
-    family, *printed = line.split()
-    fields = list(Row.__dataclass_fields__.values())[1:]
-    values = {f.name: int(v) if f.type == "int" else float(v) for f, v in zip(fields, printed, strict=True)}
-    return Row(family, **values)  # type: ignore[arg-type]
+    family, _, d_model, depth, *scores = line.split()
+    return Row(*map(float, scores), family=family, d_model=int(d_model), depth=int(depth))
 
 
 ROWS = tuple(_row(line) for line in PRINTED.split("\n") if line)
-
-
-@dataclass(frozen=True)
-class AblationRow:
-    """One row of Table 1 (d768-l4): scores at step 22k above, areas below."""
-
-    c4: float
-    wikitext: float
-    gsm8k: float
-    c4_bleu: float
-    wikitext_bleu: float
-    gsm8k_accuracy: float
-    tokens_per_second: int
-    gb_hours: int
-    area_20k: float
-    area_22k: float
-    bleu_area_20k: float
-    bleu_area_22k: float
-    accuracy_area_20k: float
-    accuracy_area_22k: float
-
-
-ABLATIONS = {
-    "full": AblationRow(990.26, 68.70, 31.28, 4.05, 15.03, 57.19, 103_000, 134, 0.63, 0.44, 0.20, 0.12, 0.13, 0.08),
-    "− thalamus": AblationRow(
-        1284.79, 55.26, 30.93, 3.23, 15.52, 57.15, 109_000, 131, 0.86, 0.56, 0.20, 0.13, 0.12, 0.08
-    ),
-    "− hippocampus": AblationRow(
-        2015.73, 613.29, 27.44, 1.82, 3.28, 57.74, 147_000, 95, 1.19, 0.76, 0.26, 0.19, 0.20, 0.15
-    ),
-    "neither": AblationRow(2050.02, 550.08, 26.79, 2.30, 4.50, 58.51, 154_000, 87, 1.23, 0.78, 0.26, 0.20, 0.21, 0.16),
+ABLATIONS = {  # Table 1 (d768-l4): scores at step 22k above, areas below
+    "full": Scores(990.26, 68.70, 31.28, 4.05, 15.03, 57.19, 103e3, 134, 0.63, 0.44, 0.20, 0.12, 0.13, 0.08),
+    "− thalamus": Scores(1284.79, 55.26, 30.93, 3.23, 15.52, 57.15, 109e3, 131, 0.86, 0.56, 0.20, 0.13, 0.12, 0.08),
+    "− hippocampus": Scores(2015.73, 613.29, 27.44, 1.82, 3.28, 57.74, 147e3, 95, 1.19, 0.76, 0.26, 0.19, 0.20, 0.15),
+    "neither": Scores(2050.02, 550.08, 26.79, 2.30, 4.50, 58.51, 154e3, 87, 1.23, 0.78, 0.26, 0.20, 0.21, 0.16),
 }
 
 STEPS = {"c4": 10_000, "wikitext": 10_000, "gsm8k": 2_000}  # section C
@@ -121,7 +98,6 @@ READ_WINDOW = 8_192  # section C: S_max
 SLOTS_IN_TEXT = 512  # section C: N_s; Table E.3 needs 32,768
 TARGET_WRITES = 2  # ours: n_target is not printed; 2 of k_W = 8 fits the logged keep fraction 0.28125
 MICRO_BATCHES_PER_STEP = 16  # section C: 4 accumulations × 4 ranks
-CANDIDATES_PER_LOG = 64  # section E: "the maximum of 64 writes", 8 sequences × k_W 8
 LAST_WRITES = 18  # section E: "18 writes at the last step"
 KEEP_BAND = (0.1, 0.4)  # section E: keep and raw fraction "usually lie in the 0.1–0.4 band"
 LAST_KEEP_FRACTION = 0.28125  # section E
@@ -174,7 +150,7 @@ def ablation_ratio(field: str, first: str, second: str) -> float:
     return float(getattr(ABLATIONS[first], field) / getattr(ABLATIONS[second], field))
 
 
-def primary_of(row: AblationRow) -> float:
+def primary_of(row: Scores) -> float:
     """Mean log-perplexity of the three tasks at 22k."""
     return (math.log(row.c4) + math.log(row.wikitext) + math.log(row.gsm8k)) / 3
 

@@ -16,14 +16,23 @@ from trc2.config import TRC2Config
 from trc2.config.model import PARTS
 from trc2.costs.parameters import PAPER_COLUMNS, paper_accounting
 from trc2.model.flops import pass_cost
-from trc2.report.measures import AUFC, FORGETTING, Measure, area_at, final_score
+from trc2.report.measures import AUFC, FORGETTING, Measure, cost, final_score
 from trc2.report.runs import interval_of
-from trc2.report.tables import INTERVALS, Column, NotWritten, Table, checkpoint_titles, marked, not_learned_note
+from trc2.report.tables import (
+    INTERVALS,
+    Column,
+    NotWritten,
+    Table,
+    area_measures,
+    marked,
+    measure_columns,
+    not_learned_note,
+)
 
 BILL = [
-    Measure("mflops", "training FLOPs per token", FLOPS_PER_TOKEN.of, unit="M", factor=1e-6),
-    Measure("speed", "last logged speed", lambda run: _last_speed(run), "higher", "tokens/s"),
-    Measure("gb_hours", "GB·h per device", lambda run: run.final("end").get("efficiency/gb_hours")),
+    Measure("mflops", "training FLOPs per token", FLOPS_PER_TOKEN.of, unit="M", factor=1e-6, is_ranked=False),
+    Measure("speed", "last logged speed", lambda run: _last_speed(run), "higher", "tokens/s", is_ranked=False),
+    Measure("gb_hours", "GB·h per device", cost("gb_hours"), is_ranked=False),
 ]
 
 
@@ -31,19 +40,6 @@ def _last_speed(run: Any) -> float | None:
     """The last logged speed, as the paper prints it; of older runs the mean."""
     end = run.final("end")
     return end.get("efficiency/tokens_per_second_last", end.get("efficiency/tokens_per_second"))
-
-
-def _columns(roles: Roles, variants: Sequence[str], measures: Sequence[Measure]) -> list[Column]:
-    titles = {variant: marked(roles.table, variant) for variant in variants}
-    found = []
-    for measure in measures:
-        ranked = roles.table.learned if measure.is_forgetting else roles.table.competitors
-        means = roles.table.means(measure)
-        means = means.loc[means.index.intersection(list(variants))].rename(index=titles)
-        means[["mean", "low", "high"]] *= measure.factor
-        competes = [titles[v] for v in ranked if v in titles] if measure not in BILL else []
-        found.append(Column(measure.label, means, measure.better if measure not in BILL else None, competes))
-    return found
 
 
 def _heads(roles: Roles, variants: Sequence[str]) -> tuple[pd.Index, list[Column]]:
@@ -57,27 +53,13 @@ def _heads(roles: Roles, variants: Sequence[str]) -> tuple[pd.Index, list[Column
     return frame.index, [*columns, Column("n", frame.n), Column("A/A repeats", frame.repeats)]
 
 
-def _area_measures(roles: Roles) -> list[Measure]:
-    titles = checkpoint_titles(roles.table)
-    if not titles:
-        raise NotWritten("needs runs that train at least two tasks one after another")
-    runs = [run for variant in roles.table.competitors for run in roles.runs(variant)]
-    metrics = [name for name in ("perplexity", *TEXT_TITLES) if all(name in run.tables for run in runs)]
-    return [
-        Measure(f"{metric}/{place}", f"{TEXT_TITLES.get(metric, metric)} AUFC, {title}", area_at(metric, place),
-                unit="nats" if metric == "perplexity" else "", is_forgetting=True)
-        for metric in metrics
-        for place, title in titles.items()
-    ]  # fmt: skip
-
-
 def boundary_table(subject: Subject) -> Table:
     """Every task right after its own training, what the run cost, and counts as a reference."""
     roles = subject.roles
     variants = list(roles.table.variants.index)
     index, heads = _heads(roles, variants)
     measures = boundary_measures(subject)
-    columns = [*heads, *_columns(roles, variants, [*measures, *BILL])]
+    columns = [*heads, *measure_columns(roles.table, variants, [*measures, *BILL])]
     names = [name for name in COUNTS if any(name in known for known in subject.counts.values())]
     if names:
         index = index.append(pd.Index([f"counts, {name}" for name in names]))
@@ -108,7 +90,7 @@ def aufc_table(subject: Subject) -> Table:
         "the end. Perplexity in nats. BLEU and token accuracy as shares of the task's gain where it has one, else raw, "
         f"so BLEU areas of untrained gains mean nothing. {INTERVALS}{not_learned_note(roles.table)}"
     )
-    columns = [*heads, *_columns(roles, variants, _area_measures(roles))]
+    columns = [*heads, *measure_columns(roles.table, variants, area_measures(roles.table))]
     return Table("aufc", "Forgetting area", caption, index, columns)
 
 
@@ -131,7 +113,7 @@ def _ablation(subject: Subject, name: str, title: str, caption: str, measures: S
     index, heads = _heads(roles, list(rows))
     ticks = [Column(part, pd.Series([row[place] for row in rows.values()], index=index))
              for place, part in enumerate(("thalamus", "hippocampus"))]  # fmt: skip
-    columns = [*ticks, heads[-2], heads[-1], *_columns(roles, list(rows), measures)]
+    columns = [*ticks, heads[-2], heads[-1], *measure_columns(roles.table, list(rows), measures)]
     return Table(name, title, f"{caption} {INTERVALS}", index, columns)
 
 
@@ -157,7 +139,7 @@ def ablation_table(subject: Subject) -> Table:
 def ablation_area_table(subject: Subject) -> Table:
     """The lower panel: forgetting areas."""
     caption = "The same configurations: forgetting areas (AUFC) before the last task and at the end."
-    return _ablation(subject, "ablation_aufc", "Ablation: retention", caption, _area_measures(subject.roles))
+    return _ablation(subject, "ablation_aufc", "Ablation: retention", caption, area_measures(subject.roles.table))
 
 
 def factorial_table(subject: Subject) -> Table:
@@ -172,7 +154,7 @@ def factorial_table(subject: Subject) -> Table:
              for part in PARTS]  # fmt: skip
     measures = [roles.table.final_loss, AUFC, FORGETTING]
     caption = f"TRC² with (✓) and without (✗) thalamus, memory and replay. {INTERVALS}"
-    columns = [*ticks, heads[-2], heads[-1], *_columns(roles, list(rows), measures)]
+    columns = [*ticks, heads[-2], heads[-1], *measure_columns(roles.table, list(rows), measures)]
     return Table("factorial", "Thalamus × memory × replay", caption, index, columns)
 
 

@@ -46,11 +46,13 @@ def left_padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     return x, mask
 
 
-def test_importing_trc2_hf_makes_the_auto_classes_work(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "imports",
+    ["import sys, trc2; assert 'transformers' not in sys.modules; import trc2.hf", "import transformers, trc2.hf"],
+)
+def test_importing_trc2_hf_makes_the_auto_classes_work(folder: Path, imports: str) -> None:
     program = f"""
-import sys, trc2
-assert "transformers" not in sys.modules
-import trc2.hf
+{imports}
 from transformers import AutoConfig, AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained({str(folder)!r})
 print(type(model).__name__, AutoConfig.from_pretrained({str(folder)!r}).backbone["name"], model.net.num_events)

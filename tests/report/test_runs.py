@@ -11,7 +11,7 @@ import pytest
 from tests.report.common import write_run
 from tests.report.invented import invent_run, rewrite
 from trc2.errors import UserError
-from trc2.report.measures import AUFC, SPEED, final_score, own_score
+from trc2.report.measures import AUFC, final_score, own_score
 from trc2.report.runs import RunTable, interval_of, read_runs
 from trc2.runs.lineage import Lineage
 
@@ -69,10 +69,6 @@ def test_a_log_interval_is_never_negative() -> None:
     assert interval.mean == pytest.approx(3101 / 3)
     assert 0 < interval.low < interval.mean < interval.high
     assert interval_of([1.0, 100.0, 3000.0]).low < 0
-
-
-def test_a_speed_has_a_positive_interval(small: RunTable) -> None:
-    assert (small.means(SPEED).low > 0).all()
 
 
 def test_own_and_final_scores_are_read_at_the_boundaries(small: RunTable) -> None:

@@ -14,7 +14,6 @@ from tests.report.invented import invent_run, rewrite
 from trc2.report.measures import AUFC, Measure, own_score
 from trc2.report.runs import RunTable, read_runs
 from trc2.report.tables import (
-    TABLES,
     Column,
     NotWritten,
     Table,
@@ -38,13 +37,6 @@ def cells(made: Table) -> dict[str, dict[str, str]]:
 
 def means(entries: dict[str, tuple[float, float, float]]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(entries, orient="index", columns=["mean", "low", "high"])
-
-
-def test_every_table_can_be_made_and_written(table: RunTable, tmp_path: Path) -> None:
-    for _, make in TABLES:
-        made = make(table)
-        assert [path.suffix for path in made.write(tmp_path)] == [".md", ".csv", ".tex"]
-        assert len(cells(made)) == len(made.index)
 
 
 def test_the_csv_holds_means_and_bounds_in_full(table: RunTable) -> None:

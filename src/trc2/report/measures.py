@@ -24,6 +24,7 @@ class Measure:
     better: Literal["lower", "higher"] = "lower"
     unit: str = ""
     is_log: bool = False  # intervals are computed on the log scale: perplexities, speeds and costs are never negative
+    is_ranked: bool = True  # tables set the best value in bold
     is_forgetting: bool = False  # it has no meaning for a run that did not learn its tasks
     factor: float = 1.0  # what a table multiplies it by, e.g. 100 for percent
 

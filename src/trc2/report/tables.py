@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,17 +211,25 @@ def _variant_table(
     *, first: Sequence[Column] = (),
 ) -> Table:  # fmt: skip
     """One row per variant, one column per measure; names of variants get their dagger here."""
-    titles = dict(zip(variants, variant_titles(table, variants), strict=True))
-    chosen = table.variants.loc[list(variants)].rename(index=titles)
+    chosen = table.variants.loc[list(variants)].set_axis(variant_titles(table, variants))
     columns = [*first, Column("parameters", chosen.parameters), Column("n", chosen.n)]
+    for measure, column in zip(measures, measure_columns(table, variants, measures), strict=True):
+        columns.append(replace(column, is_shown=_is_main(measure)))
+    return Table(name, title, caption, chosen.index, columns)
+
+
+def measure_columns(table: RunTable, variants: Sequence[str], measures: Iterable[Measure]) -> list[Column]:
+    """A column for each measure: means with intervals; names of variants get their dagger here."""
+    titles = dict(zip(variants, variant_titles(table, variants), strict=True))
+    columns = []
     for measure in measures:
         ranked = table.learned if measure.is_forgetting else table.competitors
         means = table.means(measure)
         means = means.loc[means.index.intersection(list(variants))].rename(index=titles)
         means[["mean", "low", "high"]] *= measure.factor
         competes = [titles[variant] for variant in ranked if variant in titles]
-        columns.append(Column(measure.label, means, measure.better, competes, is_shown=_is_main(measure)))
-    return Table(name, title, caption, chosen.index, columns)
+        columns.append(Column(measure.label, means, measure.better if measure.is_ranked else None, competes))
+    return columns
 
 
 def score_measures(table: RunTable, when: Callable[[str, str], Callable[[Any], float | None]]) -> list[Measure]:
@@ -273,18 +281,7 @@ def final_table(table: RunTable) -> Table:
 
 def forgetting_table(table: RunTable) -> Table:
     """Forgetting (AUFC) before the last task and at the end, and what was lost in the end."""
-    titles = checkpoint_titles(table)
-    if not titles:
-        raise NotWritten("needs runs that train at least two tasks one after another")
-    measures = []
-    for name in _shared_metrics(table):
-        unit = "nats" if scores_in(table.by_name.values())[name].is_log else ""
-        metric = METRIC_TITLES.get(name, name)
-        for place, title in titles.items():
-            measures.append(Measure(
-                f"{name}/aufc", f"AUFC {metric}, {title}", area_at(name, place), unit=unit, is_forgetting=True
-            ))  # fmt: skip
-    measures += [FORGETTING, BACKWARD]
+    measures = [*area_measures(table), FORGETTING, BACKWARD]
     caption = (
         "Area under the forgetting curve (AUFC), mean over past tasks, divided by time: at the boundary before the "
         "last task and at the end. In nats of log-perplexity. Other metrics are in the CSV, divided by the task's gain "
@@ -294,20 +291,28 @@ def forgetting_table(table: RunTable) -> Table:
     return _variant_table(table, "aufc", "Forgetting", caption, table.competitors, measures)
 
 
+def area_measures(table: RunTable) -> list[Measure]:
+    """Forgetting (AUFC) by every metric that all competitors have, at the checkpoints."""
+    runs = [run for variant in table.competitors for run in table.runs_of(variant)]
+    titles = checkpoint_titles(table)
+    if not titles:
+        raise NotWritten("needs runs that train at least two tasks one after another")
+    return [
+        Measure(f"{name}/aufc", f"AUFC {METRIC_TITLES.get(name, name)}, {title}", area_at(name, place),
+                unit="nats" if metric.is_log else "", is_forgetting=True)
+        for name, metric in scores_in(runs).items() if all(name in run.tables for run in runs)
+        for place, title in titles.items()
+    ]  # fmt: skip
+
+
 def checkpoint_titles(table: RunTable) -> dict[int, str]:
     """Checkpoints, counted from the end, with their step where all runs share it."""
-    runs = [run for variant in table.competitors for run in table.runs_of(variant)]
-    found = [checkpoints(run) for run in runs]
-    if not found or not all(found):
+    by_run = [checkpoints(run) for variant in table.competitors for run in table.runs_of(variant)]
+    if not by_run or not all(by_run):
         return {}
-    words = {-2: "before the last task", -1: "at the end"}
-    steps = {place: {own[place] for own in found} for place in range(-min(map(len, found)), 0)}
-    return {place: f"step {min(here):,}" if len(here) == 1 else words[place] for place, here in steps.items()}
-
-
-def _shared_metrics(table: RunTable) -> list[str]:
-    runs = [run for variant in table.competitors for run in table.runs_of(variant)]
-    return [name for name in scores_in(runs) if all(name in run.tables for run in runs)]
+    names = {-2: "before the last task", -1: "at the end"}
+    steps = {place: {steps[place] for steps in by_run} for place in range(-min(map(len, by_run)), 0)}
+    return {place: f"step {min(own):,}" if len(own) == 1 else names[place] for place, own in steps.items()}
 
 
 def paired_table(table: RunTable, measure: Measure) -> Table:
