@@ -99,19 +99,11 @@ class Run:
     def scores(self, metric: str = "perplexity") -> dict[str, TaskScores]:
         """By task: before training, just after its own, and now."""
         run = self._read()
-        table = self._table(run, metric)
-        last = table.steps[-1] if table.steps else 0
-        ends = {span.task: span.end for span in run.spans}
-
-        def score(task: str, step: int | None) -> float | None:
-            return table.scores[step][task] if step is not None and table.has(step, task) else None
-
+        self._table(run, metric)
         tests = run.final("test")
         return {
-            task: TaskScores(
-                score(task, 0), score(task, ends.get(task)), score(task, last), tests.get(f"test/{task}/{metric}")
-            )
-            for task in run.tasks
+            task: TaskScores(before, learnt, kept, tests.get(f"test/{task}/{metric}"))
+            for task, (before, learnt, kept) in run.task_scores(metric).items()
         }
 
     def history(self, metric: str = "perplexity") -> dict[int, dict[str, float]]:

@@ -18,7 +18,7 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.hf.configuration import TRC2PretrainedConfig
-from trc2.hf.states import embedded, recorded, stand_ins
+from trc2.hf.states import placeholder_ids, record_hidden_states, replace_embeddings
 from trc2.nn.decoding import Decoding
 from trc2.nn.init import STD, normal_
 from trc2.nn.rope import RotaryTable
@@ -213,12 +213,12 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         if memory not in ("read", "off"):
             raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
         reads_memory = memory == "read"
-        x = input_ids if inputs_embeds is None else stand_ins(self.net, inputs_embeds)
+        x = input_ids if inputs_embeds is None else placeholder_ids(self.net, inputs_embeds)
         assert x is not None
         if use_cache is None:
             use_cache = self.config.use_cache and not self.net.training
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        with embedded(self.net, inputs_embeds), recorded(self.net, bool(wants_states)) as states:
+        with replace_embeddings(self.net, inputs_embeds), record_hidden_states(self.net, bool(wants_states)) as states:
             if labels is not None:
                 self._check_can_learn_from(inputs_embeds)
                 output = self._learn(x, attention_mask, labels, reads_memory, return_logits, num_items_in_batch)

@@ -1,4 +1,4 @@
-"""What goes through a network, seen and replaced from outside, so that no backbone has to know of it.
+"""Hidden states and embeddings of a network, read and replaced from outside, without code in the backbones.
 
 Transformers asks for the state that enters every layer, and lets callers bring embeddings of their own. Both are
 hooks on the modules that `Trunk.layers` and `Trunk.embedding` name; they are gone when the forward pass is over.
@@ -21,7 +21,7 @@ from trc2.nn.trunk import TrunkOutput
 
 
 @contextlib.contextmanager
-def recorded(net: Backbone, is_wanted: bool) -> Iterator[list[Tensor]]:
+def record_hidden_states(net: Backbone, is_wanted: bool) -> Iterator[list[Tensor]]:
     """The states of the batch, each (B, T, D): what enters every layer, and last what the head gets.
 
     They are links of the computation, not copies beside it: a gradient that is retained on one arrives there.
@@ -60,7 +60,7 @@ def recorded(net: Backbone, is_wanted: bool) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def embedded(net: Backbone, embeddings: Tensor | None) -> Iterator[None]:
+def replace_embeddings(net: Backbone, embeddings: Tensor | None) -> Iterator[None]:
     """Run with these embeddings (B, T, D) in place of those of the token ids."""
     if embeddings is None:
         yield
@@ -72,8 +72,8 @@ def embedded(net: Backbone, embeddings: Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
-def stand_ins(net: Backbone, embeddings: Tensor) -> Tensor:
-    """Token ids that say no more than the shape (B, T) of embeddings."""
+def placeholder_ids(net: Backbone, embeddings: Tensor) -> Tensor:
+    """Token ids of the shape (B, T) of embeddings; their values are not read."""
     if embeddings.ndim != 3 or embeddings.shape[-1] != net.config.d_model:
         raise UserError(
             f"inputs_embeds has shape {tuple(embeddings.shape)}: give (rows, tokens, {net.config.d_model})."

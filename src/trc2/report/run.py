@@ -86,6 +86,12 @@ class Run:
         table = self.tables.get(metric)
         return None if table is None else table.scores.get(step, {}).get(task)
 
+    def task_scores(self, metric: str = "perplexity") -> dict[str, list[float | None]]:
+        """By task: the score before training, right after its own training, and at the newest evaluation."""
+        ends = {span.task: span.end for span in reversed(self.spans)}
+        last = max(self.tables[metric].steps, default=0)
+        return {task: [self.score(metric, task, step) for step in (0, ends.get(task, -1), last)] for task in self.tasks}
+
     def series(self, kind: str, path: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one metric path over the records of a kind."""
         points = [(r.step, r.metrics[path]) for r in self.records if r.kind == kind and path in r.metrics]

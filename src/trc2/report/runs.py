@@ -28,7 +28,7 @@ from trc2.report.run import Run, read_run
 from trc2.report.variants import (
     FAMILIES,
     draw_of,
-    family_of,
+    family_title,
     group_runs,
     is_reference,
     missing_parts,
@@ -83,11 +83,11 @@ class RunTable:
         rows: dict[str, dict[str, Any]] = {}
         for title, group in zip(titles_of(groups, axes), groups, strict=True):
             for run in group.runs:
-                config, family = run.config, family_of(run.config)
+                config = run.config
                 rows[names[id(run)]] = {
                     "variant": title,
-                    "family": family.title,
-                    "backbone": family.name,
+                    "family": family_title(config),
+                    "backbone": config.model.name,
                     "size": size_of(config),
                     "seed": config.train.seed,
                     "order": " → ".join(run.order),

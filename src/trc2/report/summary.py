@@ -249,22 +249,12 @@ def run_numbers(folder: Path) -> dict[str, Any]:
 
 
 def numbers_of(run: Run) -> dict[str, Any]:
-    table, tests = run.perplexity, run.final("test")
-
-    def score(task: str, step: int | None) -> float | None:
-        return table.scores[step][task] if step is not None and table.has(step, task) else None
-
+    tests, steps = run.final("test"), {span.task: span.end - span.start for span in reversed(run.spans)}
     tasks = {}
-    for task in run.tasks:
-        span = next((span for span in run.spans if span.task == task), None)
+    for task, (before, learnt, kept) in run.task_scores().items():
         prefix = f"test/{task}/"
-        tasks[task] = {
-            "steps": 0 if span is None else span.end - span.start,
-            "before": score(task, 0),
-            "learnt": score(task, None if span is None else span.end),
-            "kept": score(task, max(table.steps, default=None)),
-            "test": {name.removeprefix(prefix): value for name, value in tests.items() if name.startswith(prefix)},
-        }
+        test = {name.removeprefix(prefix): value for name, value in tests.items() if name.startswith(prefix)}
+        tasks[task] = {"steps": steps.get(task, 0), "before": before, "learnt": learnt, "kept": kept, "test": test}
     return {
         "run": run.name, "folder": str(run.folder), "finished": run.is_finished, "step": run.last_step,
         "steps": run.spans[-1].end, "seed": run.config.train.seed, "perplexity": tasks,

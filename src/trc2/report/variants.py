@@ -29,22 +29,11 @@ STRATEGIES = {"ewc": "EWC", "l2": "L2", "agem": "A-GEM", "lwf": "LwF", "der": "D
 REPLAY_SEED = "model.replay_seed"
 
 
-@dataclass(frozen=True)
-class Family:
-    """A backbone, with the title, colour and marker it has in every table and figure."""
-
-    name: str
-    title: str
-    colour: str
-    marker: str
-
-
-def family_of(config: RunConfig) -> Family:
-    name = config.model.name
-    title, colour, marker = FAMILIES.get(name, (name, *OTHER))
+def family_title(config: RunConfig) -> str:
+    """The name of a backbone in tables and figures."""
     if isinstance(config.model, HFConfig):
-        title = str(config.model.architecture.get("model_type", title))
-    return Family(name, title, colour, marker)
+        return str(config.model.architecture.get("model_type", config.model.name))
+    return FAMILIES.get(config.model.name, (config.model.name, *OTHER))[0]
 
 
 def replays(config: RunConfig) -> bool:
@@ -76,19 +65,19 @@ def is_reference(config: RunConfig) -> bool:
 
 def title_of(config: RunConfig) -> str:
     """The backbone, which parts it lacks or which protection it has, and how it trains if not task by task."""
-    family, stream = family_of(config), config.stream
+    family, stream = family_title(config), config.stream
     missing, replay = missing_parts(config), _replay_words(config)
     if missing == PARTS:
-        title = f"{family.title} backbone only"
+        title = f"{family} backbone only"
     elif missing == PARTS[:2]:
-        title = f"{family.title} backbone + {replay}"
+        title = f"{family} backbone + {replay}"
     elif missing:
-        title = f"{family.title} without {' and '.join(missing)}"
+        title = f"{family} without {' and '.join(missing)}"
         title += f" ({replay})" if "replay" not in missing and replay != "controlled replay" else ""
     elif isinstance(config.model, TRC2Config):
-        title = family.title if replay == "controlled replay" else f"{family.title} ({replay})"
+        title = family if replay == "controlled replay" else f"{family} ({replay})"
     else:
-        title = f"{family.title} + {replay}" if replays(config) else family.title
+        title = f"{family} + {replay}" if replays(config) else family
     if config.strategy.name != "none":
         title += f" + {STRATEGIES.get(config.strategy.name, config.strategy.name)}"
     if config.train.branches:  # a constant rate, decayed on branches

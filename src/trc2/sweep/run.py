@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -64,9 +64,9 @@ def run_sweep(
     """
     threads = {cell.name: _threads(cell, launcher) for cell in cells}
     out.mkdir(parents=True, exist_ok=True)
+    description = {"schema": 1, "matrix": matrix, "title": title}
     with lock_folder(out):
-        sweep = _Sweep({cell.name: cell for cell in cells}, out, launcher, console, keep)
-        sweep.threads, sweep.described = threads, {"schema": 1, "matrix": matrix, "title": title}
+        sweep = _Sweep({cell.name: cell for cell in cells}, out, launcher, console, keep, threads, description)
         return sweep.run(retry)
 
 
@@ -82,14 +82,18 @@ def _threads(cell: Cell, launcher: Launcher) -> int:
     return asked or launcher.threads
 
 
+@dataclass
 class _Sweep:
-    def __init__(self, cells: dict[str, Cell], out: Path, launcher: Launcher, console: Console, keep: bool) -> None:
-        self.cells, self.out, self.launcher, self.console, self.keep = cells, out, launcher, console, keep
-        self.threads: dict[str, int] = {}
-        self.described: dict[str, object] = {}
-        self.standings: dict[str, Standing] = {}
-        self.running: list[str] = []
-        self.stop_requested = False
+    cells: dict[str, Cell]
+    out: Path
+    launcher: Launcher
+    console: Console
+    keep: bool
+    threads: dict[str, int]
+    description: dict[str, object]
+    standings: dict[str, Standing] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+    stop_requested: bool = False
 
     def run(self, retry: bool) -> Outcome:
         for cell in self.cells.values():
@@ -164,7 +168,7 @@ class _Sweep:
 
     def _describe(self, cell: Cell) -> None:
         """What the matrix calls this run, in its folder: reports use these names."""
-        content = {**self.described, "axes": cell.axes, "order": cell.order, "seed": cell.seed}
+        content = {**self.description, "axes": cell.axes, "order": cell.order, "seed": cell.seed}
         path = RunFolder(self.out / cell.name).variant_file
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(content, indent=2).encode())
