@@ -141,7 +141,9 @@ def draw(found: list[dict[str, list[dict[str, float]]]], path: Path) -> None:
                 axes.bar(place, mean, color=colours[variant], alpha=0.45, width=0.7)
                 axes.scatter([place] * len(ends), ends, color=colours[variant], s=16, zorder=3)
                 axes.annotate(f"{mean:.0f}", (place, 0), (0, 5), textcoords="offset points", ha="center")
-            axes.set(xticks=range(len(VARIANTS)), xticklabels=VARIANTS, ylabel="perplexity", title=f"{task}, at the end")
+            axes.set(
+                xticks=range(len(VARIANTS)), xticklabels=VARIANTS, ylabel="perplexity", title=f"{task}, at the end"
+            )
         before = math.exp(sum(math.log(seed["nothing"][0]["prose"]) for seed in found) / len(found))
         figure.panels[0].axhline(before, color=ink(), linestyle="--", linewidth=1)
         figure.panels[0].text(len(VARIANTS) - 0.6, before, "before code", va="bottom", ha="right", fontsize=8)
