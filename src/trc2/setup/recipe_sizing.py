@@ -62,13 +62,11 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder of text, or a file: what there is to learn."""
+    """A folder of text, or a file, and the bytes of its train text."""
 
     name: str
     path: Path
-    files: int
     size: int
-    note: str
 
     @property
     def tokens(self) -> float:
@@ -84,16 +82,15 @@ def look_at(folders: Sequence[str | Path]) -> list[Corpus]:
         if given in taken:
             raise UserError(f"Two folders are called {given}: give every one its own name, as NAME=FOLDER.")
         name = given or _task_name(path, taken)
-        task = TaskConfig(name=name, folder=str(path.resolve()))
-        source = FileSource(task, path.resolve())
         if not path.exists():
             raise UserError(f"There is no folder or file {path}: name one with text in it.")
-        source.identity()
-        files = source.files["train"]
-        size = sum(file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst") else 1) for file in files)
+        source = FileSource(TaskConfig(name=name, folder=str(path.resolve())), path.resolve())
+        source.identity()  # raises an error if there are no train files
+        sizes = {file: file.stat().st_size for file in source.files["train"]}
+        size = sum(count * (COMPRESSION if file.suffix in (".gz", ".zst") else 1) for file, count in sizes.items())
         if size < 100:
             raise UserError(f"{path} has {size} bytes of train text, too few to learn from: put more there.")
-        corpora.append(Corpus(name, path.resolve(), len(files), size, " ".join([*source.notes(), *source.remarks()])))
+        corpora.append(Corpus(name, path.resolve(), size))
     return corpora
 
 
