@@ -93,17 +93,9 @@ def test_saturated_gates_give_finite_gradients_in_float32(variant: str, size: fl
 
 
 def test_half_precision_keeps_the_fast_weights_wide() -> None:
-    net = build(tiny(num_layers=2), torch.Generator().manual_seed(0))
-    x, y = tokens(net.config, 2, 9), tokens(net.config, 2, 9, seed=1)
-    wide = net(x)[0].detach()
+    net = build(tiny(), torch.Generator().manual_seed(0))
+    decoding = net.start_decoding()
     with torch.autocast("cpu", torch.bfloat16):
-        _, aux = net(x, targets=y)
-        decoding = net.start_decoding()
-        net.decode(x, decoding)
-    aux["loss"].backward()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in net.parameters())
+        net.decode(tokens(net.config, 2, 9), decoding)
     state = decoding.states[0].tensors
     assert {state[name].dtype for name in ("inputs", "key", "weights")} == {torch.float32}
-    logits = net.bfloat16()(x)[0]
-    assert logits.dtype == torch.bfloat16
-    torch.testing.assert_close(logits.float(), wide, atol=0.02, rtol=0.05)

@@ -75,7 +75,7 @@ def test_outputs_losses_and_gradients_equal_the_reference(length: int, events: i
     ("events", "dtype"),
     [
         (17, torch.float64),
-        (0, torch.float32),
+        pytest.param(0, torch.float32, marks=pytest.mark.slow),
         pytest.param(0, torch.float64, marks=pytest.mark.slow),
         pytest.param(4, torch.float64, marks=pytest.mark.slow),
         pytest.param(10, torch.float64, marks=pytest.mark.slow),

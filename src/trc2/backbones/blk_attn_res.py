@@ -195,7 +195,6 @@ def cost(
 
 
 def activations(config: BlkAttnResConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     groups = len(residual_blocks(config))
     sources = Kept(stream=config.d_model * ((groups + 1) * (groups + 2) / 2 + 4 * config.num_layers))
     return baseline_kept(config, attention_kept(config, length, on_cpu), swiglu_kept(config.ff_dim), once=sources)

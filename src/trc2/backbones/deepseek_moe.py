@@ -100,7 +100,6 @@ def cost(
 
 
 def activations(config: DeepSeekMoEConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     routed = experts_kept(config.d_model, config.expert_dim, config.num_active_experts, config.num_experts)
     shared = swiglu_kept(config.expert_dim) * config.num_shared_experts
     return baseline_kept(config, attention_kept(config, length, on_cpu), routed + shared)

@@ -162,7 +162,6 @@ def cost(config: FalconConfig, rows: int, length: int, *, slots: int = 0, is_rep
 
 
 def activations(config: FalconConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     entering = config.d_model * config.head_dim / min(config.chunk, length)
     mixer = Kept(inner=20 * config.d_model + entering + 4 * config.num_heads)
     return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))

@@ -170,7 +170,6 @@ def cost(config: MambaConfig, rows: int, length: int, *, slots: int = 0, is_repl
 
 
 def activations(config: MambaConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     entering = config.inner_dim * config.state_dim / min(config.scan_chunk, length)
     mixer = Kept(inner=10 * config.inner_dim + 2 * config.state_dim + config.rank + entering)
     return baseline_kept(config, mixer, swiglu_kept(config.ff_dim))

@@ -66,7 +66,6 @@ def cost(config: MoEConfig, rows: int, length: int, *, slots: int = 0, is_replay
 
 
 def activations(config: MoEConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     experts = experts_kept(config.d_model, config.ff_dim, config.num_active_experts, config.num_experts)
     return baseline_kept(config, attention_kept(config, length, on_cpu), experts)
 

@@ -80,11 +80,9 @@ def replayed_chunks(config: BackboneConfig, tokens: int) -> float:
 
 
 def activations_of(config: BackboneConfig, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass; optional in the file of a backbone."""
+    """Floats that a pass over rows of this length keeps for its backward pass; optional in the file of a backbone."""
     count = getattr(module_of(config), "activations", None)
     if count is None:
-        raise UserError(
-            f"What model={config.name} keeps for its backward pass is not known: plan one of our backbones."
-        )
+        raise UserError(f"model={config.name} does not define its activations: plan one of our backbones.")
     kept: Activations = count(config, length, on_cpu=on_cpu)
     return kept

@@ -40,7 +40,6 @@ def cost(config: TRC2Config, rows: int, length: int, *, slots: int = 0, is_repla
 
 
 def activations(config: TRC2Config, length: int, *, on_cpu: bool) -> Activations:
-    """What a pass over rows of this length keeps for its backward pass."""
     d, has_feedback = config.d_model, config.has_router or config.has_readout
     attention = attention_kept(config, length, on_cpu)
     routed = experts_kept(d, config.expert_dim, config.num_active_experts, config.num_experts)

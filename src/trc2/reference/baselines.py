@@ -89,13 +89,13 @@ def residual_stream(
     hidden = embed(x, weights)
     total = torch.zeros((), dtype=hidden.dtype)
     for layer in range(config.num_layers):
-        here = under(weights, f"blocks.{layer}.")
-        u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
-        hidden = hidden + mixer(u, under(here, "mixer."))
-        u = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
-        hidden = hidden + feed_forward(u, under(here, "feed_forward."))
+        block = under(weights, f"blocks.{layer}.")
+        u = rms_norm_rows(hidden, block["mixer_norm.gain"], config.norm_eps)
+        hidden = hidden + mixer(u, under(block, "mixer."))
+        u = rms_norm_rows(hidden, block["ff_norm.gain"], config.norm_eps)
+        hidden = hidden + feed_forward(u, under(block, "feed_forward."))
         if penalty is not None:
-            total = total + penalty(u.flatten(0, 1), under(here, "feed_forward."))
+            total = total + penalty(u.flatten(0, 1), under(block, "feed_forward."))
     return Pass(head(hidden, weights, config), total)
 
 
@@ -112,13 +112,13 @@ def attention_residuals(x: Tensor, weights: Weights, config: BlkAttnResConfig) -
             partial = None
         sources = blocks if partial is None else [*blocks, partial]
         hidden = aggregate(sources, under(weights, f"depth_queries.{index}."), config.norm_eps)
-        here = under(weights, f"blocks.{index // 2}.")
+        block = under(weights, f"blocks.{index // 2}.")
         if index % 2 == 0:
-            u = rms_norm_rows(hidden, here["mixer_norm.gain"], config.norm_eps)
-            output = attention(config)(u, under(here, "mixer."))
+            u = rms_norm_rows(hidden, block["mixer_norm.gain"], config.norm_eps)
+            output = attention(config)(u, under(block, "mixer."))
         else:
-            u = rms_norm_rows(hidden, here["ff_norm.gain"], config.norm_eps)
-            output = each_token(swiglu)(u, under(here, "feed_forward."))
+            u = rms_norm_rows(hidden, block["ff_norm.gain"], config.norm_eps)
+            output = each_token(swiglu)(u, under(block, "feed_forward."))
         partial = output if partial is None else partial + output
     assert partial is not None
     hidden = aggregate([*blocks, partial], under(weights, f"depth_queries.{num_sublayers}."), config.norm_eps)

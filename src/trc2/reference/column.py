@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,8 +27,8 @@ def rotate(x: Tensor, position: int, base: float | None) -> Tensor:
     half = x.shape[0] // 2
     turned = list(x)
     for i in range(half):
-        angle = torch.tensor(position * base ** (-2 * i / x.shape[0]), dtype=torch.float64)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        angle = position * base ** (-2 * i / x.shape[0])
+        cos, sin = math.cos(angle), math.sin(angle)
         turned[i] = x[i] * cos - x[i + half] * sin
         turned[i + half] = x[i + half] * cos + x[i] * sin
     return torch.stack(turned)
@@ -57,7 +59,7 @@ def attention(
             for h in range(num_heads):
                 g = h // repeat
                 scores = torch.stack([queries[t][h] @ keys[s][g] / width**0.5 for s in range(t + 1)])
-                shares = torch.exp(scores - scores.max()) / torch.exp(scores - scores.max()).sum()
+                shares = torch.softmax(scores, dim=0)
                 heads.append(sum((shares[s] * values[s][g] for s in range(t + 1)), torch.zeros_like(values[0][g])))
             tokens.append(weights["output.weight"] @ torch.cat(heads))
         rows.append(torch.stack(tokens))

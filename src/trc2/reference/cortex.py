@@ -32,10 +32,10 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
     f_thal: Tensor | None = None
     f_hip: Tensor | None = None
     for index in range(config.num_columns):
-        here = under(weights, f"columns.{index}.")
+        column_weights = under(weights, f"columns.{index}.")
         signals = [signal for signal in (f_thal, f_hip) if signal is not None]
         z = sum(signals[1:], signals[0]) if signals and feedback else None
-        hidden, penalty = column(hidden, z, here, config)
+        hidden, penalty = column(hidden, z, column_weights, config)
         result.balance = result.balance + penalty
         if config.memory and index + 1 == config.num_early_columns:
             result.states = hidden.detach()
@@ -47,7 +47,7 @@ def forward(x: Tensor, weights: Weights, config: TRC2Config, store: Store | None
                 assert store is not None
                 f_hip = hippocampal_feedback(hidden, store, weights, config)
         if config.thalamus and index + 1 < config.num_columns and feedback:
-            report = hidden @ here["layer5.weight"].T
+            report = hidden @ column_weights["layer5.weight"].T
             f_thal = router(
                 report, under(weights, "thalamus."), config.thalamic_groups, config.thalamic_inhibition, config.norm_eps
             )

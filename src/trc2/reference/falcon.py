@@ -31,15 +31,15 @@ def mix_row(u: Tensor, weights: Weights, config: FalconConfig) -> Tensor:
     one = torch.ones((), dtype=u.dtype)
     heads = []
     for h in range(config.num_heads):
-        here = slice(h * config.head_dim, (h + 1) * config.head_dim)
+        channels = slice(h * config.head_dim, (h + 1) * config.head_dim)
         parts = [token.chunk(3) for token in mixed]
-        q = [rms_norm(part[0][here], one, config.norm_eps) for part in parts]
-        k = [rms_norm(part[1][here], one, config.norm_eps) for part in parts]
-        v = [part[2][here] for part in parts]
+        q = [rms_norm(part[0][channels], one, config.norm_eps) for part in parts]
+        k = [rms_norm(part[1][channels], one, config.norm_eps) for part in parts]
+        v = [part[2][channels] for part in parts]
         x = [torch.zeros_like(k[0]), *k[:-1]]
         writes, keeps = [], []
         for t in range(len(u)):
-            beta = gains[t][here] if config.variant == "falcon2" else gains[t][h].expand(config.head_dim)
+            beta = gains[t][channels] if config.variant == "falcon2" else gains[t][h].expand(config.head_dim)
             energy = x[t] @ x[t]
             lam = config.ridge_scale * ridges[t][h] * energy
             eta = beta / (energy + lam + EPS) if t > 0 else torch.zeros_like(beta)
@@ -48,7 +48,7 @@ def mix_row(u: Tensor, weights: Weights, config: FalconConfig) -> Tensor:
         start = torch.zeros(config.head_dim, config.head_dim, dtype=u.dtype)
         outputs, _ = fast_weights(q, x, v, writes, keeps, start)
         if config.output_norm:
-            outputs = [rms_norm(o, weights["output_gain"][here], config.norm_eps) for o in outputs]
+            outputs = [rms_norm(o, weights["output_gain"][channels], config.norm_eps) for o in outputs]
         heads.append(outputs)
     return torch.stack([weights["output.weight"] @ torch.cat([head[t] for head in heads]) for t in range(len(u))])
 
