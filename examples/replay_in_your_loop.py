@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trc2.config import ReplayControlConfig
-from trc2.replay.controller import ControllerState, ReplaySettings, update_replay
+from trc2.replay.controller import ControllerState, ReplaySettings, steer
 from trc2.replay.stores import ReplayStores
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
@@ -59,7 +59,7 @@ for task in range(3):
         stores.commit(*stores.take_staged())
         if post and (step + 1) % control.every_steps == 0:
             now = {name: perplexity(int(name)) for name in post}
-            state, trace = update_replay(control, base, state, now, post)
+            state, trace = steer(control, base, state, now, post)
             chosen = trace.settings
             stores.set_strength(chosen.coefficient, chosen.batch_size, chosen.long_fraction)
             print(f"step {step + 1}: forgotten {trace.forgetting:.3f} nats, replay weight {chosen.coefficient:.2f}")
