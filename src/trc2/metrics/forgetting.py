@@ -9,8 +9,7 @@ Worked example. Tasks A (steps 0–10) and B (10–20), log-perplexities measure
 F_A(20) = 0.5, BWT(20) = −0.5, FWT = (0 + 0.4) / 2 = 0.2, and AUFC_A(20) = ½ · 0.5 = 0.25, the mean height of the
 forgetting curve from the first boundary on.
 
-A score that is not a number makes everything that rests on it NaN: a broken model must not look like one that forgot
-nothing.
+A score that is NaN makes every number that depends on it NaN: a broken model must not look as if it forgot nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from trc2.config.metric import MetricConfig
 
 @dataclass(frozen=True)
 class Metric:
-    """How a score is read: which direction is better, and in which space differences are taken."""
+    """The direction of a score, and the space in which differences are taken."""
 
     name: str
     direction: Literal["min", "max"]
@@ -35,7 +34,7 @@ class Metric:
     min_gain: float | None = None  # divide gaps by the task's gain where it is at least this
 
     def transform(self, value: float) -> float:
-        """The value in the space where differences are taken; the logarithm of 0 is −∞, below there is none."""
+        """The value in the space of differences. The logarithm of 0 is −∞, that of a negative number NaN."""
         if not self.is_log:
             return value
         if value > 0:
@@ -54,16 +53,16 @@ METRICS = {metric.name: metric for metric in (PERPLEXITY, BLEU, TOKEN_ACCURACY)}
 
 
 def metrics_of(plugged: Iterable[MetricConfig]) -> dict[str, Metric]:
-    """Those whose forgetting a run measures: ours, and those of its plug-ins."""
-    others = [
-        Metric(m.name, "max" if m.higher_is_better else "min", is_log=m.is_log, min_gain=m.min_gain) for m in plugged
-    ]
-    return {**METRICS, **{metric.name: metric for metric in others}}
+    """The metrics whose forgetting a run measures: ours, and those of its plug-ins."""
+    return METRICS | {
+        m.name: Metric(m.name, "max" if m.higher_is_better else "min", is_log=m.is_log, min_gain=m.min_gain)
+        for m in plugged
+    }
 
 
 @dataclass(frozen=True)
 class TaskSpan:
-    """When a task was trained: from step `start` to step `end`."""
+    """The steps of a task's training, from `start` to `end`."""
 
     task: str
     start: int
@@ -72,7 +71,7 @@ class TaskSpan:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores by step and task, and when each task was trained. Steps may lack tasks, except at boundaries."""
+    """Scores by step and task, and when each task was trained. Tasks may be missing, except at boundaries."""
 
     metric: Metric
     spans: tuple[TaskSpan, ...]
@@ -84,11 +83,11 @@ class ScoreTable:
 
     @cached_property
     def integrals(self) -> dict[TaskSpan, tuple[int, int, float, float]]:
-        """How far `integral` has come for each task: steps seen, the last measured one, its height, and the sum."""
+        """The state of `integral` for each task: steps seen, the last measured step, its height, and the sum."""
         return {}
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
-        """One more evaluation, later than all others, for whoever measures as it goes."""
+        """Add an evaluation that is later than all others."""
         assert isinstance(self.scores, dict)
         self.steps.append(step)
         self.scores[step] = row
@@ -101,11 +100,11 @@ class ScoreTable:
         return task in self.scores.get(step, {})
 
     def past(self, step: int) -> list[TaskSpan]:
-        """Tasks that ended before the step; at its own boundary evaluation a task still counts as current."""
+        """Tasks that ended before the step. At its own boundary a task still counts as current."""
         return [span for span in self.spans if span.end < step]
 
     def post(self, span: TaskSpan) -> float:
-        """u_k^post, the reference for later forgetting; NaN if it was not measured, or is no number to compare with."""
+        """u_k^post, the reference for later forgetting; NaN if it was not measured or is not finite."""
         value = self.value(span.end, span.task) if self.has(span.end, span.task) else math.nan
         return value if math.isfinite(value) else math.nan
 
@@ -116,7 +115,7 @@ class ScoreTable:
 
 
 def gain(table: ScoreTable, span: TaskSpan) -> float:
-    """Divisor of a task's gaps: its gain over the untrained model where the metric asks for it, else 1."""
+    """The divisor of a task's gaps: its gain over the untrained model if the metric asks for it, else 1."""
     gained = _gained(table, span)
     if gained is not None and not math.isfinite(gained):
         return math.nan
@@ -124,13 +123,13 @@ def gain(table: ScoreTable, span: TaskSpan) -> float:
 
 
 def is_divided(table: ScoreTable, span: TaskSpan) -> bool:
-    """Whether a task's gaps are shares of its gain: it gained enough over the untrained model."""
+    """Whether a task's gaps are divided by its gain: it gained enough over the untrained model."""
     gained, least = _gained(table, span), table.metric.min_gain
     return gained is not None and least is not None and gained >= least
 
 
 def _gained(table: ScoreTable, span: TaskSpan) -> float | None:
-    """How much better than the untrained model a task was when it ended; None where the metric does not ask."""
+    """How much better than the untrained model a task was when it ended; None if the metric does not ask for it."""
     first = table.steps[0]
     if table.metric.min_gain is None or not table.has(first, span.task):
         return None
@@ -138,7 +137,7 @@ def _gained(table: ScoreTable, span: TaskSpan) -> float | None:
 
 
 def rise(gap: float) -> float:
-    """max(0, gap), but NaN where the gap is: Python's max(0, NaN) is 0."""
+    """max(0, gap), but NaN for NaN: Python's max(0, NaN) is 0."""
     return gap if math.isnan(gap) else max(0.0, gap)
 
 
@@ -180,7 +179,7 @@ def area(table: ScoreTable, span: TaskSpan, step: int, origin: int) -> float:
 
 
 def integral(table: ScoreTable, span: TaskSpan, step: int) -> float:
-    """∫ F_k from the task's end to t; where it was asked for before, only the evaluations since then are looked at."""
+    """∫ F_k from the task's end to t. It continues from an earlier call and reads only the evaluations since then."""
     start = (bisect_left(table.steps, span.end), span.end, 0.0, 0.0)
     seen, last, height, total = table.integrals.get(span, start)
     if last > step:

@@ -29,12 +29,11 @@ def last_for_each(slots: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tens
 def weighted_slots(
     keys: Float[Tensor, " M"], weights: Float[Tensor, " n"], draws: Float[Tensor, " n"]
 ) -> Int[Tensor, " n"]:
-    """A chunk's chance to be kept grows with its weight (Efraimidis and Spirakis); `keys` is updated in place.
+    """Keep chunks with probabilities that grow with their weights (Efraimidis and Spirakis); updates `keys` in place.
 
-    Its key is log(u) / w, and the M largest keys stay: as if M had been drawn one by one, without replacement, each
-    with probability proportional to its weight. −∞ marks an empty slot; the answer is M for what is dropped.
-
-    Empty slots are filled from the first on: who draws from a store that is not full draws from its first slots.
+    A chunk's key is log(u) / w, and the M largest keys stay: a sample without replacement by weight. −∞ marks an empty
+    slot. Slot M means that the chunk is dropped. Empty slots are filled from the first on, because draws from a store
+    that is not full use its first slots.
     """
     size = len(keys)
     new_keys = draws.clamp_min(1e-300).log() / weights.clamp_min(1e-12)
@@ -53,9 +52,9 @@ def weighted_slots(
 
 @dataclass
 class Stretches:
-    """A stream cut where its loss jumps, without task labels: the stretch of every slot, and how long each was.
+    """A stream cut into stretches where its loss jumps, without task labels.
 
-    `of_slot` is −1 where a slot is empty. `lengths[s]` counts the chunks stretch s has offered.
+    `of_slot` is the stretch of every slot, −1 if empty. `lengths[s]` counts the chunks of stretch s.
     """
 
     of_slot: Int[Tensor, " M"]
@@ -69,7 +68,7 @@ class Stretches:
     MEMORY = 0.95  # of the running mean
 
     def observe_loss(self, loss: float) -> None:
-        """A step had this loss: a jump begins a new stretch; the last one goes on if there is no room for more."""
+        """Start a new stretch if the loss of a step jumped, unless all stretches are used."""
         mean = float(self.loss_mean)
         is_jump = int(self.since_jump) >= self.REST and loss > mean + self.MARGIN
         if is_jump and int(self.current) + 1 < len(self.lengths):
@@ -80,28 +79,28 @@ class Stretches:
         self.loss_mean.fill_(loss if math.isnan(mean) or is_jump else self.MEMORY * mean + (1 - self.MEMORY) * loss)
 
     def slots(self, draws: Float[Tensor, "n 2"]) -> Int[Tensor, " n"]:
-        """Equal room for every stretch, whatever their lengths: a chunk takes the place of one of the largest.
+        """Slots that give every stretch equal room: a chunk replaces a chunk of the largest stretch.
 
-        While its own stretch is among the largest, it takes one of its own places, with the chance that keeps them a
-        uniform sample of the stretch. M means dropped.
+        If its own stretch is the largest, it replaces a chunk of its own with the probability that keeps a uniform
+        sample. Slot M means that the chunk is dropped.
         """
         size, current = len(self.of_slot), int(self.current)
-        found = []
+        slots = []
         for keep, which in draws.tolist():
             self.lengths[current] += 1
             held = torch.bincount(self.of_slot.clamp_min(-1) + 1, minlength=len(self.lengths) + 1)
             empty, per_stretch = int(held[0]), held[1:]
             largest = int(per_stretch.argmax())
             if empty:
-                places = (self.of_slot == -1).nonzero().squeeze(1)[:1]
+                candidates = (self.of_slot == -1).nonzero().squeeze(1)[:1]
             elif per_stretch[current] < per_stretch[largest]:
-                places = (self.of_slot == largest).nonzero().squeeze(1)
+                candidates = (self.of_slot == largest).nonzero().squeeze(1)
             elif keep < float(per_stretch[current]) / float(self.lengths[current]):
-                places = (self.of_slot == current).nonzero().squeeze(1)
+                candidates = (self.of_slot == current).nonzero().squeeze(1)
             else:
-                found.append(size)
+                slots.append(size)
                 continue
-            slot = int(places[int(which * len(places))])
+            slot = int(candidates[int(which * len(candidates))])
             self.of_slot[slot] = current
-            found.append(slot)
-        return torch.tensor(found, dtype=torch.int64)
+            slots.append(slot)
+        return torch.tensor(slots, dtype=torch.int64)

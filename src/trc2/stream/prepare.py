@@ -138,11 +138,30 @@ def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
 
 def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, folder: Path, watch: Watch) -> None:
     """Pack all splits into a folder, which appears whole or not at all."""
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    splits, messages = {}, []
     partial = partial_of(folder)
     partial.mkdir()
     try:
-        manifest = _pack_splits(task, source, tokenizer, partial, watch)
-        manifest = {"schema": CACHE_SCHEMA, "key": key, **manifest}
+        for split in SPLITS:
+            bad = BadRows()
+            max_bytes = task.max_train_bytes if split == "train" else task.max_eval_bytes
+            documents = limited(source.documents(split, bad), max_bytes)
+            splits[split] = _pack_split(documents, bad, partial / split, tokenizer, dtype, task.name, watch)
+            failpoint("pack")
+            if bad.total():
+                messages.append(f"{task.name}/{split}: {bad.sentence()}")
+        if splits["train"].tokens == 0 and (task.holdout < 1.0 or splits["validation"].tokens == 0):
+            raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
+        manifest = {
+            "schema": CACHE_SCHEMA,
+            "key": key,
+            "name": task.name,
+            "dtype": dtype,
+            "splits": {split: asdict(info) for split, info in splits.items()},
+            "source": {**source.identity(), "format": task.format, "license": task.license},
+            "messages": messages,
+        }
         content = {**manifest, "checksum": digest(manifest)}
         write_durably(partial / "manifest.json", json.dumps(content, indent=2).encode())
         sync_folder(partial)
@@ -150,28 +169,6 @@ def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str,
         replace_folder(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _pack_splits(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder: Path, watch: Watch) -> dict[str, Any]:
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    splits, messages = {}, []
-    for split in SPLITS:
-        bad = BadRows()
-        max_bytes = task.max_train_bytes if split == "train" else task.max_eval_bytes
-        documents = limited(source.documents(split, bad), max_bytes)
-        splits[split] = _pack_split(documents, bad, folder / split, tokenizer, dtype, task.name, watch)
-        failpoint("pack")
-        if bad.total():
-            messages.append(f"{task.name}/{split}: {bad.sentence()}")
-    if splits["train"].tokens == 0 and (task.holdout < 1.0 or splits["validation"].tokens == 0):
-        raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
-    return {
-        "name": task.name,
-        "dtype": dtype,
-        "splits": {split: asdict(info) for split, info in splits.items()},
-        "source": {**source.identity(), "format": task.format, "license": task.license},
-        "messages": messages,
-    }
 
 
 def _pack_split(
