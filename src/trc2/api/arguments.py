@@ -35,16 +35,17 @@ def task_configs(tasks: Tasks, steps: Steps, cache: Path) -> list[TaskConfig]:
 
 def _task(name: str, given: Given, steps: Steps, cache: Path) -> TaskConfig:
     wanted = steps.get(name) if isinstance(steps, Mapping) else steps
-    known: dict[str, Any] = {} if wanted is None else {"steps": wanted}
+    steps_setting: dict[str, Any] = {} if wanted is None else {"steps": wanted}
     if isinstance(given, TaskConfig):
-        return TaskConfig(**{**given.model_dump(), "name": name, **known})
+        return TaskConfig(**{**given.model_dump(), "name": name, **steps_setting})
     if isinstance(given, str | Path):
         if not os.path.exists(given):  # False for a text too long to be a path, of which Path.exists() complains
             raise UserError(
                 f"Task '{name}' is {shown(str(given))}, which is no folder or file: name one, or list the texts."
             )
-        return TaskConfig(name=name, folder=str(Path(given).resolve()), **known)
-    config = TaskConfig(name=name, folder=".", **known)  # its name and steps are looked at before anything is written
+        return TaskConfig(name=name, folder=str(Path(given).resolve()), **steps_setting)
+    # Name and steps are checked before anything is written.
+    config = TaskConfig(name=name, folder=".", **steps_setting)
     return TaskConfig(**{**config.model_dump(), "folder": str(keep_texts(name, given, cache))})
 
 

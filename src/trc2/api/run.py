@@ -128,8 +128,8 @@ class Run:
         if not path.is_file():
             return None
         with reading(path):
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+            verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return verdict
 
     # ------------------------------------------------------------------------------------------------ going on
 

@@ -88,11 +88,9 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
             style="yellow",
         )
     if verdict.prediction is not None:
-        said = verdict.prediction
-        out.print(
-            f"Trial runs with {said.share:.0%} replay: {said.predicted:+.1%} predicted; it became {verdict.worst:+.1%}."
-        )
-    for found in verdict.tasks:
-        bounds = f"{found.rise.low:+.1%} … {found.rise.high:+.1%}"
-        worse = "" if found.measure == "perplexity" else f"{found.measure} lost "
-        out.print(f"Against the parent, {found.text}: {worse}{found.rise.value:+.1%} ({bounds}), {found.word}.")
+        trial, became = verdict.prediction, f"{verdict.worst:+.1%}"
+        out.print(f"Trial runs with {trial.share:.0%} replay: {trial.predicted:+.1%} predicted; it became {became}.")
+    for task in verdict.tasks:
+        bounds = f"{task.rise.low:+.1%} … {task.rise.high:+.1%}"
+        worse = "" if task.measure == "perplexity" else f"{task.measure} lost "
+        out.print(f"Against the parent, {task.text}: {worse}{task.rise.value:+.1%} ({bounds}), {task.word}.")

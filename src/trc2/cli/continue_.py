@@ -73,8 +73,8 @@ def continue_(
     from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
     from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
 
-    known = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
-    tasks = _tasks(task, steps, format_, {name: value for name, value in known.items() if value is not None})
+    source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
+    tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
     check_acceptance(parent, kept, max_forgetting)
     if folder is not None and not folder.name:
@@ -106,8 +106,8 @@ def continue_(
         if rehearsal.cheapest is None:
             raise typer.Exit(REFUSED)
         return
-    said = prediction(parent, target, tasks, replay_share, changes, warn)
-    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, said)
+    predicted = prediction(parent, target, tasks, replay_share, changes, warn)
+    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted)
     config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
@@ -127,18 +127,18 @@ def continue_(
         overrides=changes,
         keep=kept,
         limit=max_forgetting,
-        prediction=said,
+        prediction=predicted,
     )
     if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
         show_verdict(target, verdict, as_json=as_json, with_summary=True)
 
 
-def _tasks(words: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
+def _tasks(given: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
     """The new tasks; at most one of them by its name alone, with its source in options of its own."""
     from trc2.config import TaskConfig
 
-    bare = [word for word in words if "=" not in word]
-    if not words:
+    bare = [word for word in given if "=" not in word]
+    if not given:
         raise UserError("There is no task to go on with: name one by --task NAME=FOLDER.")
     if len(bare) > 1:
         raise UserError(f"--task {bare[1]} has no folder of its own: write it as --task {bare[1]}=FOLDER.")
@@ -150,7 +150,7 @@ def _tasks(words: list[str], steps: int, format_: str, source: dict[str, str]) -
         TaskConfig(name=word, steps=steps, format=format_, **source)
         if "=" not in word
         else _task_of(word, "--task", steps, format_)
-        for word in words
+        for word in given
     ]
 
 

@@ -42,12 +42,12 @@ def dream_(
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
     rows, made = [], 0
     with progress("dreaming") as watch:
-        for found in dream(
+        for sample in dream(
             net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
         ):
-            made += found.tokens
-            origin = {**settings, "round": found.round, "row": found.row, "tokens": found.tokens}
-            rows.append(json.dumps({"text": found.text, "dream": origin}, ensure_ascii=False))
+            made += sample.tokens
+            origin = {**settings, "round": sample.round, "row": sample.row, "tokens": sample.tokens}
+            rows.append(json.dumps({"text": sample.text, "dream": origin}, ensure_ascii=False))
             watch(f"dreaming: {len(rows):,} texts, {made:,} tokens")
     if not rows:
         raise UserError(f"{target} had nothing to say: its texts are empty.")

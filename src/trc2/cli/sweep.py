@@ -56,9 +56,9 @@ def sweep(
         cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact,
         matrix=recipe_name(matrix), title=loaded.title,
     )  # fmt: skip
-    ended = sum(found.state == "ended" for found in outcome.standings.values())
+    ended = sum(status.state == "ended" for status in outcome.standings.values())
     if as_json:
-        print_json({name: asdict(found) for name, found in outcome.standings.items()})
+        print_json({name: asdict(status) for name, status in outcome.standings.items()})
     shown.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
     if outcome.failed:
         names = ", ".join(outcome.failed)

@@ -133,9 +133,9 @@ def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = 
         with silence():
             trunk.lm.to(dtype).save_pretrained(folder, max_shard_size="5GB")
         # As it came, but for the number format: the model was built with the dropout of its training.
-        known = {**without_marks(config.architecture), "dtype": str(dtype).removeprefix("torch.")}
-        known.pop("torch_dtype", None)
-        write_atomically(folder / CONFIG_FILE, json.dumps(known, indent=2).encode())
+        settings = {**without_marks(config.architecture), "dtype": str(dtype).removeprefix("torch.")}
+        settings.pop("torch_dtype", None)
+        write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())
         return
     if config.lora is None:
         raise UserError("The run trained the model itself, it has no adapters: leave --adapter out.")

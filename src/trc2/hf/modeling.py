@@ -136,10 +136,10 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         }
         if lacking:
             new = build_model(self.config.settings)
-            known = {**dict(new.named_parameters()), **dict(new.named_buffers())}
+            tensors = {**dict(new.named_parameters()), **dict(new.named_buffers())}
             for name, tensor in lacking.items():
                 with torch.no_grad():
-                    tensor.copy_(known[name])
+                    tensor.copy_(tensors[name])
                 _mark_as_initialised(tensor)
         super().initialize_weights()
 

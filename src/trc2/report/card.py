@@ -161,8 +161,8 @@ def _limits(run: Run, facts: dict[str, str]) -> str:
         if share >= 0.01
     }
     if leaks:
-        told = ", ".join(
+        overlaps = ", ".join(
             f"{markdown(where)} {share:.0%}" for where, share in sorted(leaks.items(), key=lambda leak: -leak[1])[:6]
         )
-        lines.append(f"- Evaluation text whose 13-grams also occur in training text: {told}.")
+        lines.append(f"- Evaluation text whose 13-grams also occur in training text: {overlaps}.")
     return "\n".join(lines)

@@ -61,9 +61,9 @@ def variant_curve(table: RunTable, variant: str, points: Callable[[Run], Points]
     """A curve of a variant by step: mean, lowest and highest over seeds, at steps that all seeds have."""
     seeds: dict[int, list[pd.Series]] = {}
     for run in table.runs_of(variant):
-        found = points(run)
-        if found:
-            seeds.setdefault(run.config.train.seed, []).append(pd.Series(dict(found), dtype=float))
+        curve = points(run)
+        if curve:
+            seeds.setdefault(run.config.train.seed, []).append(pd.Series(dict(curve), dtype=float))
     if not seeds:
         return pd.DataFrame(columns=["mean", "low", "high"])
     by_seed = [pd.concat(draws, axis=1, join="inner").mean(axis=1, skipna=False) for draws in seeds.values()]
@@ -152,10 +152,10 @@ def selection_caption(table: RunTable, drawn: Iterable[str]) -> str:
     drawn = list(drawn)
     more = len([variant for variant in table.learned if variant not in drawn])
     failed = [variant for variant in table.competitors if variant not in table.learned]
-    words = f" Drawn are {len(drawn)} of {len(drawn) + more} variants, spread over the ranking." if more else ""
+    text = f" Drawn are {len(drawn)} of {len(drawn) + more} variants, spread over the ranking." if more else ""
     if failed:
-        words += f" Left out, because they did not learn all their tasks: {', '.join(failed)}."
-    return words
+        text += f" Left out, because they did not learn all their tasks: {', '.join(failed)}."
+    return text
 
 
 def extremes(table: RunTable, measure: Measure, variants: Sequence[str]) -> str:
@@ -167,10 +167,10 @@ def extremes(table: RunTable, measure: Measure, variants: Sequence[str]) -> str:
         return f"{name} was not measured".capitalize()
     low, high = str(means.idxmin()), str(means.idxmax())
     numbers = {variant: f"{number_text(means[variant])} {measure.unit}".strip() for variant in (low, high)}
-    words = f"{name[0].upper()}{name[1:]} is"
+    subject = f"{name[0].upper()}{name[1:]} is"
     if numbers[low] == numbers[high]:
-        return f"{words} {numbers[low]}" + (" for every variant" if len(means) > 1 else "")
-    return f"{words} lowest for {shorten(low)} ({numbers[low]}) and highest for {shorten(high)} ({numbers[high]})"
+        return f"{subject} {numbers[low]}" + (" for every variant" if len(means) > 1 else "")
+    return f"{subject} lowest for {shorten(low)} ({numbers[low]}) and highest for {shorten(high)} ({numbers[high]})"
 
 
 # ------------------------------------------------------------------------------------------------------ the figures
@@ -212,14 +212,14 @@ def curves_figure(table: RunTable) -> Figure:
 def forgetting_figure(table: RunTable) -> Figure:
     """How much worse past tasks have become."""
     drawn = drawn_variants(table)
-    found = {variant: variant_curve(table, variant, mean_changes) for variant in drawn}
-    if all(curve.empty for curve in found.values()):
+    curves = {variant: variant_curve(table, variant, mean_changes) for variant in drawn}
+    if all(curve.empty for curve in curves.values()):
         raise NotWritten("needs runs that train at least two tasks one after another")
     title = extremes(table, FORGETTING, list(drawn))
     figure = Figure("forgetting", title, height=3.4)
     axes = figure.panels[0]
     spans, end = _shaded_spans(table, drawn)
-    ends = [(draw_curve(axes, found[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
+    ends = [(draw_curve(axes, curves[variant], colour), variant, colour) for variant, (colour, _) in drawn.items()]
     axes.axhline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
     axes.set_ylabel("rise of log-perplexity since\nits own training (nats)")
     low, high = axes.get_ylim()
@@ -307,8 +307,8 @@ def final_figure(table: RunTable) -> Figure:
     measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
     figure = Figure("final_scores", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
     for axes, measure in zip(figure.panels, measures, strict=True):
-        found = table.means(measure).reindex(rows.index)
-        _rows(axes, found, dict.fromkeys(map(str, rows.index), palette()[0]), first=axes is figure.panels[0])
+        means_of_rows = table.means(measure).reindex(rows.index)
+        _rows(axes, means_of_rows, dict.fromkeys(map(str, rows.index), palette()[0]), first=axes is figure.panels[0])
         axes.set_xlabel(f"{measure.title.split(',')[0]} ({measure.unit})  ← better")
     references = [v for v in table.variants.index if v not in table.competitors and v in means.index
                   and len(table.example(v).order) == len(table.all_tasks)]  # fmt: skip
@@ -326,20 +326,20 @@ def final_figure(table: RunTable) -> Figure:
     return figure
 
 
-def _rows(axes: Any, found: pd.DataFrame, colours: dict[str, str], *, first: bool) -> None:
+def _rows(axes: Any, frame: pd.DataFrame, colours: dict[str, str], *, first: bool) -> None:
     """One row per variant: a dot with its interval; names on the left panel only."""
-    places = np.arange(len(found))[::-1]
-    middles = found["mean"].to_numpy()
+    places = np.arange(len(frame))[::-1]
+    middles = frame["mean"].to_numpy()
     span = np.nanmax(middles) - np.nanmin(middles) if np.isfinite(middles).any() else 1.0
-    for place, (variant, row) in zip(places, found.iterrows(), strict=True):
+    for place, (variant, row) in zip(places, frame.iterrows(), strict=True):
         colour = colours[str(variant)]
         if math.isfinite(row.low) and math.isfinite(row.high):
             axes.plot([row.low, row.high], [place, place], color=colour, alpha=0.45, linewidth=2.2)
         axes.plot([row["mean"]], [place], "o", color=colour, markersize=4.5)
     reach = 0.35 * span if span > 0 else 0.1
     axes.set_xlim(np.nanmin(middles) - reach, np.nanmax(middles) + reach)
-    axes.set_ylim(-0.7, len(found) - 0.3)
-    axes.set_yticks(places, [label(str(variant), 46) for variant in found.index] if first else [""] * len(found))
+    axes.set_ylim(-0.7, len(frame) - 0.3)
+    axes.set_yticks(places, [label(str(variant), 46) for variant in frame.index] if first else [""] * len(frame))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=ink("pale"), linewidth=0.4, alpha=0.6)
 
@@ -350,8 +350,8 @@ VERDICT_COLOURS = {"better": "#0072B2", "worse": "#D55E00", "equivalent": "#009E
 def differences_figure(table: RunTable) -> Figure:
     """The reference against every other variant, with verdicts."""
     measures = [table.final_loss, AUFC] if len(table.means(AUFC)) else [table.final_loss]
-    found = {measure.name: table.differences(measure) for measure in measures}
-    main = found[table.final_loss.name]
+    differences = {measure.name: table.differences(measure) for measure in measures}
+    main = differences[table.final_loss.name]
     rows = [str(variant) for variant in main.sort_values("mean").index if variant in table.learned]
     if not rows:
         raise NotWritten("needs a second variant that learned its tasks on a seed that the reference has too")
@@ -361,7 +361,7 @@ def differences_figure(table: RunTable) -> Figure:
     title = f"{shorten(table.reference)} against {len(rows)} variants, final loss: {', '.join(parts)}"
     figure = Figure("differences", title, len(measures), columns=2, height=0.9 + 0.19 * len(rows))
     for axes, measure in zip(figure.panels, measures, strict=True):
-        frame = found[measure.name].reindex(rows)
+        frame = differences[measure.name].reindex(rows)
         colours = {variant: VERDICT_COLOURS.get(str(frame.verdict[variant]), ink("pale")) for variant in rows}
         _rows(axes, frame, colours, first=axes is figure.panels[0])
         axes.axvline(0.0, color=ink("grey"), linewidth=0.8, zorder=1)
@@ -396,11 +396,11 @@ def replay_figure(table: RunTable) -> Figure:
     """What the replay controller did."""
     controlled = [v for v in table.learned if table.example(v).config.control.mode == "closed_loop"]
     panels = []
-    for path, words in STRENGTHS:
-        found = {v: variant_curve(table, v, train_points(path)) for v in controlled}
-        found = {v: curve for v, curve in found.items() if not curve.empty and curve["mean"].nunique() > 1}
-        if found:
-            panels.append((words, found))
+    for path, title_of_axis in STRENGTHS:
+        curves = {v: variant_curve(table, v, train_points(path)) for v in controlled}
+        curves = {v: curve for v, curve in curves.items() if not curve.empty and curve["mean"].nunique() > 1}
+        if curves:
+            panels.append((title_of_axis, curves))
     if not panels:
         raise NotWritten("needs a run with a replay controller (control.mode=closed_loop)")
     last = {variant: curve["mean"].iloc[-1] for variant, curve in panels[0][1].items()}
@@ -413,16 +413,16 @@ def replay_figure(table: RunTable) -> Figure:
         columns=1,
         height=3.0,
     )
-    for axes, (words, found) in zip(figure.panels, panels, strict=True):
-        drawn = drawn_variants(table, list(found))
+    for axes, (title_of_axis, curves) in zip(figure.panels, panels, strict=True):
+        drawn = drawn_variants(table, list(curves))
         spans, end = _shaded_spans(table, drawn)
-        heights = [(draw_curve(axes, found[v], colour), v, colour) for v, (colour, _) in drawn.items()]
-        axes.set_ylabel(words)
+        heights = [(draw_curve(axes, curves[v], colour), v, colour) for v, (colour, _) in drawn.items()]
+        axes.set_ylabel(title_of_axis)
         axes.set_ylim(bottom=0)
         figure.lay_out()
         draw_tasks(axes, spans, table.task_titles, end)
         label_ends(axes, heights)
-    drawn_all = [variant for _, found in panels for variant in drawn_variants(table, list(found))]
+    drawn_all = [variant for _, curves in panels for variant in drawn_variants(table, list(curves))]
     figure.caption = (
         "Strength of replay over training, as the controller set it. Lines: mean over seeds; bands: lowest to highest "
         f"seed. {data_caption(table, drawn_all)}"
@@ -445,10 +445,10 @@ def orders_figure(table: RunTable) -> Figure:
     orders = [order for order in table.orders if frame[order].notna().any()]
     for variant, (colour, marker) in drawn.items():
         axes.plot(range(len(orders)), frame.loc[variant, orders], marker=marker, color=colour, linewidth=0.8)
-    words = [
+    names = [
         " →\n".join(label(table.task_titles.get(task, task), 11) for task in order.split(" → ")) for order in orders
     ]
-    axes.set_xticks(range(len(orders)), words if len(orders) <= 8 else [str(place + 1) for place in range(len(orders))])
+    axes.set_xticks(range(len(orders)), names if len(orders) <= 8 else [str(n + 1) for n in range(len(orders))])
     axes.set_ylim(bottom=0)
     axes.set_ylabel("forgetting (AUFC) at the end (nats)\n↓ better")
     figure.lay_out()
@@ -544,14 +544,14 @@ def _worst_loss(run: Run, is_continued: bool) -> str:
 
 def memory_figure(run: Run) -> Any:
     """What the episodic memory of one run did: surprise, write threshold and the share of candidates written."""
-    shown = [(path, words) for path, words in MEMORY_SIGNALS if run.series("train", path)[0]]
+    shown = [(path, title_of_panel) for path, title_of_panel in MEMORY_SIGNALS if run.series("train", path)[0]]
     written = mean(run.series("train", "hippocampus/keep_fraction")[1])
     title = "Episodic memory" if written is None else f"Episodic memory: {written:.0%} of the candidates were written"
     figure = Figure("hippocampus", f"{run.name}. {title}", len(shown), height=2.8)
-    for axes, (path, words) in zip(figure.panels, shown, strict=True):
+    for axes, (path, title_of_panel) in zip(figure.panels, shown, strict=True):
         points = train_points(path)(run)
         axes.plot([step for step, _ in points], [value for _, value in points], color=palette()[0], linewidth=1.0)
-        axes.set_title(words, pad=16)
+        axes.set_title(title_of_panel, pad=16)
         axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
         figure.lay_out()
         draw_tasks(axes, run.spans, {task: task for task in run.tasks}, max(1, run.end))

@@ -89,7 +89,7 @@ def _digest(text: str) -> str:
 
 def _html_tables(table: RunTable) -> list[dict[str, Any]]:
     """Final scores, differences and verdicts, those that can be filled."""
-    found = []
+    tables = []
     for make in (final_table, paired_loss_table, paired_forgetting_table):
         try:
             made = make(table)
@@ -97,8 +97,8 @@ def _html_tables(table: RunTable) -> list[dict[str, Any]]:
             continue
         frame = made.shown(lambda text: text, str, str).reset_index()
         html = Markup(frame.to_html(index=False, border=0))
-        found.append({"title": made.title, "html": html, "caption": made.caption})
-    return found
+        tables.append({"title": made.title, "html": html, "caption": made.caption})
+    return tables
 
 
 # ------------------------------------------------------------------------------------------------------ the charts
@@ -127,17 +127,17 @@ def charts(table: RunTable, drawn: Sequence[str], alt: Any) -> dict[str, Any]:
     log = {"scale": alt.Scale(type="log", zero=False), "title": "validation perplexity"}
     rise = {"title": "rise of log-perplexity since its own training (nats)"}
     perplexity, risen = rows[rows.kind == "perplexity"], rows[rows.kind == "rise"]
-    found = {
+    charts_by_id = {
         "perplexity": lines(
             perplexity, f"{is_shown} && datum.task == task", alt.Y("mean:Q", **log), alt.Y("low:Q", **log)
         )
     }
     if len(risen):
-        found["forgetting"] = lines(risen, is_shown, alt.Y("mean:Q", **rise), alt.Y("low:Q", **rise))
+        charts_by_id["forgetting"] = lines(risen, is_shown, alt.Y("mean:Q", **rise), alt.Y("low:Q", **rise))
     points = _points(table)
     if len(points) > 1:
         x, y = alt.X("final_loss:Q", title="final loss (nats), lower is better"), alt.Y("forgetting:Q")
-        found["scatter"] = (
+        charts_by_id["scatter"] = (
             alt.Chart(points)
             .transform_filter(is_shown)
             .mark_point(filled=True, size=90)
@@ -163,10 +163,10 @@ def charts(table: RunTable, drawn: Sequence[str], alt: Any) -> dict[str, Any]:
         )
         dots = base.mark_point(filled=True, size=60).encode(x="mean:Q", y=y, color=tone, tooltip=tips)
         zero = alt.Chart(pd.DataFrame({"x": [0]})).mark_rule(strokeDash=[3, 3]).encode(x="x:Q")
-        found["differences"] = (zero + span + dots).add_params(shown, task).properties(
+        charts_by_id["differences"] = (zero + span + dots).add_params(shown, task).properties(
             width="container", height=alt.Step(18)
         )  # fmt: skip
-    return found
+    return charts_by_id
 
 
 def _curve_rows(table: RunTable, variants: Sequence[str]) -> pd.DataFrame:

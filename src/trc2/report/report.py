@@ -115,8 +115,8 @@ def title_of_report(table: RunTable) -> str:
 def _opening(table: RunTable) -> list[str]:
     """Which runs the report is about, and what they show."""
     lines = [*map(markdown, findings(table)), ""]
-    words = data_caption(table, list(table.variants.index))
-    lines += [f"{len(table.runs)} runs of {table.runs.variant.nunique()} variants. {markdown(words)}", ""]
+    caption = data_caption(table, list(table.variants.index))
+    lines += [f"{len(table.runs)} runs of {table.runs.variant.nunique()} variants. {markdown(caption)}", ""]
     if len(table.orders) > 1:
         lines += [
             f"The tasks were trained in {len(table.orders)} orders. Tables and figures are about the first, "
@@ -138,18 +138,18 @@ def _opening(table: RunTable) -> list[str]:
 def findings(table: RunTable) -> list[str]:
     """Sentences about the main numbers, for the head of the report, the page and the terminal."""
     sentences = []
-    for measure, words in ((table.final_loss, "ends with the lowest loss"), (AUFC, "forgets least")):
+    for measure, phrase in ((table.final_loss, "ends with the lowest loss"), (AUFC, "forgets least")):
         ranked = table.learned if measure.is_forgetting else table.competitors
         means = table.means(measure)["mean"]
-        known = {name: float(means[name]) for name in means.index.intersection(ranked)}
-        broken = [name for name, value in known.items() if not math.isfinite(value)]
+        values = {name: float(means[name]) for name in means.index.intersection(ranked)}
+        broken = [name for name, value in values.items() if not math.isfinite(value)]
         if broken:
             sentences.append(f"The {measure.title} of {listed(broken)} is not finite.")
-        names = sorted((name for name in known if name not in broken), key=known.__getitem__)
-        texts = [f"{number_text(known[name])} {measure.unit}" for name in names]
+        names = sorted((name for name in values if name not in broken), key=values.__getitem__)
+        texts = [f"{number_text(values[name])} {measure.unit}" for name in names]
         best = [name for name, text in zip(names, texts, strict=True) if text == texts[0]]
         if 0 < len(best) < len(texts):
-            verb = words if len(best) == 1 else words.replace("ends", "end").replace("forgets", "forget")
+            verb = phrase if len(best) == 1 else phrase.replace("ends", "end").replace("forgets", "forget")
             sentences.append(f"{listed(best)} {verb} ({texts[0]}), {names[-1]} is last ({texts[-1]}).")
         elif best:
             sentences.append(f"{listed(best)}: {measure.title.split(',')[0]} {texts[0]}.")

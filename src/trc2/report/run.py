@@ -167,5 +167,5 @@ def own_part(run: Run, lineage: Lineage) -> Run:
 
 def scores_in(runs: Iterable[Run]) -> dict[str, Metric]:
     """Every score that at least one run has: ours in their usual order, then those of plug-ins."""
-    found = {name: table.metric for run in runs for name, table in run.tables.items()}
-    return {name: found[name] for name in [*METRICS, *found] if name in found}
+    metrics = {name: table.metric for run in runs for name, table in run.tables.items()}
+    return {name: metrics[name] for name in [*METRICS, *metrics] if name in metrics}

@@ -192,8 +192,8 @@ class RunTable:
         """The orders of all tasks that some variant was trained in, the listed one first."""
         whole = [run for run in self.by_name.values() if len(run.order) == len(run.tasks)]
         listed = {" → ".join(run.tasks) for run in whole}
-        found = {" → ".join(run.order) for run in whole}
-        return sorted(found, key=lambda order: (order not in listed, order))
+        orders = {" → ".join(run.order) for run in whole}
+        return sorted(orders, key=lambda order: (order not in listed, order))
 
     @cached_property
     def order(self) -> str:
@@ -252,10 +252,10 @@ class RunTable:
         rows = self.runs.loc[self._in_order(order)]
         if not repeats:
             rows = rows[rows.draw == 0]
-        found = {name: measure.of(self.by_name[name]) for name in rows.index}
-        numbers = {name: value for name, value in found.items() if value is not None}
-        known = rows.loc[list(numbers), ["variant", "seed"]].assign(value=list(numbers.values()))
-        return known.groupby(["variant", "seed"], sort=False)["value"].agg(lambda draws: math.fsum(draws) / len(draws))
+        values = {name: measure.of(self.by_name[name]) for name in rows.index}
+        numbers = {name: value for name, value in values.items() if value is not None}
+        frame = rows.loc[list(numbers), ["variant", "seed"]].assign(value=list(numbers.values()))
+        return frame.groupby(["variant", "seed"], sort=False)["value"].agg(lambda draws: math.fsum(draws) / len(draws))
 
     def seeds(self, measure: Measure, variant: str, **chosen: Any) -> dict[int, float]:
         """`values` of one variant, by seed."""
@@ -276,15 +276,15 @@ class RunTable:
     def repeat_differences(self, measure: Measure) -> list[float]:
         """First minus second of every A/A pair: what repeating a run with other replay draws does."""
         first = {(row.variant, row.seed): name for name, row in self._drawn(is_repeat=False)}
-        found = []
+        differences = []
         paired: set[tuple[str, int]] = set()
         for name, row in self._drawn(is_repeat=True):
             key = row.variant, row.seed
             if key in first and key not in paired:
                 paired.add(key)  # a run belongs to one pair at most
                 one, other = (measure.of(self.by_name[run]) for run in (first[key], name))
-                found += [one - other] if one is not None and other is not None else []
-        return found
+                differences += [one - other] if one is not None and other is not None else []
+        return differences
 
     def _drawn(self, *, is_repeat: bool) -> Iterable[tuple[str, Any]]:
         rows = self.runs.loc[self._in_order(None) & ~self.runs.is_reference & self.runs.replays]
@@ -310,12 +310,12 @@ class RunTable:
             if variant != reference and set(values := self.seeds(measure, variant, **chosen)) & set(ours)
         }
         rows, margin = {}, self.margin(measure)
-        for variant, found in compare_all(ours, others).items():
-            verdict = decide(found, margin, direction="min" if measure.better == "lower" else "max").value
+        for variant, pair in compare_all(ours, others).items():
+            verdict = decide(pair, margin, direction="min" if measure.better == "lower" else "max").value
             if measure.is_forgetting and (self.variants.unlearned[variant] or self.variants.unlearned[reference]):
                 verdict = "not learned"
-            interval = found.interval
-            rows[variant] = (found.mean, interval.low, interval.high, found.n, found.p, found.p_holm, verdict)
+            interval = pair.interval
+            rows[variant] = (pair.mean, interval.low, interval.high, pair.n, pair.p, pair.p_holm, verdict)
         columns = ["mean", "low", "high", "n", "p", "p_holm", "verdict"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
@@ -368,15 +368,15 @@ def _name_copies(frame: pd.DataFrame) -> None:
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
     """The run folders among and below some folders, each once, in the order of their names."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder in folders:
-        here = [folder] if RunFolder(folder).is_run else _runs_below(folder)
-        if not here:
+        below = [folder] if RunFolder(folder).is_run else _runs_below(folder)
+        if not below:
             raise UserError(
                 f"{folder} is not a run folder and holds none: give a folder that `trc2 train` or `trc2 sweep` wrote."
             )
-        found += [path for path in here if path not in found]
-    return found
+        paths += [path for path in below if path not in paths]
+    return paths
 
 
 def holds_runs(folder: Path) -> bool:
@@ -386,15 +386,15 @@ def holds_runs(folder: Path) -> bool:
 
 def _runs_below(folder: Path) -> list[Path]:
     """Run folders up to a few levels down, without hidden folders and the insides of runs."""
-    found = []
+    paths = []
     for name, below, _ in os.walk(folder):
         path = Path(name)
         run = RunFolder(path)
         if run.is_run and run.has_metrics:
-            found.append(path)
+            paths.append(path)
         is_end = run.is_run or len(path.relative_to(folder).parts) >= MAX_DEPTH
         below[:] = [] if is_end else sorted(entry for entry in below if not entry.startswith("."))
-    return sorted(found)
+    return sorted(paths)
 
 
 # ------------------------------------------------------------------------------------------------------ comparability

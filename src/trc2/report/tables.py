@@ -234,17 +234,17 @@ def measure_columns(table: RunTable, variants: Sequence[str], measures: Iterable
 
 def score_measures(table: RunTable, when: Callable[[str, str], Callable[[Any], float | None]]) -> list[Measure]:
     """Every metric of every task, perplexity first."""
-    found = []
+    measures = []
     for name, metric in scores_in(table.by_name.values()).items():
         for task in table.all_tasks:
             better: Literal["lower", "higher"] = "lower" if metric.direction == "min" else "higher"
             title = f"{METRIC_TITLES.get(name, name.replace('_', ' '))} {table.task_titles[task]}"
             is_share = name == "token_accuracy"
-            found.append(Measure(
+            measures.append(Measure(
                 f"{name}/{task}", title, when(task, name), better, unit="%" if is_share else "", is_log=metric.is_log,
                 factor=100.0 if is_share else 1.0,
             ))  # fmt: skip
-    return found
+    return measures
 
 
 def _is_main(measure: Measure) -> bool:
@@ -317,17 +317,17 @@ def checkpoint_titles(table: RunTable) -> dict[int, str]:
 
 def paired_table(table: RunTable, measure: Measure) -> Table:
     """The reference against every other variant on equal seeds."""
-    found = table.differences(measure)
-    if found.empty:
+    pairs = table.differences(measure)
+    if pairs.empty:
         raise NotWritten("needs a second variant with a seed that the reference has too")
-    found.index = variant_titles(table, found.index)
+    pairs.index = variant_titles(table, pairs.index)
     reference, margin = table.reference, table.margin(measure)
     columns = [
-        Column("pairs", found.n),
-        Column(f"{reference} − other ({measure.unit})", found[["mean", "low", "high"]]),
-        Column("p", found.p),
-        Column("p (Holm)", found.p_holm),
-        Column("verdict", found.verdict),
+        Column("pairs", pairs.n),
+        Column(f"{reference} − other ({measure.unit})", pairs[["mean", "low", "high"]]),
+        Column("p", pairs.p),
+        Column("p (Holm)", pairs.p_holm),
+        Column("verdict", pairs.verdict),
     ]
     equivalence = (
         f" Equivalent: within ±{margin:.3g} by two one-sided tests, a margin from A/A repeats."
@@ -336,11 +336,11 @@ def paired_table(table: RunTable, measure: Measure) -> Table:
     )
     caption = (
         f"{reference} − other variant on equal seeds, {measure.title}; {measure.better} is better. Mean [95 % "
-        f"t-interval]; p-values of paired t-tests, corrected for {int(found.p.notna().sum())} comparisons (Holm). "
+        f"t-interval]; p-values of paired t-tests, corrected for {int(pairs.p.notna().sum())} comparisons (Holm). "
         f"The verdict is about {reference}, at a corrected p below 0.05.{equivalence}{not_learned_note(table)}"
     )
     name, title = f"paired_{measure.name}", f"Differences: {measure.title}"
-    return Table(name, title, caption, found.index, columns, head="other variant")
+    return Table(name, title, caption, pairs.index, columns, head="other variant")
 
 
 def paired_loss_table(table: RunTable) -> Table:

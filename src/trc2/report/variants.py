@@ -93,13 +93,13 @@ def _replay_words(config: RunConfig) -> str:
     """How much is replayed: by the paper's coefficient, or as a share of the tokens."""
     is_controlled, share = config.control.mode == "closed_loop", config.model.replay_share
     if share is None:
-        words = "controlled replay" if is_controlled else "constant replay"
+        text = "controlled replay" if is_controlled else "constant replay"
     else:
-        words = f"{'controlled ' if is_controlled else ''}{100 * share:.0f} % replay"
-    words += " of the last steps" if config.model.replay_long_fraction == 0 else ""
-    words += f" kept by {config.model.replay_keep}" if config.model.replay_keep in ("loss", "surprise") else ""
-    words = f"balanced {words}" if config.model.replay_keep == "balanced" else words
-    return f"{words} + jump" if config.control.jump_gain else words
+        text = f"{'controlled ' if is_controlled else ''}{100 * share:.0f} % replay"
+    text += " of the last steps" if config.model.replay_long_fraction == 0 else ""
+    text += f" kept by {config.model.replay_keep}" if config.model.replay_keep in ("loss", "surprise") else ""
+    text = f"balanced {text}" if config.model.replay_keep == "balanced" else text
+    return f"{text} + jump" if config.control.jump_gain else text
 
 
 SHORT = {  # settings that variants often differ in
@@ -170,10 +170,10 @@ def titles_of(groups: Sequence[Group], names: Mapping[int, Mapping[str, str]]) -
     """
     axes = [next((names[id(run)] for run in group.runs if id(run) in names), None) for group in groups]
     if axes and all(axes):
-        known = [entry for entry in axes if entry]
-        differing = [axis for axis in dict.fromkeys(axis for entry in known for axis in entry)
-                     if len({entry.get(axis, "") for entry in known}) > 1]  # fmt: skip
-        titles = [" · ".join(entry[axis] for axis in differing if entry.get(axis)) for entry in known]
+        named = [entry for entry in axes if entry]
+        differing = [axis for axis in dict.fromkeys(axis for entry in named for axis in entry)
+                     if len({entry.get(axis, "") for entry in named}) > 1]  # fmt: skip
+        titles = [" · ".join(entry[axis] for axis in differing if entry.get(axis)) for entry in named]
         titles = [title or title_of(group.runs[0].config) for title, group in zip(titles, groups, strict=True)]
     else:
         titles = [title_of(group.runs[0].config) for group in groups]
@@ -199,6 +199,6 @@ def _distinct(titles: Sequence[str], groups: Sequence[Group]) -> list[str]:
         other, settings = firsts[name], group.settings
         skipped = _redundant(settings, other)
         paths = [path for path in settings | dict(other) if settings.get(path) != other.get(path)]
-        words = ", ".join(_difference(path, settings.get(path)) for path in sorted(set(paths) - skipped))
-        distinct.append(f"{name.removesuffix(')')}, {words})" if name.endswith(")") else f"{name} ({words})")
+        differing = ", ".join(_difference(path, settings.get(path)) for path in sorted(set(paths) - skipped))
+        distinct.append(f"{name.removesuffix(')')}, {differing})" if name.endswith(")") else f"{name} ({differing})")
     return distinct

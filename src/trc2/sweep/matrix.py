@@ -110,12 +110,12 @@ class Grid(Section):
                     orders[of] = list(self._orders_of(recipe, fixed, "all" if every else self.orders))
                 for order in orders[of]:
                     overrides = (*fixed, f"train.seed={seed}", *_order_override(order))
-                    words = [recipe_name(recipe), size[0], ablation[0], strategy[0], "-".join(order), f"s{seed}"]
-                    name = "+".join(word for word in words if word and word != "none")
+                    names = [recipe_name(recipe), size[0], ablation[0], strategy[0], "-".join(order), f"s{seed}"]
+                    name = "+".join(word for word in names if word and word != "none")
                     key = (recipe, *fixed, *_order_override(order))
                     if key not in variants:
                         variants[key] = Variant(_config(name, recipe, overrides))
-                    axes = dict(zip(("recipe", "size", "ablation", "strategy"), words, strict=False))
+                    axes = dict(zip(("recipe", "size", "ablation", "strategy"), names, strict=False))
                     yield Cell(name, recipe, overrides, seed, variants[key], axes, order)
 
     @staticmethod
@@ -145,7 +145,7 @@ class Matrix(Section):
 
     def cells(self, extra: Iterable[str] = ()) -> list[Cell]:
         """Every run once; `extra` overrides are laid over all. Seeds outermost over all grids."""
-        found: dict[str, Cell] = {}
+        by_name: dict[str, Cell] = {}
         extra = tuple(extra)
         least = sum(grid.num_cells for grid in self.grids)  # counted before any of them is made
         if least > MAX_CELLS:
@@ -158,14 +158,14 @@ class Matrix(Section):
             raise UserError(f"The matrix has more than {MAX_CELLS} runs: make it smaller.")
         seeds = {seed: place for place, seed in enumerate(dict.fromkeys(cell.seed for cell in every))}
         for cell in sorted(every, key=lambda cell: seeds[cell.seed]):
-            known = found.setdefault(cell.name, cell)
-            is_same = known is cell or (known.recipe, known.overrides) == (cell.recipe, cell.overrides)
-            if not is_same and known.config != cell.config:
+            first = by_name.setdefault(cell.name, cell)
+            is_same = first is cell or (first.recipe, first.overrides) == (cell.recipe, cell.overrides)
+            if not is_same and first.config != cell.config:
                 raise UserError(
                     f"Two runs of the matrix are called {brief(cell.name, 120)} but differ: give their grids an "
                     "ablation or size with a name that tells them apart."
                 )
-        return list(found.values())
+        return list(by_name.values())
 
 
 def _entries(changes: Changes) -> list[tuple[str, tuple[str, ...]]]:
@@ -174,10 +174,10 @@ def _entries(changes: Changes) -> list[tuple[str, tuple[str, ...]]]:
 
 def _distinct(listed: list[str], trained: Sequence[str]) -> Iterable[tuple[str, ...]]:
     """Orders that differ in the tasks that are trained, the listed one first."""
-    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    orders: dict[tuple[str, ...], tuple[str, ...]] = {}
     for order in itertools.permutations(listed):
-        found.setdefault(tuple(name for name in order if name in trained), order)
-    return found.values()
+        orders.setdefault(tuple(name for name in order if name in trained), order)
+    return orders.values()
 
 
 def _order_override(order: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,18 +16,18 @@ from trc2.system.console import clock
 def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], slots: int) -> float | None:
     """What is still to train, by the seconds a step took in runs of the same backbone, or in any; None before that."""
     rates: dict[str, list[float]] = {}
-    for name, found in standings.items():
-        if found.step > 0 and found.seconds > 0:
-            rates.setdefault(cells[name].variant.config.model.name, []).append(found.seconds / found.step)
+    for name, status in standings.items():
+        if status.step > 0 and status.seconds > 0:
+            rates.setdefault(cells[name].variant.config.model.name, []).append(status.seconds / status.step)
     every = [rate for group in rates.values() for rate in group]
     if not every:
         return None
     typical = sum(every) / len(every)
     left = 0.0
-    for name, found in standings.items():
+    for name, status in standings.items():
         group = rates.get(cells[name].variant.config.model.name)
-        left += found.left * (typical if not group else sum(group) / len(group))
-    open_runs = sum(found.left > 0 for found in standings.values())
+        left += status.left * (typical if not group else sum(group) / len(group))
+    open_runs = sum(status.left > 0 for status in standings.values())
     return left / max(1, min(slots, open_runs))
 
 
@@ -47,13 +47,13 @@ class Board:
             self.task = self.bar.add_task("sweep", total=None, state="")
 
     def show(self, standings: Mapping[str, Standing], running: list[str]) -> None:
-        done = sum(found.state == "ended" for found in standings.values())
-        failed = sum(found.state == "failed" for found in standings.values())
+        done = sum(status.state == "ended" for status in standings.values())
+        failed = sum(status.state == "failed" for status in standings.values())
         state = f"{done}/{len(standings)} runs" + (f", {failed} failed" if failed else "")
         state += f"  {clock(seconds_left(standings, self.cells, self.slots))}"
         if self.bar is not None:
-            steps = sum(found.total - found.left for found in standings.values())
-            total = sum(found.total for found in standings.values())
+            steps = sum(status.total - status.left for status in standings.values())
+            total = sum(status.total for status in standings.values())
             self.bar.update(self.task, completed=steps, total=total, description=" · ".join(running), state=state)
         elif time.monotonic() - self.last_line >= self.every:
             self.last_line = time.monotonic()

@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def failed(self) -> dict[str, str]:
-        return {name: found.problem for name, found in self.standings.items() if found.state == "failed"}
+        return {name: status.problem for name, status in self.standings.items() if status.state == "failed"}
 
 
 def run_sweep(
@@ -108,7 +108,7 @@ class _Sweep:
             if RunFolder(self.out / cell.name).is_run:
                 self._describe(cell)  # it may be from before descriptions were written
         self._shrink_ended()  # some may have ended while no sweep was looking
-        waiting = [name for name, found in self.standings.items() if found.left]
+        waiting = [name for name, status in self.standings.items() if status.left]
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)
         try:
@@ -153,8 +153,8 @@ class _Sweep:
 
     def _shrink_ended(self) -> None:
         """Make runs small that have ended, if that is wanted and nobody holds them."""
-        for name, found in self.standings.items():
-            if found.state == "ended" and not self.keep and not is_locked(self.out / name):
+        for name, status in self.standings.items():
+            if status.state == "ended" and not self.keep and not is_locked(self.out / name):
                 compact(RunFolder(self.out / name))
 
     def _begin(self, name: str) -> None:
@@ -182,14 +182,14 @@ class _Sweep:
         for name, code in ended.items():
             self.running.remove(name)
             folder = RunFolder(self.out / name)
-            found = standing(self.cells[name], self.out)
-            if found.state != "ended":
+            status = standing(self.cells[name], self.out)
+            if status.state != "ended":
                 problem = note_failure(folder.path, code, self._log(name))
-                found = replace(found, state="failed", problem=problem)
+                status = replace(status, state="failed", problem=problem)
                 board.say(f"{name} failed: {problem}")
             else:
-                board.say(f"{name} ended after {found.seconds / 60:.1f} min")
-            self.standings[name] = found
+                board.say(f"{name} ended after {status.seconds / 60:.1f} min")
+            self.standings[name] = status
         if ended:
             self._shrink_ended()
         for name in self.running:

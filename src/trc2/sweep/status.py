@@ -66,13 +66,13 @@ def holds_run_of(cell: Cell, out: Path) -> bool:
 
 def note_failure(folder: Path, code: int, log: Path) -> str:
     """Keep what a failed run said last, in its folder; returns its last line."""
-    words = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if log.exists() else ""
-    lines = [line for line in words.splitlines() if line.strip()]
+    output = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if log.exists() else ""
+    lines = [line for line in output.splitlines() if line.strip()]
     problem = lines[-1] if lines else f"exit code {code}"
     if code < 0:  # it was killed, and what it said last is not why
         problem = f"killed by signal {-code} ({signal.strsignal(-code)})"
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"schema": 1, "exit_code": code, "problem": problem, "output": words}
+    content = {"schema": 1, "exit_code": code, "problem": problem, "output": output}
     write_atomically(folder / FAILURE, json.dumps(content, indent=2).encode())
     return problem
 

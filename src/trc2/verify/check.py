@@ -138,8 +138,8 @@ class ModelUnderTest:
 
 
 def memory_of(model: Backbone) -> Hippocampus | None:
-    found = [module for module in model.modules() if isinstance(module, Hippocampus)]
-    return found[0] if found else None
+    memories = [module for module in model.modules() if isinstance(module, Hippocampus)]
+    return memories[0] if memories else None
 
 
 def gap(a: Tensor, b: Tensor) -> float:

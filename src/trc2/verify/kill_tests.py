@@ -143,13 +143,13 @@ def _trials(folder: Path) -> dict[str, Trial]:
         _exit_as(judge_child(target, QUIET.print, again=True))
 
     def rehearse(target: Path) -> None:
-        found = try_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
+        trials = try_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
         make_folder(target)
-        save_trial_runs(found, target / "child")
+        save_trial_runs(trials, target / "child")
 
     def dream_texts(target: Path) -> None:
         net, tokenizer = find_target(str(trained)).trained_model(QUIET.print)
-        texts = [found.text for found in dream(net, tokenizer, tokens=100, seed=0, length=16)]
+        texts = [sample.text for sample in dream(net, tokenizer, tokens=100, seed=0, length=16)]
         make_folder(target)
         write_atomically(target / "dreams.jsonl", json.dumps(texts).encode())
 
