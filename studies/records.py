@@ -18,8 +18,7 @@ from pathlib import Path
 from studies.paper.roles import mean
 from trc2.config import RunConfig, TRC2Config, load_recipe
 from trc2.report.markdown import markdown
-from trc2.report.measures import final_loss, training_flops
-from trc2.report.run import Run, read_run
+from trc2.report.run import Run, final_loss, read_run, training_flops
 from trc2.report.runs import find_runs, interval_of
 from trc2.report.tables import interval_text
 from trc2.report.variants import draw_of, group_runs, is_reference, replays, title_of

@@ -25,8 +25,7 @@ from studies.paper.roles import Roles, mean
 from trc2.config.model import PARTS
 from trc2.errors import UserError
 from trc2.report.markdown import markdown
-from trc2.report.measures import AUFC, Measure
-from trc2.report.run import Run
+from trc2.report.run import AUFC, Measure, Run
 from trc2.report.runs import RunTable, interval_of, read_runs
 from trc2.report.tables import Column, Table, interval_text
 from trc2.report.variants import title_of

@@ -22,9 +22,10 @@ from studies.paper.ledger import (
 from studies.paper.roles import BASELINES, HIPPOCAMPUS, Roles, ablation_title, mean
 from trc2.config.model import PARTS
 from trc2.metrics.forgetting import aufc
-from trc2.report.measures import (
+from trc2.report.run import (
     AUFC,
     Measure,
+    Run,
     area_at,
     cost,
     final_score,
@@ -32,7 +33,6 @@ from trc2.report.measures import (
     own_score,
     summary_value,
 )
-from trc2.report.run import Run
 from trc2.report.variants import FAMILIES
 
 THALAMUS, MEMORY, FULL = ("thalamus",), ("memory",), ()

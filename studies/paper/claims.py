@@ -50,7 +50,7 @@ from studies.paper.builders import (
 from studies.paper.ledger import Compared, Row, Scope
 from studies.paper.roles import HIPPOCAMPUS, Roles
 from trc2.config.model import PARTS
-from trc2.report.measures import AUFC, OWN_LOSS, Measure
+from trc2.report.run import AUFC, OWN_LOSS, Measure
 
 
 def scoped(scope: Scope, test: Callable[[Roles, Scope], Compared]) -> Callable[[Roles], Compared]:

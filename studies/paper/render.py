@@ -117,7 +117,7 @@ def count_words(ledger: Ledger, counts: dict[str, dict[str, float]] | None) -> s
     roles = ledger.roles
     if not counts or roles.trc2 is None:
         return ""
-    from trc2.report.measures import Measure, own_score
+    from trc2.report.run import Measure, own_score
 
     parts = []
     for task in roles.table.tasks:

@@ -10,8 +10,7 @@ from typing import Any
 
 from trc2.config.model import PARTS
 from trc2.metrics.forgetting import is_divided
-from trc2.report.measures import Measure
-from trc2.report.run import Run
+from trc2.report.run import Measure, Run
 from trc2.report.runs import RunTable
 from trc2.report.variants import FAMILIES, title_of
 from trc2.runs.identity import variant_settings

@@ -16,7 +16,7 @@ from trc2.config import TRC2Config
 from trc2.config.model import PARTS
 from trc2.costs.parameters import PAPER_COLUMNS, paper_accounting
 from trc2.model.flops import pass_cost
-from trc2.report.measures import AUFC, FORGETTING, Measure, cost, final_score
+from trc2.report.run import AUFC, FORGETTING, Measure, cost, final_score
 from trc2.report.runs import interval_of
 from trc2.report.tables import (
     INTERVALS,

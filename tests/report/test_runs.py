@@ -11,7 +11,7 @@ import pytest
 from tests.report.common import write_run
 from tests.report.invented import invent_run, rewrite
 from trc2.errors import UserError
-from trc2.report.measures import AUFC, final_score, own_score
+from trc2.report.run import AUFC, final_score, own_score
 from trc2.report.runs import RunTable, interval_of, read_runs
 from trc2.runs.lineage import Lineage
 

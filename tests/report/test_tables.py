@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tests.report.invented import invent_run, rewrite
-from trc2.report.measures import AUFC, Measure, own_score
+from trc2.report.run import AUFC, Measure, own_score
 from trc2.report.runs import RunTable, read_runs
 from trc2.report.tables import (
     Column,

@@ -19,7 +19,7 @@ from studies.paper.roles import Roles
 from studies.paper.study import find_verify, read_counts, write_study
 from studies.paper.tables import TABLES
 from tests.report.invented import TASKS, invent_run
-from trc2.report.measures import AUFC, own_score
+from trc2.report.run import AUFC, own_score
 from trc2.report.runs import read_runs
 from trc2.report.tables import NotWritten
 from trc2.system.plot_style import style

@@ -11,8 +11,7 @@ import pandas as pd
 from matplotlib.ticker import EngFormatter
 
 from trc2.metrics.forgetting import TaskSpan, mean
-from trc2.report.measures import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure
-from trc2.report.run import Run
+from trc2.report.run import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure, Run
 from trc2.report.runs import RunTable
 from trc2.report.tables import NotWritten
 from trc2.system.numbers import number_text

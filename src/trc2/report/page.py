@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from trc2.report.figures import VERDICT_COLOURS, data_caption, drawn_variants, log_perplexities, mean_changes
 from trc2.report.figures import variant_curve as curve_of
-from trc2.report.measures import FORGETTING
+from trc2.report.run import FORGETTING
 from trc2.report.runs import RunTable
 from trc2.report.tables import NotWritten, final_table, paired_forgetting_table, paired_loss_table
 from trc2.system.files import write_atomically

@@ -14,9 +14,8 @@ import pandas as pd
 
 from trc2.report.figures import FIGURES, data_caption
 from trc2.report.markdown import code, listed, markdown
-from trc2.report.measures import AUFC
 from trc2.report.page import write_page
-from trc2.report.run import Run
+from trc2.report.run import AUFC, Run
 from trc2.report.runs import RunTable
 from trc2.report.summary import short
 from trc2.report.tables import NOTHING, TABLES, NotWritten, Table

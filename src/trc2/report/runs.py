@@ -22,9 +22,7 @@ import pandas as pd
 
 from trc2.costs.parameters import static_budget
 from trc2.errors import UserError, did_you_mean
-from trc2.report import measures
-from trc2.report.measures import Measure
-from trc2.report.run import Run, read_run
+from trc2.report.run import Measure, Run, cost, final_loss, read_run, trained_tokens, training_flops, training_seconds
 from trc2.report.variants import (
     FAMILIES,
     draw_of,
@@ -101,10 +99,10 @@ class RunTable:
                     "unlearned": ", ".join(run.unlearned),
                     "parent": _parent(run),
                     "matrix_title": given[names[id(run)]].get("title", ""),
-                    "tokens": measures.trained_tokens(run),
-                    "flops": measures.training_flops(run),
-                    "seconds": measures.training_seconds(run),
-                    **{name: measures.cost(name)(run) for name in ("tokens_per_second", "peak_memory_gb", "gb_hours")},
+                    "tokens": trained_tokens(run),
+                    "flops": training_flops(run),
+                    "seconds": training_seconds(run),
+                    **{name: cost(name)(run) for name in ("tokens_per_second", "peak_memory_gb", "gb_hours")},
                     "folder": str(run.folder),
                 }
         frame = pd.DataFrame.from_dict(rows, orient="index")
@@ -224,7 +222,7 @@ class RunTable:
 
     @cached_property
     def final_loss(self) -> Measure:
-        return measures.final_loss(self.tasks)
+        return final_loss(self.tasks)
 
     @cached_property
     def task_titles(self) -> dict[str, str]:

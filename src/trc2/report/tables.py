@@ -14,7 +14,7 @@ from trc2.costs.tables import budget_numbers
 from trc2.errors import plain
 from trc2.metrics.forgetting import METRICS
 from trc2.report.markdown import markdown
-from trc2.report.measures import (
+from trc2.report.run import (
     AUFC,
     BACKWARD,
     FORGETTING,
@@ -25,8 +25,8 @@ from trc2.report.measures import (
     checkpoints,
     final_score,
     own_score,
+    scores_in,
 )
-from trc2.report.run import scores_in
 from trc2.report.runs import RunTable
 from trc2.system.files import write_atomically
 from trc2.system.numbers import number_text

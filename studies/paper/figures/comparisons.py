@@ -26,7 +26,7 @@ from studies.paper.figures.drawing import (
     retitle,
     scale_words,
 )
-from trc2.report.measures import AUFC, SPEED, Measure, area_at
+from trc2.report.run import AUFC, SPEED, Measure, area_at
 from trc2.report.tables import NotWritten, checkpoint_titles
 from trc2.system.plot_style import Figure, ink, label, plain_log_ticks
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from studies.paper.roles import Roles, mean
 from trc2.metrics.forgetting import aufc
-from trc2.report.measures import Measure, own_score
-from trc2.report.run import Run
+from trc2.report.run import Measure, Run, own_score
 from trc2.report.variants import FAMILIES
 from trc2.stats.intervals import Moments, moments
 from trc2.system.numbers import quantity

@@ -21,7 +21,7 @@ from studies.paper.figures.drawing import (
 )
 from studies.paper.roles import Roles, mean
 from trc2.report.figures import draw_tasks
-from trc2.report.measures import Measure, area_at, own_score
+from trc2.report.run import Measure, area_at, own_score
 from trc2.report.tables import NotWritten
 from trc2.system.plot_style import Figure, ink, label, plain_log_ticks
 

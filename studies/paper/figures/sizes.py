@@ -17,7 +17,7 @@ from studies.paper.figures.drawing import (
     plot_point,
     scale_words,
 )
-from trc2.report.measures import Measure
+from trc2.report.run import Measure
 from trc2.report.tables import NotWritten
 from trc2.system.plot_style import Figure, label, label_ends, plain_log_ticks
 
