@@ -195,20 +195,14 @@ def test_the_list_says_where_runs_stand(recipe: str, trained_once: Path, tmp_pat
     assert "waiting       0/12  tiny+s1" in shown
 
 
-def test_jobs_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_divide_the_cores_and_a_run_has_at_most_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [LocalLauncher(jobs, cores=8).threads for jobs in (1, 2, 3, 8)] == [8, 4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [LocalLauncher(jobs, cores=8).threads for jobs in (2, 4)] == [3, 2]
+    assert LocalLauncher(2, cores=8, threads=1).threads == 1
     with pytest.raises(UserError, match="--jobs 3 is more than this machine's 2 cores"):
         LocalLauncher(3, cores=2)
-
-
-def test_threads_come_from_the_option_then_the_environment_and_never_exceed_a_runs_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert LocalLauncher(2, cores=8).threads == 3
-    assert LocalLauncher(4, cores=8).threads == 2
-    assert LocalLauncher(2, cores=8, threads=1).threads == 1
     with pytest.raises(UserError, match=r"--threads 5 .* at most --threads 4"):
         LocalLauncher(2, cores=8, threads=5)
 
@@ -223,11 +217,6 @@ def test_the_time_left_is_that_of_the_runs_left(tiny_run: MakeRun) -> None:
     assert seconds_left({"a": begun, "b": waiting}, cells, 1) == pytest.approx(75.0)
     assert seconds_left({"a": begun, "b": waiting, "c": waiting}, cells, 2) == pytest.approx(62.5)
     assert (clock(None), clock(65), clock(3720)) == ("time left unknown", "1:05 left", "1:02 h left")
-
-
-def test_a_run_that_never_began_waits(recipe: str, tmp_path: Path) -> None:
-    cell = Matrix(grids=[{"recipes": [recipe]}]).cells()[0]
-    assert standing(cell, tmp_path) == Standing("waiting", 0, 12)
 
 
 def test_an_end_that_a_resume_went_back_on_is_no_end(recipe: str, tiny_run: MakeRun, tmp_path: Path) -> None:
