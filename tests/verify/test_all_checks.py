@@ -18,6 +18,7 @@ from trc2.model.critic import Appraisal, Critic
 from trc2.model.hippocampus import Hippocampus, Retrieval
 from trc2.nn.decoding import Decoding
 from trc2.nn.segments import Segment
+from trc2.system.plot_style import style
 from trc2.verify import ModelUnderTest, Report, all_checks, coverage, run_checks
 from trc2.verify.all_checks import CHECKS
 from trc2.verify.check import Check
