@@ -39,7 +39,7 @@ def show(is_terminal: bool) -> str:
 def test_a_file_gets_plain_lines_every_few_steps() -> None:
     lines = show(is_terminal=False).splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 5/10", "step 10/10", "step 10", "step 10"]
-    assert "loss 2.500  1,234 tok/s  λ_rep 0.050  memory 50%" in lines[0]
+    assert "loss 2.500  1,234 tok/s  λ_rep 0.050  episodic slots 50% full" in lines[0]
     assert "a 33.25" in lines[2]
     assert "not finite" in lines[3]
 

@@ -75,7 +75,7 @@ class Screen:
         if "replay/share" in values:
             parts.append(f"replay {values['replay/share']:.0%}")
         if "hippocampus/fill" in values:
-            parts.append(f"memory {values['hippocampus/fill']:.0%}")
+            parts.append(f"episodic slots {values['hippocampus/fill']:.0%} full")
         if self.forecast is not None and (left := self.forecast.left()) is not None:
             parts.append(clock(left))
         return "  ".join(parts)
