@@ -11,8 +11,9 @@ from rich.console import Console
 from tests.report.common import forgets, write_run
 from trc2.config import RunConfig
 from trc2.report.run import read_run
-from trc2.report.summary import run_numbers, short, summary_text, write_summary
+from trc2.report.summary import run_numbers, summary_text, write_summary
 from trc2.runs.lineage import Lineage
+from trc2.system.numbers import short
 from trc2.training.setup import start_run
 
 QUIET = Console(quiet=True)

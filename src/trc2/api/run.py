@@ -23,12 +23,13 @@ from trc2.generate.sampling import stream_text
 from trc2.hf.export import export_run
 from trc2.report.run import Run as RunRecord
 from trc2.report.run import own_part, read_run
-from trc2.report.summary import has_memory, short, summary_text, write_summary
+from trc2.report.summary import has_memory, summary_text, write_summary
 from trc2.runs.folder import RunFolder
 from trc2.runs.target import find_target
 from trc2.stream.texts import Texts, keep_texts
 from trc2.system.console import PlainConsole
 from trc2.system.files import reading
+from trc2.system.numbers import short
 from trc2.system.torchrun import is_first_process
 from trc2.training.resume import resume_run
 from trc2.training.setup import warn_on

@@ -17,10 +17,9 @@ from trc2.report.markdown import code, listed, markdown
 from trc2.report.page import write_page
 from trc2.report.run import AUFC, Run
 from trc2.report.runs import RunTable
-from trc2.report.summary import short
 from trc2.report.tables import NOTHING, TABLES, NotWritten, Table
 from trc2.system.files import make_folder, write_atomically
-from trc2.system.numbers import number_text
+from trc2.system.numbers import number_text, short
 from trc2.system.plot_style import DPI, Figure, style
 
 T = TypeVar("T")  # tables and figures are made from: a RunTable, or what a study has

@@ -15,6 +15,7 @@ from trc2.report.run import Run, own_part, read_run, scores_in
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage
 from trc2.system.files import make_folder, reading, write_atomically
+from trc2.system.numbers import short
 
 SCHEMA = 1
 
@@ -227,11 +228,6 @@ def _costs(run: Run) -> str:
         )
     except KeyError:
         return ""  # the run has not ended
-
-
-def short(value: float) -> str:
-    """Three digits, or the whole number; nan and inf as they are."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
 def run_numbers(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,11 @@ def number_text(value: float, spread: float = math.nan) -> str:
     return text.replace("-", "−")
 
 
+def short(value: float) -> str:
+    """Three digits, or the whole number from 1,000 on; NaN and infinity as Python writes them."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+
+
 def quantity(value: float) -> str:
     """1234567 → 1.23M"""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
