@@ -78,7 +78,7 @@ def test_edited_data_is_named(run: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "truncated", "edited"])
-def test_a_diary_that_is_not_the_checkpoints_is_named(run: Path, fault: str) -> None:
+def test_a_metrics_log_that_is_not_the_checkpoints_is_named(run: Path, fault: str) -> None:
     path = run / "metrics.jsonl"
     content = path.read_bytes()
     if fault == "lost":
