@@ -496,7 +496,7 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
     scores.set_title("validation perplexity", pad=16)
     scores.set_yscale("log")
     scored = {s.task: [(step, _exp(value)) for step, value in log_perplexities(s.task)(run)] for s in drawn}
-    _draw_run(figure, scores, run, scored)
+    ends = [(scores, _draw_run(scores, run, scored))]
     plain_log_ticks(scores.yaxis)
     for axes in rises:
         since = "the parent or its own training" if is_continued else "its own training"
@@ -505,7 +505,11 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
         risen = {s.task: changes(run, s) for s in drawn}
         finite = [value for points in risen.values() for _, value in points if math.isfinite(value)]
         axes.set_ylim(min([-0.01, *(1.1 * value for value in finite)]), max([0.1, *(1.1 * value for value in finite)]))
-        _draw_run(figure, axes, run, {task: points for task, points in risen.items() if len(points) > 1})
+        ends.append((axes, _draw_run(axes, run, {task: points for task, points in risen.items() if len(points) > 1})))
+    figure.lay_out()
+    for axes, named in ends:
+        draw_tasks(axes, run.spans, {}, max(1, run.end))
+        label_ends(axes, named)
     return figure.drawing
 
 
@@ -513,17 +517,15 @@ def _exp(value: float) -> float:
     return math.exp(value) if math.isfinite(value) and value < 700 else math.nan
 
 
-def _draw_run(figure: Figure, axes: Any, run: Run, points: dict[str, Points]) -> None:
-    """One line per task, with its name at its end and gaps where a value is not a number."""
+def _draw_run(axes: Any, run: Run, points: dict[str, Points]) -> list[tuple[float, str, str]]:
+    """One line per task, with gaps where a value is not a number; returns their ends for `label_ends`."""
     ends = []
     for span, colour in zip([s for s in run.spans if s.task in points], palette(), strict=False):
         steps = [step for step, _ in points[span.task]]
         values = [value if math.isfinite(value) else math.nan for _, value in points[span.task]]
         axes.plot(steps, values, color=colour, marker="o", markersize=3)
         ends += [(values[-1], span.task, colour)] if values else []
-    figure.lay_out()
-    draw_tasks(axes, run.spans, {}, max(1, run.end))
-    label_ends(axes, ends)
+    return ends
 
 
 def _worst_loss(run: Run, is_continued: bool) -> str:
@@ -552,6 +554,7 @@ def memory_figure(run: Run) -> Any:
         axes.plot([step for step, _ in points], [value for _, value in points], color=palette()[0], linewidth=1.0)
         axes.set_title(title_of_panel, pad=16)
         axes.set_ylim(bottom=min(0.0, *(value for _, value in points if math.isfinite(value)), 0.0))
-        figure.lay_out()
+    figure.lay_out()
+    for axes in figure.panels:
         draw_tasks(axes, run.spans, {task: task for task in run.tasks}, max(1, run.end))
     return figure.drawing
