@@ -1,9 +1,13 @@
-"""Text from outside inside our Markdown: names of folders, licences and sources are shown, never obeyed."""
+"""Markdown, with text from outside in it: names of folders, licences and sources are shown, never obeyed."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jinja2
 
 from trc2.errors import plain
 
@@ -39,3 +43,16 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
 def listed(names: Sequence[str]) -> str:
     """a, b and c"""
     return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def fill_template(name: str, **values: object) -> str:
+    """One of this folder's templates of Markdown. Where a part of it is empty, one blank line remains."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    formats = {"markdown": markdown, "code": code, "json": json.dumps, "count": "{:,}".format, "four": "{:.4g}".format}
+    environment.filters |= formats
+    return re.sub(r"\n{3,}", "\n\n", environment.get_template(name).render(values)).strip() + "\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from trc2.continuing.acceptance import ACCEPTANCE_FILE
 from trc2.metrics.lm_eval import ROOT
-from trc2.report.markdown import listed, markdown, markdown_table
+from trc2.report.markdown import fill_template, listed, markdown, markdown_table
 from trc2.report.run import Run, own_part, read_run, scores_in
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage
@@ -46,43 +46,45 @@ def has_memory(run: Run) -> bool:
 
 def summary_text(run: Run, lineage: Lineage | None, pictures: Sequence[str] = ()) -> str:
     """The run in Markdown. Of a continued run its own steps are shown, with the parent beside them."""
-    paragraphs = [f"# {markdown(run.name)}"]
-    if lineage is None:
-        paragraphs += [_state(run), _changes(run), _overlap(run), BOUNDARIES, boundary_table(run)]
-        paragraphs += [forgetting_caption(run), forgetting_table(run)]
-    else:
-        paragraphs += _child_paragraphs(run, lineage)
-    paragraphs += [acceptance_table(run), _lm_eval_table(run), _tests(run), _costs(run)]
-    paragraphs.append("\n".join(f"![{name}]({name})" for name in pictures))
-    return "\n\n".join(filter(None, paragraphs)) + "\n"
-
-
-BOUNDARIES = "Validation perplexity per token at task boundaries (bold: just after its own training):"
-
-
-def _child_paragraphs(run: Run, lineage: Lineage) -> list[str]:
-    """A run that goes on from another run, or from a saved model."""
-    own = own_part(run, lineage)
-    origin = f"the saved model {markdown(lineage.parent)}"
-    if lineage.is_run:
-        origin = f"the run {markdown(lineage.parent)} at its step {lineage.step}"
-    paragraphs = [f"Goes on from {origin}. {_state(own)}", _changes(own), _overlap(run)]
-    paragraphs += [
-        "Validation perplexity per token, of the parent and after each new task (bold: just after its own training):",
-        boundary_table(own, first="parent"),
+    own = run if lineage is None else own_part(run, lineage)
+    metrics = run.final("eval")
+    harness = [
+        (path.removeprefix(f"{ROOT}/"), value, metrics.get(f"cl/{path}/forgetting"))
+        for path, value in metrics.items()
+        if path.startswith(f"{ROOT}/")
     ]
-    if any(span.end == 0 for span in own.spans):
-        caption = f"Forgetting against the parent, {_when(own)} (perplexity in nats):"
-        paragraphs += [caption, forgetting_table(own)]
-    else:
-        paragraphs.append("A saved model does not say what it learnt: what was forgotten of it is unknown.")
-    if lineage.is_run:
-        caption = f"Over the parent and this run together. {forgetting_caption(run)}"
-        paragraphs += [caption, forgetting_table(run)]
-    return paragraphs
+    tests = {task: run.final("test").get(f"test/{task}/perplexity") for task in run.tasks}
+    return fill_template(
+        "summary.md.jinja",
+        run=run,
+        own=own,
+        lineage=lineage,
+        changes=map(markdown, _changes(own)),
+        overlaps=[
+            f"{_share(share)} of {markdown(part)} is in the train text of {markdown(task)}"
+            for share, part, task in overlaps_of(run, MIN_OVERLAP)
+        ],
+        max_overlaps=MAX_OVERLAPS,
+        kept=kept_text(run),
+        boundary_table=boundary_table,
+        forgetting_table=forgetting_table,
+        forgetting_text=forgetting_text,
+        when=_when,
+        acceptance=acceptance_table(run),
+        harness=harness,
+        tests={task: score for task, score in tests.items() if score is not None},
+        costs=_costs(run),
+        pictures=pictures,
+    )
 
 
-def _changes(run: Run) -> str:
+def kept_text(run: Run) -> str:
+    """Two tables: perplexities at the boundaries of the tasks, and forgetting."""
+    caption = "Validation perplexity per token at task boundaries (bold: just after its own training):"
+    return f"{caption}\n\n{boundary_table(run)}\n\n{forgetting_text(run)}"
+
+
+def _changes(run: Run) -> list[str]:
     """A sentence for each past task: its perplexity after its own training, and now."""
     table = run.perplexity
     last = table.steps[-1] if table.steps else 0
@@ -98,7 +100,7 @@ def _changes(run: Run) -> str:
             change = now / learnt - 1.0
             kept = f"lost {_share(change)}" if change > 0 else f"improved by {_share(-change)}"
             sentences.append(f"{span.task} {kept} {numbers}.")
-    return " ".join(map(markdown, sentences))
+    return sentences
 
 
 def _share(value: float) -> str:
@@ -110,23 +112,15 @@ MIN_OVERLAP = 0.05  # of evaluation text that is also train text; less is common
 MAX_OVERLAPS = 5
 
 
-def _overlap(run: Run) -> str:
-    """The evaluation text that was also trained on, which makes its scores too good."""
-    shares = [
+def overlaps_of(run: Run, least: float) -> list[tuple[float, str, str]]:
+    """(share, split, task): evaluation text that is also in the train text of a task, largest share first."""
+    overlaps = [
         (share, part, task)
         for part, by_task in dict(run.data.get("overlap") or {}).items()
         for task, share in by_task.items()
-        if share >= MIN_OVERLAP
+        if share >= least
     ]
-    if not shares:
-        return ""
-    sentences = [
-        f"{_share(share)} of {markdown(part)} is in the train text of {markdown(task)}"
-        for share, part, task in sorted(shares, key=lambda row: -row[0])
-    ]
-    more = f"; and {len(shares) - MAX_OVERLAPS} more" if len(shares) > MAX_OVERLAPS else ""
-    listed = "; ".join(sentences[:MAX_OVERLAPS])
-    return f"Overlap (equal runs of 13 tokens): {listed}{more}. Such scores are too good."
+    return sorted(overlaps, key=lambda overlap: -overlap[0])
 
 
 def acceptance_table(run: Run) -> str:
@@ -159,12 +153,13 @@ def _when(run: Run) -> str:
     return "at the end" if run.is_finished else f"at step {max(run.perplexity.steps, default=0)}"
 
 
-def forgetting_caption(run: Run) -> str:
+def forgetting_text(run: Run) -> str:
+    """The table of forgetting, after a line that says in which units it is."""
     metrics = scores_in([run])
     in_logs = listed([f"log-{name}" for name, metric in metrics.items() if metric.is_log])
     by_gain = listed([name for name, metric in metrics.items() if metric.min_gain is not None])
     divided = f"; for {by_gain} divided by the task's gain where it has one" if by_gain else ""
-    return f"Forgetting {_when(run)} ({in_logs}{divided}):"
+    return f"Forgetting {_when(run)} ({in_logs}{divided}):\n\n{forgetting_table(run)}"
 
 
 def boundary_table(run: Run, first: str = "step 0") -> str:
@@ -190,32 +185,6 @@ def forgetting_table(run: Run) -> str:
         names = [f"cl/{metric}/{name}" for name in ("forgetting", "aufc", "aufc_task", "bwt", "fwt")]
         rows.append([metric, *(f"{values[name]:.3f}" if name in values else "–" for name in names)])
     return markdown_table(("metric", "forgetting", "AUFC", "AUFC per task", "BWT", "FWT"), rows)
-
-
-def _state(run: Run) -> str:
-    order = " → ".join(f"{markdown(span.task)} ({span.end - span.start} steps)" for span in run.spans if span.end)
-    state = "finished" if run.is_finished else f"unfinished, at step {run.last_step} of {run.spans[-1].end}"
-    return f"{order}; seed {run.config.train.seed}; {run.config.train.tokens_per_step} tokens a step; {state}."
-
-
-def _tests(run: Run) -> str:
-    """The scores on test text, which is read once, at the end."""
-    values = run.final("test")
-    scores = {task: values.get(f"test/{task}/perplexity") for task in run.tasks}
-    cells = [f"{markdown(task)} {score:.4g}" for task, score in scores.items() if score is not None]
-    return f"Test perplexity, read once at the end: {', '.join(cells)}." if cells else ""
-
-
-def _lm_eval_table(run: Run) -> str:
-    """Tasks of the lm-evaluation-harness at the last boundary, and how far they are behind their best earlier one."""
-    values = run.final("eval")
-    rows = []
-    for path, value in values.items():
-        root, _, name = path.partition("/")
-        if root == ROOT:
-            lost = values.get(f"cl/{path}/forgetting")
-            rows.append([markdown(name), f"{value:.4g}", "–" if lost is None else f"{lost:.4g}"])
-    return markdown_table(("lm-evaluation-harness", "value", "forgetting"), rows) if rows else ""
 
 
 def _costs(run: Run) -> str:
