@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.errors import UserError
-from trc2.stats.intervals import average_orders, interval_of, mean_interval, moments
+from trc2.stats.intervals import interval_of, mean_interval, moments
 
 FINITE = st.floats(-1e6, 1e6)
 SAMPLES = st.lists(FINITE, min_size=2, max_size=8)
@@ -73,13 +73,3 @@ def test_mean_and_spread_are_those_of_exact_arithmetic(values: list[int]) -> Non
     assert known.mean == pytest.approx(float(mean))
     assert known.sd == pytest.approx(math.sqrt(variance))
     assert known.standard_error == pytest.approx(math.sqrt(variance / len(values)))
-
-
-def test_orders_are_averaged_within_each_seed() -> None:
-    assert average_orders({(1, "ab"): 1.0, (1, "ba"): 3.0, (2, "ba"): 5.0, (2, "ab"): 5.0}) == {1: 2.0, 2: 5.0}
-    assert math.isnan(average_orders({(1, "ab"): 1.0, (1, "ba"): math.nan})[1])
-
-
-def test_seeds_with_unequal_orders_are_refused() -> None:
-    with pytest.raises(UserError, match=r"Seed 3 has the orders \['ab'\], but all runs together have \['ab', 'ba'\]"):
-        average_orders({(1, "ab"): 1.0, (1, "ba"): 3.0, (2, "ab"): 5.0, (2, "ba"): 1.0, (3, "ab"): 5.0})

@@ -136,15 +136,6 @@ class RunTable:
         ]
         return pd.DataFrame(rows, columns=["run", "step", "task", "metric", "value"])
 
-    def signal(self, path: str, kind: str = "train") -> pd.DataFrame:
-        """One metric path of the logs, such as train/loss or replay/coefficient: run, step, value."""
-        rows = [
-            (name, step, value)
-            for name in self.runs.index
-            for step, value in zip(*self.by_name[name].series(kind, path), strict=True)
-        ]
-        return pd.DataFrame(rows, columns=["run", "step", "value"])
-
     @cached_property
     def variants(self) -> pd.DataFrame:
         """One row per variant with runs in the main order: n seeds, size, parameters, whether it learned its tasks."""

@@ -5,13 +5,8 @@ By symmetry their differences have mean 0, so n of them give n degrees of freedo
 
     d ~ N(0, σ²),   Σd² / σ² ~ χ²_n,   δ = z_{0.975} σ: 95 % of A/A differences are within ±δ.
 
-δ is unknown. The claim decides which of its bounds is the careful one:
-
-    claim                        careful is   bound
-    "equivalent, within ±δ"      narrow       margin_from_aa:  z √(Σd² / χ²_{n; 0.95}) ≤ δ   with confidence 95 %
-    "more than repeating does"   wide         noise_floor:     z √(Σd² / χ²_{n; 0.05}) ≥ δ   with confidence 95 %
-
-Using the wide bound as a margin would make equivalence easier with less data.
+δ is unknown, so the margin is its lower bound: z √(Σd² / χ²_{n; 0.95}) ≤ δ with confidence 95 %. Using the upper bound
+would make equivalence easier with less data.
 """
 
 from __future__ import annotations
@@ -38,31 +33,6 @@ def margin_from_aa(differences: Iterable[float]) -> float:
     NaN or infinity gives NaN, a margin that no difference passes. Differences that are all 0 come from equal seeds and
     are refused.
     """
-    return _bound(differences, 0.95)
-
-
-def without_largest(differences: Sequence[float]) -> list[float]:
-    """A/A differences for a margin: of three or more, all but the largest.
-
-    One run that started slowly would alone widen the margin. Leaving its pair out can only narrow the margin, so
-    `margin_from_aa` keeps its promise. `noise_floor` takes all differences.
-    """
-    kept = list(differences)
-    if len(kept) >= 3 and all(map(math.isfinite, kept)):
-        kept.remove(max(kept, key=abs))
-    return kept
-
-
-def noise_floor(differences: Iterable[float]) -> float:
-    """The difference of a single pair that repetition alone does not explain: z √(Σd² / χ²_{n; 0.05}).
-
-    It is at least δ in 95 % of cases. One more A/A pair is beyond it in at most 5 % of cases. It is never a margin:
-    use `margin_from_aa` for that.
-    """
-    return _bound(differences, 1 - 0.95)
-
-
-def _bound(differences: Iterable[float], probability: float) -> float:
     numbers = [float(difference) for difference in differences]
     if not numbers:
         raise UserError(
@@ -74,8 +44,20 @@ def _bound(differences: Iterable[float], probability: float) -> float:
         )
     if not all(map(math.isfinite, numbers)):
         return math.nan
-    chi2_quantile = float(special.chdtri(len(numbers), 1 - probability))
+    chi2_quantile = float(special.chdtri(len(numbers), 1 - 0.95))
     return normal_quantile((1 + 0.95) / 2) * math.hypot(*sorted(numbers)) / math.sqrt(chi2_quantile)
+
+
+def without_largest(differences: Sequence[float]) -> list[float]:
+    """A/A differences for a margin: of three or more, all but the largest.
+
+    One run that started slowly would alone widen the margin. Leaving its pair out can only narrow the margin, so
+    `margin_from_aa` keeps its promise.
+    """
+    kept = list(differences)
+    if len(kept) >= 3 and all(map(math.isfinite, kept)):
+        kept.remove(max(kept, key=abs))
+    return kept
 
 
 def tost(difference: PairedDifference, margin: float) -> float:

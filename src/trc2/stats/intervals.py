@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from scipy import special
 
 from trc2.errors import UserError
-
-Seed = TypeVar("Seed", bound=Hashable)
-Order = TypeVar("Order", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -77,24 +73,6 @@ def interval_of(spread: Moments, level: float = 0.95) -> Interval:
         return Interval(spread.mean, math.nan, math.nan, 1)
     half = t_quantile((1 + level) / 2, spread.n - 1) * spread.standard_error
     return Interval(spread.mean, spread.mean - half, spread.mean + half, spread.n)
-
-
-def average_orders(runs: Mapping[tuple[Seed, Order], float]) -> dict[Seed, float]:
-    """One number per seed: the mean over its task orders. Every seed must have the same orders.
-
-    Orders of one seed share its initial weights, so a test that counts them as independent pairs is too sure.
-    """
-    orders: dict[Seed, set[Order]] = {}
-    for seed, order in runs:
-        orders.setdefault(seed, set()).add(order)
-    every = set().union(*orders.values())
-    for seed, present in orders.items():
-        if present != every:
-            raise UserError(
-                f"Seed {seed} has the orders {sorted(map(str, present))}, but all runs together have "
-                f"{sorted(map(str, every))}: run the missing ones, or leave the seed out."
-            )
-    return {seed: moments(runs[seed, order] for order in present).mean for seed, present in orders.items()}
 
 
 def t_quantile(probability: float, df: int) -> float:

@@ -22,7 +22,6 @@ class PairedDifference:
     interval: Interval
     p: float
     p_holm: float
-    unpaired: int  # runs without a partner, which are left out
 
     @property
     def mean(self) -> float:
@@ -36,11 +35,11 @@ class PairedDifference:
 def paired_difference(a: Mapping[Key, float], b: Mapping[Key, float]) -> PairedDifference:
     """How much a is above b on equal seeds and orders: d = a − b, t = mean(d) · √n / sd(d), p = 2 P(T_{n−1} > |t|).
 
-    The effect of a seed on both sides cancels. Runs without a partner are counted and left out. One pair has neither
-    interval nor p-value (NaN). A value that is not finite makes everything NaN.
+    The effect of a seed on both sides cancels. Runs without a partner are left out. One pair has neither interval nor
+    p-value (NaN). A value that is not finite makes everything NaN.
 
     If all differences are 0 up to rounding, p is 1. If all are the same other number, p and bounds are NaN: rounded
-    scores often agree by accident. Pairs count as independent, so apply `average_orders` to several orders per seed.
+    scores often agree by accident. Pairs count as independent, so several orders of one seed must be averaged first.
     """
     shared = [key for key in a if key in b]
     if not shared:
@@ -59,7 +58,7 @@ def paired_difference(a: Mapping[Key, float], b: Mapping[Key, float]) -> PairedD
     p = 1.0 if is_same else math.nan
     if not is_same and not math.isnan(spread.sd):
         p = 2 * t_above(abs(spread.mean) / spread.standard_error, spread.n - 1)
-    return PairedDifference(spread, interval_of(spread), p, p, len(a) + len(b) - 2 * len(shared))
+    return PairedDifference(spread, interval_of(spread), p, p)
 
 
 def _list_keys(runs: Mapping[Key, float]) -> str:
