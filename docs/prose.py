@@ -18,8 +18,6 @@ MAX_NEGATIONS = 5.0
 MAX_MEAN_WORDS = 20.0
 MAX_SENTENCE_WORDS = 45
 
-NOT_CHECKED = ("docs/which-recipe.md",)  # will be rewritten with its numbers
-
 NEGATION = re.compile(r"\b(?:is no|are no|was no|were no|nobody|none|whoever|no one)\b(?!\s+longer)", re.IGNORECASE)
 PRIVATE_TERMS = {
     r"arms?\b(?! in)": "configuration or variant",
@@ -117,10 +115,6 @@ def pages() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in paths]
 
 
-def checked_pages() -> list[str]:
-    return [page for page in pages() if page not in NOT_CHECKED]
-
-
 def main(arguments: list[str]) -> int:
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages()}
     if arguments == ["--all"]:
@@ -129,10 +123,10 @@ def main(arguments: list[str]) -> int:
             print(
                 f"{prose.mean_words:5.1f} words, {prose.per_hundred(';'):5.1f} semicolons, "
                 f"{prose.per_hundred(NEGATION):5.1f} negations, {len(problems(page, text)):3d} problems  "
-                f"{page}{' (not checked yet)' if page in NOT_CHECKED else ''}"
+                f"{page}"
             )
         return 0
-    wanted = arguments or checked_pages()
+    wanted = arguments or pages()
     missing = [page for page in wanted if page not in texts]
     found = [f"{page}: there is no such page" for page in missing]
     found += [problem for page in wanted if page in texts for problem in problems(page, texts[page])]

@@ -1,6 +1,9 @@
-"""Rows of numbers in docs/which-recipe.md, computed from the committed runs.
+"""Rows of numbers in README.md and on the pages of results, computed from the committed runs.
 
-python -m docs.results_tables    # after new runs were added to results/: rewrites the rows of the page
+python -m docs.results_tables    # after new runs were added to results/: rewrites the rows
+
+The first cell of a row says what it is about: a configuration, "A − B" for differences on equal seeds, "A → task" for
+a switch of tasks, or one of these with ", six orders" or ", both orders". Every configuration has one name.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +21,83 @@ from trc2.runs.identity import variant_settings
 from trc2.stats.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "which-recipe.md"
-RUNS = ("results/*_ring", "results/lab")
-VARIANT = r"^\| `((?:demo|lab)[\w+.-]*)`:[^|]*\|(.*)\|$"
-PAIR = r"^\| (`[^|−]+) − (`[^|−]+?) \|(.*)\|$"
-ALONE = r"^\| `lab_single_(\w+)` \|(.*)\|$"
-ORDERS = r"^\| six orders of `([^`|]+)`(?: less `([^`|]+)`)? \|(.*)\|$"
-EFFECT = r"^\| (thalamus|memory|replay) +\|(.*)\|$"
+RUNS = ("results/*_methods", "results/lab")
+BACKBONE, CONTROLLED, REVERSED = "TRC² backbone", "controlled replay", "gsm8k-wikitext-c4"
+BASELINES = {
+    "Transformer": "lab_transformer",
+    "MoE": "lab_moe",
+    "Mamba": "lab_mamba",
+    "DeepSeekMoE": "lab_deepseek_moe",
+    "BlkAttnRes": "lab_blk_attn_res",
+    "FALCON": "lab_falcon",
+    "LoRA-DRS": "lab_lora_drs",
+}
+LAB = {  # the name of a configuration on the pages: its run folders, without the seed
+    "TRC²": "lab_trc2+full",
+    "TRC² without thalamus": "lab_trc2+no_thalamus",
+    "TRC² without memory": "lab_trc2+no_memory",
+    "TRC² without replay": "lab_trc2+no_replay",
+    "TRC² without thalamus and replay": "lab_trc2+no_thalamus_replay",
+    "TRC² without memory and replay": "lab_trc2+no_memory_replay",
+    "TRC² (44 % replay)": "lab_trc2+trc2_best",
+    "TRC² (constant replay, weak)": "lab_trc2+fixed_weak",
+    "TRC² (constant replay, middle)": "lab_trc2+fixed_mean",
+    "TRC² (constant replay, strong)": "lab_trc2+fixed_strong",
+    f"{BACKBONE} only": "lab_trc2+plain",
+    f"{BACKBONE} + {CONTROLLED}": "lab_trc2+no_thalamus_memory",
+    f"{BACKBONE} + {CONTROLLED}, reversed": f"lab_trc2+no_thalamus_memory+{REVERSED}",
+    f"{BACKBONE} + constant replay": "lab_trc2+constant",
+    f"{BACKBONE} + 25 % replay": "lab_trc2+share25",
+    f"{BACKBONE} + 25 % replay by feedback": "lab_trc2+steered_jump",
+    f"{BACKBONE} + 44 % replay": "lab_best+c4-wikitext-gsm8k",
+    f"{BACKBONE} + 44 % replay, reversed": f"lab_best+{REVERSED}",
+    f"{BACKBONE} + 44 % replay, one cosine": "lab_best+one_cosine",
+    f"{BACKBONE} + 44 % replay, constant rate": "lab_best+wsd",
+    f"{BACKBONE} + 44 % replay, lower constant rate": "lab_best+infinite",
+    f"{BACKBONE}, all tasks mixed": "lab_trc2+joint",
+    f"{BACKBONE}, all tasks in equal parts": "lab_trc2+joint_even",
+    "Transformer, all tasks mixed": "lab_joint",
+    "Transformer + L2": "lab_transformer+l2",
+    "Transformer + EWC": "lab_transformer+ewc",
+    "Transformer + A-GEM": "lab_transformer+agem",
+    **BASELINES,
+    **{f"{name} + {CONTROLLED}": f"{folder}+replay_controlled" for name, folder in BASELINES.items()},
+}
+DEMO = {
+    f"{BACKBONE} only": "demo+plain",
+    f"{BACKBONE} + {CONTROLLED}": "demo+paper",
+    f"{BACKBONE} + constant replay": "demo+constant",
+    **{f"{BACKBONE} + {share} % replay": f"demo+share{share}_short" for share in (22, 33, 44, 56)},
+    f"{BACKBONE} + 44 % replay, constant rate": "demo+held44_short",
+    f"{BACKBONE} + 22 % replay, controlled": "demo+steered_short",
+    f"{BACKBONE} + 33 % replay, jump": "demo+jump_short",
+    f"{BACKBONE} + 22 % replay, controlled, jump": "demo+steered_jump_short",
+    "22 % long chunks": "demo+share22",
+    "33 % long chunks": "demo+share33",
+    "44 % long chunks": "demo+share44",
+    "22 % long chunks, jump": "demo+jump",
+    "33 % long chunks, averaged teacher": "demo+teacher",
+    "33 % long chunks, average is evaluated": "demo+served",
+    "33 % long chunks, pulled to the average": "demo+pulled",
+    "33 % long chunks, hard text is kept": "demo+hard",
+    "33 % long chunks, balanced store": "demo+balanced",
+    "33 % long chunks, constant rate": "demo+held_rate",
+    "33 % long chunks, one cosine": "demo+one_cosine",
+    f"{BACKBONE} + 44 % replay of the last steps": "demo+repeat44",
+    "TRC²": "demo+trc2_paper",
+    "TRC² (44 % replay)": "demo+trc2_share44_short",
+    f"{BACKBONE}, all tasks mixed": "demo+joint",
+}
+PAGES = {  # page: the names that its rows use
+    "README.md": LAB,
+    "docs/results.md": LAB,
+    "docs/results-lab.md": LAB,
+    "docs/results-baselines.md": LAB,
+    "docs/results-demo.md": DEMO,
+}
 SIGNALS = ("train/loss_lm", "hippocampus/surprise_mean")
-SWITCH = r"^\| `([\w+.-]+\+s\d)` \| (\w+) \|(.*→.*)\|$"
+PARTS = ("thalamus", "memory", "replay")
+EFFECT = rf"^\| ({'|'.join(PARTS)}) +\|(.*)\|$"
 
 
 @dataclass(frozen=True)
@@ -47,7 +118,7 @@ class End:
 
 @cache
 def ends(variant: str) -> dict[int, End]:
-    """The committed runs of a variant, by seed; tasks in the order in which they were trained."""
+    """The committed runs of a variant, by seed. Tasks are in the order in which they were trained."""
     found, settings = {}, {}
     for folder in (path for place in RUNS for path in ROOT.glob(f"{place}/{variant}+s*")):
         run = read_run(folder)
@@ -72,7 +143,7 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
 
 
 def variant_row(variant: str) -> list[str]:
-    """n, every task's perplexity, mean logarithm, area; on the demo's stream the part of the way to joint training."""
+    """n, every task's perplexity, final loss, AUFC; on the demo's stream the part of the way to joint training."""
     runs = ends(variant)
     tasks = zip(*(end.perplexities for end in runs.values()), strict=True)
     cells = [str(len(runs)), *(f"{sum(task) / len(task):,.1f}" for task in tasks)]
@@ -85,7 +156,7 @@ def variant_row(variant: str) -> list[str]:
 
 
 def pair_row(ours: list[str], theirs: list[str]) -> list[str]:
-    """n, differences of the mean logarithm, ratio of the areas, difference of the newest task's logarithm.
+    """n, difference of the final losses, ratio of the AUFCs, difference of the newest task's loss.
 
     Several orders of the tasks are averaged within a seed first.
     """
@@ -115,7 +186,7 @@ def in_six_orders(variant: str) -> list[End]:
 
 
 def orders_row(ours: str, theirs: str | None) -> list[str]:
-    """Mean log-perplexity and area over the orders, with the smallest and the largest; or what differs between two."""
+    """Final loss and AUFC over the orders with the smallest and the largest, or how two configurations differ."""
     if theirs is None:
         known = in_six_orders(ours)
         return [_ranged([end.log for end in known]), _ranged([end.area for end in known])]
@@ -131,9 +202,9 @@ def _ranged(values: list[float]) -> str:
     return text.replace("-", "−")
 
 
-def switch_row(name: str, task: str) -> list[str]:
-    """Loss and mean surprise before and after a run switched to a task."""
-    (folder,) = ROOT.glob(f"results/*_ring/{name}")
+def switch_row(variant: str, task: str) -> list[str]:
+    """Loss and mean surprise before and after seed 0 switched to a task."""
+    (folder,) = ROOT.glob(f"results/*_methods/{variant}+s0")
     run = read_run(folder)
     start = next(span.start for span in run.spans if span.task == task)
     series = [list(zip(*run.series("train", path), strict=True)) for path in SIGNALS]
@@ -167,24 +238,46 @@ def alone_row(task: str) -> list[str]:
     return known
 
 
-def refreshed(page: str) -> str:
+def cells_of(subject: str, names: Mapping[str, str]) -> list[str] | None:
+    """The numbers of a row by its first cell, or None if the row is not about runs."""
+    ours, _, theirs = subject.partition(" − ")
+    if subject in PARTS:
+        return effect_row(subject)
+    if subject.endswith(" alone"):
+        return alone_row(subject.removesuffix(" alone"))
+    if " → " in subject:
+        name, _, task = subject.partition(" → ")
+        return switch_row(names[name], task) if name in names else None
+    if subject.endswith(", six orders"):
+        return orders_row(names[ours.removesuffix(", six orders")], names.get(theirs.removesuffix(", six orders")))
+    if theirs:
+        return pair_row(_folders(ours, names), _folders(theirs, names))
+    return variant_row(names[subject]) if subject in names else None
+
+
+def _folders(name: str, names: Mapping[str, str]) -> list[str]:
+    """The runs of a name, or of the tasks as listed and reversed if it ends with "both orders"."""
+    single = name.removesuffix(", both orders")
+    return [names[single]] + ([names[f"{single}, reversed"]] if single != name else [])
+
+
+def subject_of(line: str) -> str | None:
+    """The first cell of a row of a table, without stars."""
+    match = re.match(r"\| ([^|]+?) \|", line)
+    return match[1].replace("*", "") if match else None
+
+
+def refreshed(page: str, names: Mapping[str, str]) -> str:
     """The page with every row of numbers as the runs have it."""
-
-    def filled(match: re.Match[str], cells: list[str]) -> str:
-        head = match.group(0)[: match.start(match.lastindex or 1) - match.start()]
-        return f"{head} {' | '.join(cells)} |"
-
-    def pair(match: re.Match[str]) -> str:
-        ours, theirs = (re.findall(r"`([^`]+)`", side) for side in match.group(1, 2))
-        return filled(match, pair_row(ours, theirs))
-
-    page = re.sub(VARIANT, lambda match: filled(match, variant_row(match[1])), page, flags=re.MULTILINE)
-    page = re.sub(PAIR, pair, page, flags=re.MULTILINE)
-    page = re.sub(ORDERS, lambda match: filled(match, orders_row(match[1], match[2])), page, flags=re.MULTILINE)
-    page = re.sub(ALONE, lambda match: filled(match, alone_row(match[1])), page, flags=re.MULTILINE)
-    page = re.sub(EFFECT, lambda match: filled(match, effect_row(match[1])), page, flags=re.MULTILINE)
-    return re.sub(SWITCH, lambda match: filled(match, switch_row(match[1], match[2])), page, flags=re.MULTILINE)
+    lines = []
+    for line in page.split("\n"):
+        subject = subject_of(line)
+        cells = cells_of(subject, names) if subject else None
+        lines.append(line if cells is None else f"|{line.split('|')[1]}| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(refreshed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, names in PAGES.items():
+        path = ROOT / page
+        path.write_text(refreshed(path.read_text(encoding="utf-8"), names), encoding="utf-8")

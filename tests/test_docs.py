@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -109,14 +110,28 @@ def test_the_prose_check_finds_what_it_is_for(text: str, named: str) -> None:
     assert any(named in problem for problem in prose.problems("docs/x.md", text))
 
 
-@pytest.mark.parametrize("picture", pictures.PICTURES)
-def test_pictures_show_the_committed_runs(picture: str) -> None:
-    drawn = (ROOT / "docs" / pictures.PICTURES[picture]).read_bytes()
-    assert pictures.fingerprint(picture).encode() in drawn, "draw them again: python docs/pictures.py"
+@pytest.mark.parametrize("theme", pictures.THEMES.values(), ids=pictures.THEMES)
+@pytest.mark.parametrize("picture", pictures.PICTURES.values(), ids=pictures.PICTURES)
+def test_pictures_show_the_committed_runs(picture: pictures.Picture, theme: str) -> None:
+    drawn = (ROOT / "docs" / f"{picture.file}{theme}.png").read_bytes()
+    assert picture.fingerprint().encode() in drawn, "draw them again: python -m docs.pictures"
 
 
-@pytest.mark.parametrize("page", prose.checked_pages())
-def test_checked_pages_pass_the_prose_check(page: str) -> None:
+def test_the_hash_of_a_picture_changes_with_its_numbers() -> None:
+    picture = pictures.PICTURES["forgetting"]
+    steps, (first, *others) = pictures.curve("plain", "prose")
+    changed = replace(picture, data=lambda: [(steps, [first + 0.001, *others])])
+    same = replace(picture, data=lambda: [(steps, [first, *others])])
+    assert changed.fingerprint() != same.fingerprint()
+
+
+def test_every_picture_of_a_page_has_an_alternative_text() -> None:
+    bare = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"]+\")")
+    assert [document.name for document in DOCUMENTS if bare.search(document.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("page", prose.pages())
+def test_every_page_passes_the_prose_check(page: str) -> None:
     assert prose.problems(page, (ROOT / page).read_text(encoding="utf-8")) == []
 
 
@@ -151,13 +166,14 @@ def test_the_readme_stays_short_and_narrow() -> None:
     assert max(map(len, README.splitlines())) <= 120
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_committed_runs() -> None:
+def test_the_numbers_of_the_demo_are_those_of_the_committed_runs() -> None:
     """Perplexities and forgetting of the demo's table, read back from the metrics logs in results/demo."""
 
     def numbers(text: str) -> list[float]:
         return [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+", text)]
 
-    rows = dict(re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", README, flags=re.MULTILINE))
+    page = (ROOT / "docs" / "continual-learning.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)`: [^|]*\|(.*)\|$", page, flags=re.MULTILINE))
     assert list(rows) == ["plain", "plain_replay", "trc2", "large_share"]
     table = run_rows(read_runs([ROOT / "results" / "demo" / name for name in rows]))
     for name, cells in rows.items():
