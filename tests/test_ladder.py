@@ -29,6 +29,7 @@ LADDER = [
     {"setup", "sweep"},
     {"report"},
     {"hf"},
+    {"versions"},
     {"api"},
     {"verify"},
     {"cli"},

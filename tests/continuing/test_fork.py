@@ -223,7 +223,7 @@ def test_what_fits_nothing_is_told_in_a_sentence(parent: Path, model: Path, data
         (["--task", "a", "--task", "b"], "write it as --task b=FOLDER"),
         (["--task", new, "--builtin", "code"], "--builtin belongs to no task"),
         (["--task", "a="], "names no folder"),
-        (["--task", "fruit=x"], "has learnt a task 'fruit' already"),
+        (["--task", "fruit=x"], "which is not a folder or file"),
         (["--task", new, "--keep", new], "knows its own tasks"),
     ):
         done = trc2("continue", str(parent), *arguments)

@@ -78,7 +78,7 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
     from trc2.runs.folder import RunFolder
 
     lineage = RunFolder(child).lineage()
-    if lineage is not None and lineage.is_run:
+    if lineage is not None and lineage.is_run and not lineage.starts_over:
         risen = relative_forgetting(child)
         out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
     elif not verdict.tasks:

@@ -11,6 +11,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,8 +19,9 @@ from rich.console import Console
 from trc2.backbones.registry import build_model
 from trc2.backbones.saved import is_plain, load_model
 from trc2.config import RunConfig
+from trc2.continuing.earlier import held_out_documents, write_held_out
 from trc2.continuing.heldout import check_held_out
-from trc2.continuing.request import ContinuationRequest
+from trc2.continuing.request import ContinuationRequest, starts_over
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
 from trc2.evaluation.tasks import score_task
@@ -38,6 +40,7 @@ from trc2.system.files import sync_folder
 from trc2.system.rng import rng_unchanged
 from trc2.training.loop import Trainer
 from trc2.training.setup import describe_run, keep_metrics_log, prepare_with_progress, set_up_process, warn_on
+from trc2.training.state import Progress
 
 STRENGTHS = ("coefficient", "batch_size", "long_fraction", "share")
 
@@ -99,10 +102,14 @@ def _lineage(
     step = 0 if run is None else run.checkpoint.step
     earlier = None if run is None else run.folder.lineage()
     kept = (*(() if earlier is None else earlier.kept), *(task.name for task in request.keep))
+    taught = tuple(task.name for task in request.tasks)
+    is_restarted = run is not None and starts_over(run.folder, request)
+    if is_restarted:
+        kept = tuple(task.name for task in config.stream.tasks if task.name not in taught)
     return Lineage(
-        str(parent), step, tuple(task.name for task in request.tasks), is_run=run is not None,
+        str(parent), step, taught, is_run=run is not None,
         weights=parent_weights(parent, None if run is None else step, config.stream.cache), limit=request.limit,
-        prediction=request.prediction, kept=kept, relative=relative_to(path, parent),
+        prediction=request.prediction, kept=kept, relative=relative_to(path, parent), starts_over=is_restarted,
     )  # fmt: skip
 
 
@@ -128,14 +135,17 @@ def _write_child(
 ) -> None:  # fmt: skip
     """Write everything that resuming needs: the description, the parent's records, and a checkpoint."""
     set_up_process(config)
-    earlier = () if run is None else (run.folder.tokenizer(), run.folder.data()["tasks"])
+    earlier = () if run is None else (run.folder.tokenizer(), _known_tasks(run, lineage))
     prepared = prepare_with_progress(config, console, *earlier)
     check_held_out(config, lineage, prepared, warn_on(console))
     will_restore = run is not None or not is_plain(parent)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=will_restore)
     ranks.on_first(lambda: lineage.write(folder.parent_file))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console, None if run is None else run.folder))
-    if run is not None:
+    ranks.on_first(lambda: write_held_out(folder.held_out, held_out_documents(folder, config, prepared)))
+    if run is not None and lineage.starts_over:
+        _restore_run(trainer, replace(run, checkpoint=_at_step_zero(run.checkpoint)), is_restarted=True)
+    elif run is not None:
         _restore_run(trainer, run)
     elif will_restore:
         trainer.state.restore(_checkpoint_of_model(trainer, load_model(parent).state_dict(), parent))
@@ -143,11 +153,11 @@ def _write_child(
         trainer.state.strategy.start_from_saved_model()
     if ranks.is_first:
         trainer.recorder.observers.append(keep_metrics_log(trainer))
-    for record in () if run is None else run.records:
+    for record in () if run is None or lineage.starts_over else run.records:
         if record.kind not in ("test", "end", "resume"):
             trainer.recorder.emit(record)
     failpoint("inherit")
-    if run is not None:
+    if run is not None and not lineage.starts_over:
         _score_new_tasks(trainer, list(lineage.tasks))
     trainer.writer.save(trainer.state, trainer.recorder)
     trainer.writer.wait()
@@ -157,11 +167,27 @@ def _write_child(
 # ------------------------------------------------------------------------------------------------------ from a run
 
 
-def _restore_run(trainer: Trainer, run: FinishedRun) -> None:
+def _known_tasks(run: FinishedRun, lineage: Lineage) -> dict[str, Any]:
+    """The parent's tasks, whose packed tokens do if their text is gone. A task that is taught again has other text."""
+    return {name: task for name, task in run.folder.data()["tasks"].items() if name not in lineage.tasks}
+
+
+def _at_step_zero(checkpoint: Checkpoint) -> Checkpoint:
+    """The same weights, stores and optimizer for a log that begins anew. The references of the old log go with it."""
+    progress = Progress(loss_mean=float(checkpoint.state["progress"]["loss_mean"]))
+    state = {**checkpoint.state, "progress": asdict(progress), "control_post": {}}
+    return replace(checkpoint, step=0, state=state)
+
+
+def _restore_run(trainer: Trainer, run: FinishedRun, *, is_restarted: bool = False) -> None:
     """Put the parent's last checkpoint into the child's trainer, as far as the child has the same settings."""
     checkpoint, is_new = _with_strategy(run, trainer.config, _with_replay(run, trainer))
     trainer.state.restore(checkpoint)
     trainer.state.apply(trainer.state.asked)  # by the child's own control
+    if is_restarted:
+        if is_new:
+            trainer.state.strategy.start_from_saved_model()
+        return
     if is_new:  # the strategy did not see the last task end
         data, task = trainer.stream_data, trainer.schedule.at(run.checkpoint.step - 1).task
         trainer.state.strategy.end_task(data.sequences(task, data.steps_of(task), trainer.state.device))

@@ -38,9 +38,9 @@ class HeldOut:
 
 
 def known_before(config: RunConfig, lineage: Lineage) -> list[str]:
-    """The tasks that the parent knew: trained by the parent run, or named by --keep for a saved model."""
+    """The tasks that the parent knew: trained by the parent run, or all that are not new if the log starts over."""
     assert config.stream is not None
-    if lineage.is_run:
+    if lineage.is_run and not lineage.starts_over:
         spans = TaskSchedule.of_run(config).spans
         return [*lineage.kept, *(span.task for span in spans if span.end <= lineage.step)]
     return [task.name for task in config.stream.tasks if task.name not in lineage.tasks]

@@ -12,6 +12,7 @@ from trc2.backbones.saved import CONFIG_FILE, is_plain, load_config, trained_len
 from trc2.config import MODELS, RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.config.section import is_within
+from trc2.continuing.earlier import SUFFIX, base_name, earlier_tasks
 from trc2.errors import UserError, brief
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
@@ -54,6 +55,16 @@ class ContinuationRequest:
     prediction: Prediction | None = None
 
 
+def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:
+    """Whether a child begins a log of its own, with a bounded past; see `trc2.continuing.earlier`.
+
+    It does if the run is that of a version, or if the child is taught a task that the run knows already.
+    """
+    config = run.config()
+    names = set() if config.stream is None else {base_name(task.name) for task in config.stream.tasks}
+    return run.is_of_version or not names.isdisjoint(task.name for task in request.tasks)
+
+
 def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
     """PARENT+TASK, beside the parent."""
     home = parent.resolve()
@@ -68,7 +79,8 @@ def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> Ru
         raise UserError("There is no task to go on with: name at least one.")
     run = RunFolder(parent)
     if run.is_run:
-        return _longer_config(run, run.config(), request, folder)
+        make = _restarted_config if starts_over(run, request) else _longer_config
+        return make(run, run.config(), request, folder)
     if not parent.is_dir():
         home = parent.resolve().parent
         others = [path.name for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
@@ -97,9 +109,6 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
         )
     stream = config.stream.model_dump(mode="json")
     old, new = [task["name"] for task in stream["tasks"]], [task.name for task in request.tasks]
-    for name in new:
-        if name in old:
-            raise UserError(f"{parent} has learnt a task '{name}' already: give the new one another name.")
     stream["tasks"] = [*stream["tasks"], *(task.model_dump(mode="json") for task in request.tasks)]
     for setting in ("order", "only"):  # new tasks come last, and are trained
         if stream[setting] is not None:
@@ -113,6 +122,41 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
     changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), request.overrides))
     _check_changes(parent, longer, changed, len(old))
     _check_steps(parent, config, changed)
+    return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _restarted_config(parent: RunFolder, config: RunConfig, request: ContinuationRequest, folder: Path) -> RunConfig:
+    """The parent's settings with a log of its own: the new tasks are trained, and texts of the past are measured."""
+    if config.stream is None:
+        raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
+    if config.model.name == "lora_drs":
+        raise UserError(
+            f"{parent} has an adapter for each of its tasks (lora_drs), which cannot be counted anew: give the new "
+            "task a name of its own, outside of a versions folder."
+        )
+    taught = [task.name for task in request.tasks]
+    if reserved := [name for name in taught if name.endswith(SUFFIX)]:
+        raise UserError(f"The task name {reserved[0]} is used for earlier text: leave {SUFFIX} out.")
+    past = earlier_tasks(parent, taught)
+    known = {base_name(task.name) for task in past}
+    past += [task.replace(holdout=1.0) for task in request.keep if task.name not in known]
+    values: dict[str, Any] = config.model_dump(mode="json")
+    values["stream"] |= {
+        "tasks": [task.model_dump(mode="json") for task in (*past, *request.tasks)],
+        "order": None, "only": taught, "mode": "sequential", "replay_prefill_files": [], "replay_prefill_tasks": [],
+    }  # fmt: skip
+    values["output"]["folder"] = str(folder)
+    same = RunConfig(**_with_share(parent, config, values, request.share))
+    changed = RunConfig(**apply_overrides(same.model_dump(mode="json"), request.overrides))
+    assert changed.stream is not None
+    for path, (old, new) in differences(same, changed).items():
+        if _changes_function(path) or is_within(path, frozenset({"stream.tokenizer", "stream.only", "stream.order"})):
+            raise UserError(
+                f"{path}={brief(new, 80)} cannot be set in a run that goes on from {parent}, which has "
+                f"{brief(old, 80)}: leave it out, or go on from its export."
+            )
+    if [task.name for task in changed.stream.tasks] != [task.name for task in (*past, *request.tasks)]:
+        raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 

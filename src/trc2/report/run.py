@@ -143,11 +143,11 @@ def own_part(run: Run, lineage: Lineage) -> Run:
 
     Tasks of the parent count as learned at step 0, so forgetting is measured against the parent.
     """
-    first = lineage.step
+    first = lineage.first_step
     trained = {span.task for span in run.spans}
     old = [task for task in run.tasks if task not in lineage.tasks]
-    # A parent run did not learn tasks that it only measured; of a saved model every named task counts as learned.
-    spans = [TaskSpan(task, 0, 0) for task in old if task in trained or not lineage.is_run]
+    # A parent run did not learn tasks that it only measured; if the log starts with the child, all count as learned.
+    spans = [TaskSpan(task, 0, 0) for task in old if task in trained or first == 0]
     spans += [TaskSpan(s.task, s.start - first, s.end - first) for s in run.spans if s.task in lineage.tasks]
     tables = {
         name: ScoreTable(

@@ -208,7 +208,7 @@ def run_numbers(folder: Path) -> dict[str, Any]:
     run, lineage = read_run(folder), RunFolder(folder).lineage()
     numbers = {"schema": SCHEMA, **numbers_of(run), "parent": None}
     if lineage is not None:
-        scores = run.perplexity.scores.get(lineage.step, {})
+        scores = run.perplexity.scores.get(lineage.first_step, {})
         numbers["parent"] = {"folder": lineage.parent, "step": lineage.step, "perplexity": dict(scores)}
     return numbers
 

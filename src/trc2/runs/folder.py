@@ -38,6 +38,7 @@ from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read
 from trc2.system.files import reading, refuse_link, write_atomically
 
 FAILURE = "failure.json"  # what a sweep keeps of a run that failed
+VERSION_FILE = "version.json"  # beside a run that is part of a version, see trc2.versions
 Warn = Callable[[str], None]
 """Receives a warning for the user."""
 
@@ -57,6 +58,7 @@ class RunFolder:
         self.parent_file = path / "parent.json"
         self.variant_file = path / "variant.json"  # the name that a sweep gives this run, docs/sweeps.md
         self.checkpoints = path / "checkpoints"
+        self.held_out = path / "held_out"  # documents on which later runs are judged, see trc2.continuing.earlier
         self.first_weights_file = path / "pretrained.sha256"
         self.model_files = path / "pretrained"  # the small files of the Hugging Face folder it began with
 
@@ -73,6 +75,11 @@ class RunFolder:
     def is_run(self) -> bool:
         """The config is written last, so a folder with a config has the other files too."""
         return self.config_file.is_file()
+
+    @property
+    def is_of_version(self) -> bool:
+        """Whether the run is part of a version."""
+        return (self.path.resolve().parent / VERSION_FILE).is_file()
 
     @property
     def has_metrics(self) -> bool:
@@ -173,7 +180,7 @@ class RunFolder:
     def first_step(self) -> int:
         """The step at which it took over from its parent."""
         lineage = self.lineage()
-        return 0 if lineage is None else lineage.step
+        return 0 if lineage is None else lineage.first_step
 
     def records(self) -> list[Record]:
         """The records without those that a resume superseded."""
@@ -248,7 +255,11 @@ class RunFolder:
             settings = {"eos_token": prepared.tokenizer.end}
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         if isinstance(config.model, HFConfig):
-            copy_model_files(config.model.pretrained, self.model_files)
+            # A parent has these files too, and the first folder may be gone.
+            if parent is not None and parent.model_files.is_dir():
+                copy_model_files(str(parent.model_files), self.model_files)
+            else:
+                copy_model_files(config.model.pretrained, self.model_files)
             sums = self._pretrained_checksums(config) if parent is None else parent.first_weights()
             if sums:
                 write_atomically(self.first_weights_file, checksum_lines(sums).encode())

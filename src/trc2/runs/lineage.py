@@ -11,7 +11,7 @@ from pathlib import Path
 from trc2.errors import UserError
 from trc2.system.files import reading, to_json, write_atomically
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Prediction:
 class Lineage:
     """The parent, the step at which this run takes over, and the tasks that are new in it.
 
-    A parent that is a saved model has no steps and no known tasks, so the child begins at 0. `weights` is the checksum
+    A parent that is a saved model has no steps and no known tasks, so the child begins at 0. A child that `starts_over`
+    follows a run and begins a log of its own at 0, see `trc2.continuing.earlier`. `weights` is the checksum
     of the weights that the child began with. `limit` is how much the perplexity of a past task may rise. It is stored
     with the child, so that every command that finishes the run checks the same limit.
     """
@@ -40,11 +41,19 @@ class Lineage:
     prediction: Prediction | None = None
     kept: tuple[str, ...] = ()  # texts of --keep: of this run, and of those it goes on from
     relative: str | None = None  # the parent as seen from the child's folder, for commands from elsewhere
+    starts_over: bool = False
+
+    @property
+    def first_step(self) -> int:
+        """The step of the child's log at which it took over."""
+        return 0 if self.starts_over else self.step
 
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
         content |= {name: getattr(self, name) for name in ("tasks", "weights", "limit", "kept", "relative")}
+        if self.starts_over:
+            content["starts_over"] = True
         if self.prediction is not None:
             content["trial"] = asdict(self.prediction)
         write_atomically(path, to_json(content, indent=2).encode())
@@ -82,4 +91,5 @@ def read_lineage(path: Path) -> Lineage:
             parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
             None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
+            content.get("starts_over") is True,
         )  # fmt: skip

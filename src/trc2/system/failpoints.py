@@ -16,6 +16,9 @@ CONTINUING = ("inherit", "inherited")  # while the parent's state is copied; jus
 JUDGING = ("verdict", "verdict written")  # before and after the acceptance check writes what it found
 EXPORTING = ("export", "export rename")
 PREPARING = ("pack", "pack rename")
+PROMOTING = ("version", "version rename", "version event")  # whole; it has its name; it is in the table
+GOING_BACK = ("rollback", "rolled back")
+PRUNING = ("prune",)  # the event is in the table, the files are still there
 _passed: Counter[str] = Counter()
 
 

@@ -1,0 +1,409 @@
+"""A versions folder: accepted models over time, with `promote`, `rollback` and pruning by a rule.
+
+VERSIONS/versions.jsonl          the table of events; the newest promote or rollback names the accepted version
+VERSIONS/0007-3fa9c1d2e0b4/      a version: version.json, model/ and, unless pruned or a saved model, run/
+VERSIONS/attempts/0008-news/     a run that may become the next version
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from trc2.backbones.saved import CONFIG_FILE, is_plain
+from trc2.config.pretrained import MODEL_FILES, WEIGHTS, locate, weight_files
+from trc2.continuing.acceptance import read_verdict, why_not_accepted
+from trc2.continuing.earlier import read_again, write_held_out
+from trc2.errors import UserError, did_you_mean
+from trc2.hf.export import export_run
+from trc2.report.run import read_run
+from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
+from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.lock import lock_folder
+from trc2.runs.schedule import TaskSchedule
+from trc2.system.failpoints import failpoint
+from trc2.system.files import finite, sync_folder
+from trc2.versions.entry import (
+    CARD,
+    CHECKPOINTS,
+    MODEL,
+    RUN,
+    Version,
+    content_of,
+    copy_tree,
+    list_files,
+    make_durable,
+    name_of,
+    protect,
+    read_version,
+    write_description,
+)
+from trc2.versions.table import Event, accepted, check_reason, now, read_events, write_events
+
+TABLE, ATTEMPTS = "versions.jsonl", "attempts"
+NAME = re.compile(r"\d{4,}-[0-9a-f]{12}")
+PARTIAL = ".partial-"
+NOT_KEPT = {"lock", "lock.owner", "checkpoints", "summary.md", "summary.png", "hippocampus.png", "tensorboard", "wandb"}
+KEEP_CHECKPOINTS = 3  # the accepted version, and those that two rollbacks lead to
+
+
+def is_versions(folder: Path) -> bool:
+    """Whether a folder is a versions folder."""
+    try:
+        return (folder / TABLE).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning removed of a version: "checkpoint" or "all", and how many bytes."""
+
+    version: str
+    removed: str
+    bytes: int
+
+
+class Versions:
+    """The versions in a folder. Everything is read from the disk at every call."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.table = self.folder / TABLE
+
+    def __repr__(self) -> str:
+        return f"Versions({str(self.folder)!r})"
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def events(self) -> list[Event]:
+        """The table, oldest event first."""
+        if not is_versions(self.folder):
+            raise UserError(
+                f"{self.folder} is not a versions folder: make one by `trc2 promote {self.folder} RUN --first`."
+            )
+        return read_events(self.table)
+
+    def all(self) -> list[Version]:
+        """All versions, oldest first."""
+        return self._versions(self.events())
+
+    def accepted(self) -> Version:
+        """The version in use."""
+        events = self.events()
+        name = accepted(events)
+        if name is None:
+            raise UserError(f"{self.folder} has no accepted version: add one by `trc2 promote {self.folder} RUN`.")
+        return self._version(events, name)
+
+    def get(self, name: str) -> Version:
+        """A version by its name, or by its number if that is all of digits."""
+        events = self.events()
+        names = _names(events)
+        numbered = [one for one in names if name.isdigit() and int(one.split("-")[0]) == int(name)]
+        if name not in names and not numbered:
+            raise UserError(f"{self.folder} has no version '{name}': {did_you_mean(name, names)}")
+        return self._version(events, numbered[0] if numbered else name)
+
+    def _versions(self, events: Sequence[Event]) -> list[Version]:
+        return [self._version(events, name) for name in _names(events)]
+
+    def _version(self, events: Sequence[Event], name: str) -> Version:
+        added = next(event for event in events if event.version == name and event.manifest)
+        removed = [event.removed for event in events if event.version == name and event.kind == "prune"]
+        return read_version(self.folder / name, added.manifest, removed=removed[-1] if removed else "")
+
+    # ------------------------------------------------------------------------------------------------ moving
+
+    def promote(
+        self,
+        run: str | Path,
+        *,
+        first: bool = False,
+        anyway: bool = False,
+        reason: str = "",
+        warn: Warn = lambda message: None,
+    ) -> Version:
+        """Add a finished run that passed its acceptance check, or a saved model, and make it the accepted version.
+
+        `first` begins a versions folder with a run or model that has no verdict. `anyway` adds a run that was refused
+        or not judged, or that does not go on from the accepted version. Calling it again with the same run is harmless.
+        """
+        source = Path(run)
+        check_reason(reason)
+        if not is_versions(self.folder):
+            if not first:
+                self.events()  # says what to do
+            _check_is_free(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(self.folder):
+            events = read_events(self.table) if self.table.exists() else []
+            self._remove_leftovers(events)
+            origin = self._source_name(source)
+            if origin.startswith(f"{ATTEMPTS}/") and (added := self._added(events, origin)):
+                return added  # and the attempt is removed
+            if first and events:
+                raise UserError(f"{self.folder} has versions already: leave --first out.")
+            earlier = self._version(events, accepted(events) or "") if events else None
+            with lock_folder(source) if RunFolder(source).is_run else nullcontext():
+                parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
+                version = self._add(source, events, earlier, parent, anyway=anyway or first, reason=reason, warn=warn)
+            self._remove_promoted(self._versions(self.events()))
+        return version
+
+    def rollback(self, to: str | None = None, *, reason: str = "") -> Version:
+        """Make another version the accepted one: by default the one that the accepted version replaced."""
+        check_reason(reason)
+        self.events()
+        with lock_folder(self.folder):
+            events = self.events()
+            self._remove_leftovers(events)
+            current = self.accepted()
+            name = current.replaced if to is None else self.get(to).name
+            if name is None:
+                raise UserError(f"{current.name} is the first version of {self.folder}: there is none before it.")
+            version = self._version(events, name).check()
+            failpoint("rollback")
+            write_events(self.table, [*events, Event(len(events) + 1, "rollback", name, now(), reason)])
+            failpoint("rolled back")
+        return version
+
+    def prune(self, keep_checkpoints: int = KEEP_CHECKPOINTS, keep_models: int | None = None) -> list[Pruned]:
+        """Remove checkpoints of old versions, and with `keep_models` all files of the oldest; returns what was removed.
+
+        The accepted version and those that rollbacks from it lead to come first in both counts, then the newest.
+        """
+        for name, value in (("keep_checkpoints", keep_checkpoints), ("keep_models", keep_models)):
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} would remove the accepted version: keep at least 1.")
+        pruned: list[Pruned] = []
+        self.events()
+        with lock_folder(self.folder):
+            events = self.events()
+            self._remove_leftovers(events)
+            for number, version in enumerate(self._by_need(events)):
+                removed = "checkpoint" if number >= keep_checkpoints and version.run is not None else ""
+                if keep_models is not None and number >= keep_models and version.has_model:
+                    removed = "all"
+                if not removed:
+                    continue
+                events.append(Event(len(events) + 1, "prune", version.name, now(), removed=removed))
+                write_events(self.table, events)
+                failpoint("prune")
+                pruned.append(Pruned(version.name, removed, version.size - self.get(version.name).size))
+            self._remove_leftovers(events)
+        return pruned
+
+    def _by_need(self, events: Sequence[Event]) -> list[Version]:
+        """All versions: the accepted one and those that the next two rollbacks lead to, then from the newest on."""
+        versions = {version.name: version for version in self._versions(events)}
+        needed: list[Version] = []
+        name = accepted(events)
+        while name is not None and len(needed) < KEEP_CHECKPOINTS:
+            needed.append(versions.pop(name))
+            name = needed[-1].replaced
+        return [*needed, *reversed(versions.values())]
+
+    # ------------------------------------------------------------------------------------------------ attempts
+
+    def attempts(self) -> list[Path]:
+        """The runs that may become versions, or were refused."""
+        home = self.folder / ATTEMPTS
+        return sorted(path for path in home.iterdir() if RunFolder(path).is_run) if home.is_dir() else []
+
+    def next_attempt(self, tasks: Sequence[str], is_taken: Callable[[Path], bool] = Path.exists) -> Path:
+        """A folder for the next run, named by the number of the version it may become and its tasks."""
+        events = self.events()
+        number = max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
+        first = f"{number:04d}-{'+'.join(tasks)[:150]}"
+        names = (first if attempt == 1 else f"{first}-{attempt}" for attempt in count(1))
+        return next(path for path in (self.folder / ATTEMPTS / name for name in names) if not is_taken(path))
+
+    def version_of(self, path: Path) -> str | None:
+        """The name of the version to which a folder belongs; None if it lies elsewhere."""
+        try:
+            inside = path.resolve().relative_to(self.folder.resolve()).parts
+        except ValueError:
+            return None
+        return inside[0] if inside and NAME.fullmatch(inside[0]) else None
+
+    # ------------------------------------------------------------------------------------------------ adding
+
+    def _check_source(
+        self, source: Path, earlier: Version | None, *, first: bool, anyway: bool, events: Sequence[Event]
+    ) -> str | None:
+        """Reject a folder that must not become the accepted version; returns the version that it goes on from."""
+        run = RunFolder(source)
+        if not run.is_run and not (source / CONFIG_FILE).is_file():
+            raise UserError(f"{source} holds neither a finished run nor a saved model: name either.")
+        lineage = run.lineage() if run.is_run else None
+        if lineage is None:
+            if not first and not anyway:
+                raise UserError(
+                    f"{source} does not go on from another run or model, so no acceptance check compared it with "
+                    f"{'the accepted version' if earlier is None else earlier.name}: add it with --anyway."
+                )
+            return None
+        step, parent = TaskSchedule.of_run(run.config()).total_steps, None
+        with suppress(UserError):
+            parent = self.version_of(lineage.find(source))
+        if anyway:
+            return parent
+        reason = why_not_accepted(run, step)
+        if reason is not None:
+            raise UserError(f"{source} {reason}: go on using its parent, or add it with --anyway.")
+        verdict = read_verdict(run)
+        if not first and (verdict is None or verdict.limit is None):
+            raise UserError(
+                f"{source} was not judged by a limit: `trc2 check PARENT {source} --max-forgetting 0.05` judges it, or "
+                "add it with --anyway."
+            )
+        is_added = any(self._version(events, name).source == self._source_name(source) for name in _names(events))
+        if earlier is not None and parent != earlier.name and not is_added:
+            raise UserError(
+                f"{source} goes on from {parent or lineage.parent}, but {earlier.name} is accepted now, and what that "
+                f"one learned would be lost: teach {self.folder} again, or add it with --anyway."
+            )
+        return parent
+
+    def _added(self, events: Sequence[Event], origin: str, content: str | None = None) -> Version | None:
+        """The accepted version that was made from this source, if a command that was killed comes again."""
+        for version in self._versions(events):
+            if version.source == origin and content in (version.content, None):
+                if version.name == accepted(events):
+                    return version
+                raise UserError(
+                    f"{origin} is {version.name} already, which is not accepted any more: `trc2 rollback "
+                    f"{self.folder} --to {version.name}` makes it so."
+                )
+        return None
+
+    def _add(
+        self, source: Path, events: list[Event], earlier: Version | None, parent: str | None, *, anyway: bool,
+        reason: str, warn: Warn,
+    ) -> Version:  # fmt: skip
+        partial = self.folder / f"{PARTIAL}{secrets.token_hex(4)}"
+        partial.mkdir()
+        try:
+            run = RunFolder(source)
+            details = (
+                self._copy_run(run, partial, anyway=anyway, warn=warn) if run.is_run else _copy_model(source, partial)
+            )
+            files = list_files(partial)
+            content, origin = content_of(files), self._source_name(source)
+            if added := self._added(events, origin, content):
+                return added
+            number = max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
+            name, time = name_of(number, content), now()
+            description = {
+                "number": number, "content": content, "time": time, "parent": parent,
+                "replaced": None if earlier is None else earlier.name, "source": origin, **details, "files": files,
+                "reason": reason,
+            }  # fmt: skip
+            manifest = write_description(partial, description)
+            make_durable(partial)
+            protect(partial)
+            failpoint("version")
+            os.replace(partial, self.folder / name)
+            sync_folder(self.folder)
+            failpoint("version rename")
+            write_events(self.table, [*events, Event(len(events) + 1, "promote", name, time, reason, manifest)])
+            failpoint("version event")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return self.get(name)
+
+    def _copy_run(self, run: RunFolder, partial: Path, *, anyway: bool, warn: Warn) -> dict[str, Any]:
+        """Export the model, and copy what `trc2 continue` needs; returns what version.json says about the run."""
+        from trc2 import __version__
+
+        config, paths = run.config(), list_checkpoints(run.checkpoints)
+        if not paths or step_of(paths[-1]) != TaskSchedule.of_run(config).total_steps:
+            raise UserError(f"{run} has not ended: `trc2 resume {run}` first.")
+        load_checkpoint(paths[-1])  # it must be whole
+        export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)
+        names = [
+            path.name for path in run.path.iterdir() if path.name not in NOT_KEPT and not path.name.startswith(".")
+        ]
+        copy_tree(run.path, partial / RUN, [*names, f"checkpoints/{paths[-1].name}"])
+        if not run.held_out.is_dir():
+            write_held_out(partial / RUN / run.held_out.name, read_again(run))
+        read, lineage, verdict = read_run(run.path), run.lineage(), read_verdict(run)
+        taught = read.order if lineage is None else lineage.tasks
+        return {
+            "tasks": list(taught),
+            "verdict": None if verdict is None else verdict.describe(),
+            "scores": {
+                task: {"before": _number(before), "learnt": _number(learnt), "kept": _number(kept)}
+                for task, (before, learnt, kept) in read.task_scores().items()
+            },
+        }
+
+    def _source_name(self, source: Path) -> str:
+        """Where a version came from: an attempt by its path below this folder, else a whole path."""
+        home = (self.folder / ATTEMPTS).resolve()
+        path = source.resolve()
+        return f"{ATTEMPTS}/{path.name}" if path.parent == home else str(path)
+
+    # ------------------------------------------------------------------------------------------------ cleaning up
+
+    def _remove_leftovers(self, events: Sequence[Event]) -> None:
+        """Remove what killed commands left: unfinished folders, and files that a `prune` event says are gone."""
+        names = set(_names(events))
+        for path in self.folder.iterdir():
+            is_unknown = NAME.fullmatch(path.name) is not None and path.name not in names
+            if path.is_dir() and not path.is_symlink() and (path.name.startswith(PARTIAL) or is_unknown):
+                shutil.rmtree(path, ignore_errors=True)
+        for version in self._versions(events):
+            if version.removed == "all":
+                shutil.rmtree(version.folder / MODEL, ignore_errors=True)
+                shutil.rmtree(version.folder / RUN, ignore_errors=True)
+            elif version.removed:
+                shutil.rmtree(version.folder / CHECKPOINTS, ignore_errors=True)
+        self._remove_promoted(self._versions(events))
+
+    def _remove_promoted(self, versions: Sequence[Version]) -> None:
+        """Remove attempts that became versions. Their numbers are never used again, so the names are theirs."""
+        for version in versions:
+            home, _, name = version.source.partition("/")
+            if home == ATTEMPTS and name and (self.folder / ATTEMPTS / name).is_dir():
+                shutil.rmtree(self.folder / ATTEMPTS / name, ignore_errors=True)
+
+
+def _names(events: Sequence[Event]) -> list[str]:
+    """The names of all versions, in the order in which they were added."""
+    return [event.version for event in events if event.manifest]
+
+
+def _check_is_free(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose a new folder for the versions.")
+    own = {"lock", "lock.owner"}
+    if folder.is_dir() and any(p.name not in own and not p.name.startswith(PARTIAL) and not NAME.fullmatch(p.name)
+                               for p in folder.iterdir()):  # fmt: skip
+        raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
+
+
+def _copy_model(source: Path, partial: Path) -> dict[str, Any]:
+    """Copy a saved model: weights, settings, tokenizer and card."""
+    names = {path.name for path in weight_files(locate(str(source), with_weights=True))}
+    names |= {*MODEL_FILES, CARD, CONFIG_FILE, WEIGHTS[1]}
+    if not is_plain(source):
+        names |= {path.name for path in source.iterdir() if path.suffix == ".json"}
+    (partial / MODEL).mkdir(parents=True)
+    for name in sorted(names):
+        if (source / name).is_file():  # in the hub's cache a file is a link
+            shutil.copyfile(source / name, partial / MODEL / name)
+    return {"tasks": [], "verdict": None, "scores": {}}
+
+
+def _number(value: float | None) -> Any:
+    return None if value is None else finite(value)

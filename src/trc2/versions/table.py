@@ -1,0 +1,85 @@
+"""The table of a versions folder: one line for each event, each with a hash of itself and of the line before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal, get_args
+
+from trc2.errors import UserError
+from trc2.stream.cache import digest
+from trc2.system.files import reading, refuse_link, sync_folder, write_atomically
+
+SCHEMA = 1
+Kind = Literal["promote", "rollback", "prune"]
+MOVES = ("promote", "rollback")  # the newest of these names the accepted version
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a version.
+
+    `manifest` is the sha256 of version.json, in the line that adds the version. `removed` is what a `prune` took away:
+    "checkpoint" or "all".
+    """
+
+    number: int
+    kind: Kind
+    version: str
+    time: str
+    reason: str = ""
+    manifest: str = ""
+    removed: str = ""
+
+
+def now() -> str:
+    """The time, in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events, oldest first; a line that is not what was written is an error."""
+    events: list[Event] = []
+    with reading(path):
+        lines = path.read_bytes().split(b"\n")
+        if lines.pop():
+            raise ValueError("its last line has no end")
+        before = ""
+        for number, line in enumerate(lines, 1):
+            content = json.loads(line)
+            checksum = content.pop("checksum")
+            if checksum != digest([before, content]) or content.pop("schema") != SCHEMA or content["number"] != number:
+                raise ValueError(f"line {number} is not what was written")
+            event = Event(**content)
+            if event.kind not in get_args(Kind):
+                raise ValueError(f"line {number} has the unknown kind {event.kind!r}")
+            events.append(event)
+            before = checksum
+    return events
+
+
+def write_events(path: Path, events: Sequence[Event]) -> None:
+    """Write the whole table in one step. It is short, so no line is ever torn."""
+    refuse_link(path)
+    lines, before = [], ""
+    for event in events:
+        content = {"schema": SCHEMA, **asdict(event)}
+        before = digest([before, content])
+        lines.append(json.dumps({**content, "checksum": before}) + "\n")
+    write_atomically(path, "".join(lines).encode())
+    sync_folder(path.parent)
+
+
+def accepted(events: Sequence[Event]) -> str | None:
+    """The name of the accepted version; None before the first."""
+    return next((event.version for event in reversed(events) if event.kind in MOVES), None)
+
+
+def check_reason(reason: str) -> str:
+    """A reason is one line of the table."""
+    if "\n" in reason or len(reason) > 1000:
+        raise UserError("The reason has several lines or more than 1,000 characters: give one short line.")
+    return reason

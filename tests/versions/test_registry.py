@@ -1,0 +1,169 @@
+"""A versions folder: whole entries, one table, and no half state whenever the process dies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.versions.conftest import add, refuse
+from trc2.errors import UserError
+from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
+from trc2.system.failpoints import GOING_BACK, PROMOTING
+from trc2.verify.kill_runner import run_in_child
+from trc2.versions.registry import Versions, is_versions
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
+
+def test_a_version_is_whole_in_itself(versions: Versions, attempt: Path) -> None:
+    first = versions.accepted()
+    assert first.name == f"0001-{first.content[:12]}"
+    assert (first.model / "model.safetensors").is_file()
+    assert set(first.held_out) == {"fruit", "tools"}
+    second = versions.promote(attempt, reason="week 2")
+    assert versions.accepted().name == second.name
+    assert (second.parent, second.replaced, second.reason) == (first.name, first.name, "week 2")
+    assert second.tasks == ("colours",)
+    assert set(second.held_out) == {"colours", "fruit", "tools"}
+    assert second.verdict is not None
+    assert set(second.verdict["tasks"]) == {"fruit", "tools"}
+    assert not attempt.exists()  # the version holds it
+    assert [event.kind for event in versions.events()] == ["promote", "promote"]
+    assert second.run is not None
+    assert RunFolder(second.run).newest_checkpoint(pytest.fail) is not None
+
+
+def test_going_back_is_one_line_in_the_table(versions: Versions, attempt: Path) -> None:
+    add(versions, attempt, 2)
+    first, second, third = [version.name for version in versions.all()]
+    assert versions.rollback(reason="bad answers").name == second
+    assert versions.rollback().name == first
+    with pytest.raises(UserError, match="is the first version"):
+        versions.rollback()
+    assert versions.rollback("3").name == third
+    with pytest.raises(UserError, match="has no version '0009-x': "):
+        versions.rollback("0009-x")
+    assert [event.kind for event in versions.events()] == ["promote"] * 3 + ["rollback"] * 3
+    assert versions.events()[3].reason == "bad answers"
+
+
+def test_a_run_that_was_refused_or_has_another_parent_is_not_promoted(
+    versions: Versions, attempt: Path, trained: Path
+) -> None:
+    refused = refuse(attempt)
+    with pytest.raises(UserError, match="was refused by its acceptance check"):
+        versions.promote(refused)
+    late = shutil.copytree(attempt, attempt.with_name("late"))
+    versions.promote(attempt)
+    with pytest.raises(UserError, match="is accepted now, and what that one learned would be lost"):
+        versions.promote(late)
+    with pytest.raises(UserError, match="no acceptance check compared it"):
+        versions.promote(trained)
+    assert refused.exists()
+    assert versions.promote(refused, anyway=True, reason="for a test").number == 3
+    with pytest.raises(UserError, match="leave --first out"):
+        versions.promote(trained, first=True)
+
+
+def test_names_are_never_used_again(versions: Versions, attempt: Path) -> None:
+    assert versions.next_attempt(["colours"]).name == "0002-colours-2"
+    versions.promote(attempt)
+    versions.rollback()
+    assert versions.next_attempt(["colours"]).name == "0003-colours"
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "run/metrics.jsonl", "version.json"])
+def test_a_flipped_bit_is_one_sentence(versions: Versions, name: str) -> None:
+    path = versions.accepted().folder / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match="is not what was written, its checksum differs"):
+        versions.accepted().check()
+
+
+def test_every_flipped_bit_of_the_table_is_found(versions: Versions) -> None:
+    content = versions.table.read_bytes()
+    for place in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 7)
+        versions.table.write_bytes(bytes(changed))
+        with pytest.raises(UserError):
+            versions.events()
+    versions.table.write_bytes(content)
+    versions.events()
+
+
+@pytest.mark.parametrize("point", [*PROMOTING, "export rename"])
+def test_killed_while_promoting_nothing_half_is_visible(versions: Versions, attempt: Path, point: str) -> None:
+    first = versions.accepted().name
+    assert run_in_child(versions.promote, attempt, f"{point}:1") < 0
+    assert len(versions.all()) == (2 if point == "version event" else 1)
+    versions.accepted().check()
+    second = versions.promote(attempt)  # the same command again
+    assert (second.number, second.replaced, len(versions.all())) == (2, first, 2)
+    assert sorted(path.name for path in versions.folder.iterdir() if path.name.startswith((".", "0"))) == [
+        first,
+        second.name,
+    ]
+    assert versions.attempts() == []
+
+
+@pytest.mark.parametrize("point", GOING_BACK)
+def test_killed_while_going_back_one_of_both_is_accepted(versions: Versions, attempt: Path, point: str) -> None:
+    first = versions.accepted().name
+    second = versions.promote(attempt).name
+    assert run_in_child(lambda _: versions.rollback(), versions.folder, f"{point}:1") < 0
+    assert versions.accepted().name == (second if point == "rollback" else first)
+
+
+def test_two_processes_do_not_promote_at_once(versions: Versions, attempt: Path) -> None:
+    with lock_folder(versions.folder), pytest.raises(UserError, match="is in use by process"):
+        versions.promote(attempt)
+
+
+def test_pruning_never_takes_what_a_rollback_needs(versions: Versions, attempt: Path) -> None:
+    add(versions, attempt, 4)
+    assert [one.version[:4] for one in versions.prune()] == ["0002", "0001"]
+    assert [version.run is not None for version in versions.all()] == [False, False, True, True, True]
+    for version in versions.all():
+        version.check()
+        assert (version.folder / "run" / "checkpoints").exists() == (version.run is not None)
+    assert versions.prune() == []
+    assert run_in_child(lambda _: versions.prune(keep_models=4), versions.folder, "prune:1") < 0
+    assert not versions.get("1").has_model
+    versions.prune(keep_models=4)
+    assert [path.name for path in (versions.folder / versions.all()[0].name).iterdir()] == ["version.json"]
+    with pytest.raises(UserError, match="were pruned"):
+        versions.rollback("1")
+    versions.rollback("2")  # its model is there
+    with pytest.raises(UserError, match="keep at least 1"):
+        versions.prune(0)
+
+
+def test_a_first_version_needs_a_new_folder_and_a_finished_run(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--first"):
+        Versions(tmp_path / "versions").promote(trained)
+    assert not (tmp_path / "versions").exists()
+    with pytest.raises(UserError, match="holds other files"):
+        Versions(trained).promote(trained, first=True)
+    with pytest.raises(UserError, match="neither a finished run nor a saved model"):
+        Versions(tmp_path / "new").promote(tmp_path, first=True)
+    assert not is_versions(tmp_path / "new")
+    last = max((trained / "checkpoints").iterdir())
+    shutil.rmtree(last)
+    with pytest.raises(UserError, match="has not ended"):
+        Versions(tmp_path / "new").promote(trained, first=True)
+
+
+def test_a_saved_model_can_be_first(versions: Versions, tmp_path: Path) -> None:
+    model = shutil.copytree(versions.accepted().model, tmp_path / "model")
+    other = Versions(tmp_path / "other")
+    version = other.promote(Path(model), first=True)
+    assert version.run is None
+    assert version.content == versions.accepted().content  # equal models have equal hashes
+    assert RunFolder(version.model).is_run is False
