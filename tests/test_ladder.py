@@ -18,7 +18,7 @@ LADDER = [
     {"config", "distributed"},
     {"ops"},
     {"nn"},
-    {"model", "replay"},
+    {"model", "replay", "recall"},
     {"backbones"},
     {"stream", "metrics", "reference"},
     {"strategies", "generate"},

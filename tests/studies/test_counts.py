@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studies.counts import DISCOUNT, KneserNey
+from studies.counts import probabilities
+from trc2.recall.counts import DISCOUNT, Counts
 
 VOCABULARY = 5
 
@@ -39,17 +40,8 @@ rows_of_tokens = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=6, m
 @settings(max_examples=40, deadline=None)
 @given(rows_of_tokens, rows_of_tokens, st.integers(1, 3))
 def test_probabilities_equal_the_slow_version(trained: np.ndarray, scored: np.ndarray, order: int) -> None:
-    found = KneserNey(list(trained), VOCABULARY, order).probabilities(scored)
+    found = probabilities(Counts.of(list(trained), VOCABULARY, order, count_starts=False), scored)
     for row, values in zip(scored, found, strict=True):
         for place in range(1, len(row)):
             context = tuple(int(t) for t in row[max(0, place - order + 1) : place])
             assert values[place - 1] == pytest.approx(slow(trained, order, context, int(row[place])), rel=1e-12)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_probabilities_of_all_tokens_add_up_to_one(order: int) -> None:
-    rng = np.random.default_rng(0)
-    model = KneserNey(list(rng.integers(0, VOCABULARY, (8, 12))), VOCABULARY, order)
-    for context in ([0, 1], [4, 4], [3, 2]):
-        rows = np.asarray([[*context, token] for token in range(VOCABULARY)])
-        assert model.probabilities(rows)[:, -1].sum() == pytest.approx(1.0, abs=1e-12)

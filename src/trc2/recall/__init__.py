@@ -1,0 +1,1 @@
+"""Stored documents that a model reads while it predicts: counts, store, gate, and the reader that joins them."""
