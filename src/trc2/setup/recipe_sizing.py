@@ -27,7 +27,7 @@ from trc2.system.machine import available_cores
 from trc2.system.precision import choose_device
 from trc2.training.data import StreamData
 from trc2.training.efficiency import peak_matmul_flops
-from trc2.training.forecast import Agenda
+from trc2.training.forecast import tokens_to_score
 
 MIN_STEPS = 150  # of a task, before a larger model is worth its time
 MAX_PASSES = 10  # over a task's text, after which more steps teach the text by heart
@@ -188,7 +188,7 @@ def _timed(proposal: Proposal, corpora: list[Corpus], stream_data: StreamData, s
         steps = {name: max(1, min(most[name], count)) for name, count in steps.items()}
         proposal = _with_steps(proposal, steps)
         schedule = TaskSchedule.of_run(proposal.config)
-        scored = float(Agenda(proposal.config, schedule, stream_data).after(-1)[0])
+        scored = float(tokens_to_score(proposal.config, schedule, stream_data)[0])
         length, rows = proposal.config.train.sequence_length, proposal.config.eval.batch_size
         scoring = scored * proposal.speed.scoring / (rows * length)
         work = OVERHEAD * (schedule.total_steps * proposal.speed.step + scoring)

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trc2.errors import UserError
+from trc2.metrics.forgetting import PERPLEXITY
 from trc2.runs.folder import RunFolder
-from trc2.runs.records import Record
+from trc2.runs.records import Record, scores_by_task
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.console import clock
 from trc2.system.files import reading, write_atomically
 from trc2.training.efficiency import PEAK_MEMORY
-from trc2.training.forecast import Forecast, perplexities
+from trc2.training.forecast import Forecast
 
 SECONDS_BETWEEN_DRAWINGS = 0.2  # in a notebook
 
@@ -62,7 +63,7 @@ class Screen:
         if record.kind == "train":
             self.show_step(step, record.task, self._train_line(record))
         elif record.kind == "eval":
-            scores = "  ".join(f"{name} {value:.4g}" for name, value in perplexities(record).items())
+            scores = "  ".join(f"{name} {value:.4g}" for name, value in scores_by_task(record, PERPLEXITY).items())
             self.show_line(f"step {step}  perplexity  {scores}")
         elif record.kind == "nonfinite":
             self.show_line(f"step {step}  gradients are not finite: the step was skipped")
@@ -76,8 +77,8 @@ class Screen:
             parts.append(f"replay {values['replay/share']:.0%}")
         if "hippocampus/fill" in values:
             parts.append(f"episodic slots {values['hippocampus/fill']:.0%} full")
-        if self.forecast is not None and (left := self.forecast.left()) is not None:
-            parts.append(clock(left))
+        if self.forecast is not None and self.forecast.left is not None:
+            parts.append(clock(self.forecast.left))
         return "  ".join(parts)
 
     def show_step(self, step: int, task: str, line: str) -> None:

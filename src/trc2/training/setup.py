@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -33,7 +32,7 @@ from trc2.system.machine import available_cores, busy_cores, crowding, keep_free
 from trc2.system.precision import choose_device
 from trc2.system.rng import rng_unchanged, seed_everything
 from trc2.system.torchrun import left_over, world_of_process
-from trc2.training.forecast import Agenda, Forecast
+from trc2.training.forecast import Forecast
 from trc2.training.loop import Trainer
 from trc2.training.observers import NotebookScreen, Screen, build_observers
 
@@ -215,7 +214,7 @@ def add_observers(trainer: Trainer, console: Console) -> None:
     if trainer.config.eval.text_sequences:
         with rng_unchanged():
             text_scores([], [])  # imports its libraries, which takes seconds, before the first evaluation
-    forecast = Forecast(Agenda(trainer.config, trainer.schedule, trainer.stream_data), start, time.monotonic())
+    forecast = Forecast(trainer.config, trainer.schedule, trainer.stream_data)
     screen = NotebookScreen if console.is_jupyter and not console.quiet else Screen
     observers.append(screen(trainer.schedule, console, output.log_every, start, forecast, trainer.folder.first_step))
     observers += trackers
