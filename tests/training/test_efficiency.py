@@ -10,24 +10,8 @@ import pytest
 from tests.conftest import MakeRun
 from tests.training.test_loop import trainer
 from trc2.runs.records import Record
-from trc2.training.efficiency import PEAK_MEMORY, efficiency
+from trc2.training.efficiency import PEAK_MEMORY
 from trc2.training.observers import Recorder
-
-
-def test_totals_by_hand() -> None:
-    cost = efficiency(
-        1000, 10.0, 7200.0, last_speed=80.0, memory_gb=3.0, flops_per_token=5.0, peak_flops=2000.0
-    )  # fmt: skip
-    assert cost == {
-        "efficiency/tokens_per_second": 100.0,
-        "efficiency/tokens_per_second_last": 80.0,
-        "efficiency/peak_memory_gb": 3.0,
-        "efficiency/gb_hours": 6.0,
-        "efficiency/training_flops_per_token": 5.0,
-        "efficiency/matmul_flops": 2000.0,
-        "efficiency/utilisation": 0.25,
-        "efficiency/evaluation_share": pytest.approx(1 - 10 / 7200),
-    }
 
 
 def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:
@@ -70,3 +54,11 @@ def test_a_resumed_run_ends_with_the_peak_and_the_hours_of_all_its_processes(
     assert end["efficiency/tokens_per_second_last"] == last != end["efficiency/tokens_per_second"]
     assert end[PEAK_MEMORY] == 1000.0
     assert 1000.0 < end["efficiency/gb_hours"] < 1100.0
+
+    cost = {name.removeprefix("efficiency/"): value for name, value in end.items()}
+    progress, train = second.state.progress, second.config.train
+    assert cost["tokens_per_second"] == progress.step * train.tokens_per_step / progress.train_seconds
+    work_done = cost["tokens_per_second"] * cost["training_flops_per_token"]
+    assert cost["utilisation"] == pytest.approx(work_done / cost["matmul_flops"])
+    hours = cost["gb_hours"] / cost["peak_memory_gb"]
+    assert cost["evaluation_share"] == pytest.approx(1 - progress.train_seconds / 3600 / hours)

@@ -34,14 +34,14 @@ def budget_of(config: RunConfig) -> Budget:
     chunks = replayed_chunks(config.model, train.batch_size * train.sequence_length) if replays else 0.0
     replayed = round(chunks * (config.model.replay_chunk_length - 1) * train.micro_batches)
     replayed += config.strategy.replayed_tokens(config.model, train)
-    flops = _flops_at(train, config)
+    flops = _flops_of_step(config, train)
     scale = 1.0
     if config.budget.match == "tokens":
         scale = train.tokens_per_step / (train.tokens_per_step + replayed)
     elif config.budget.match == "flops":
         if config.budget.reference is None:
             raise UserError("budget.match=flops needs a budget.reference: name the recipe whose FLOPs are the budget.")
-        scale = _flops_at(config.train, load_recipe(config.budget.reference)) / flops
+        scale = _flops_of_step(load_recipe(config.budget.reference), train) / flops
     return Budget(config.budget.match, config.budget.reference, scale, train.tokens_per_step, replayed, flops)
 
 
@@ -59,19 +59,19 @@ def equal_budgets(a: Budget, b: Budget) -> bool:
     return a.tokens_per_step == b.tokens_per_step or any(max(pair) <= TOLERANCE * min(pair) for pair in (tokens, flops))
 
 
-def strategy_flops(config: RunConfig, *, with_replay: bool, train: TrainConfig | None = None) -> float:
-    """FLOPs of a strategy's own passes per micro-batch: a teacher's, or passes over old text that it draws itself."""
-    train, model = train or config.train, config.model
-    tokens = train.batch_size * train.sequence_length
-    replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if with_replay and model.replay else 0.0
-    costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=False)
-    cost, own = sum(costs.values(), Cost()), config.strategy.replayed_tokens(model, train) / train.micro_batches
-    return (config.strategy.forward_tokens(tokens, replayed) * cost.forward + own * cost.training) / tokens
+def training_flops(config: RunConfig, train: TrainConfig, slots: int) -> float:
+    """FLOPs of a micro-batch of this run with the batches of `train`; `slots` are filled memory slots.
+
+    They include replay and a strategy's own passes: a teacher's, or passes over old text that it draws itself.
+    """
+    model, rows, length = config.model, train.batch_size, train.sequence_length
+    tokens, replays = rows * length, model.replay and config.control.mode != "off"
+    replayed = replayed_chunks(model, tokens) * (model.replay_chunk_length - 1) if replays else 0.0
+    alone = sum(step_cost(model, rows, length, slots=model.read_slots, with_replay=False).values(), Cost())
+    drawn = config.strategy.replayed_tokens(model, train) / train.micro_batches
+    own = (config.strategy.forward_tokens(tokens, replayed) * alone.forward + drawn * alone.training) / tokens
+    return sum(step_cost(model, rows, length, slots=slots, with_replay=replays).values(), Cost()).training + own
 
 
-def _flops_at(train: TrainConfig, config: RunConfig) -> float:
-    """FLOPs of a step of this run with these batches, with its own replay and strategy."""
-    model, replays = config.model, config.model.replay and config.control.mode != "off"
-    costs = step_cost(model, train.batch_size, train.sequence_length, slots=model.read_slots, with_replay=replays)
-    own = strategy_flops(config, with_replay=replays, train=train)
-    return (sum(costs.values(), Cost()).training + own) * train.micro_batches
+def _flops_of_step(config: RunConfig, train: TrainConfig) -> float:
+    return training_flops(config, train, config.model.read_slots) * train.micro_batches

@@ -16,17 +16,12 @@ from trc2.metrics.forgetting import ScoreTable, metrics_of, summarise
 from trc2.metrics.lm_eval import Score, with_forgetting
 from trc2.nn.trunk import WriteReport
 from trc2.replay.controller import ControllerState, base_settings, steer
+from trc2.runs.equal_cost import training_flops
 from trc2.runs.records import Kind, Record, score_table, scores_by_task
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.failpoints import failpoint
 from trc2.training.data import StreamData
-from trc2.training.efficiency import (
-    PEAK_MEMORY,
-    efficiency,
-    peak_matmul_flops,
-    peak_memory_gb,
-    training_flops_per_token,
-)
+from trc2.training.efficiency import PEAK_MEMORY, peak_matmul_flops, peak_memory_gb
 from trc2.training.guards import no_side_effects
 from trc2.training.observers import Recorder
 from trc2.training.state import RunState
@@ -169,20 +164,29 @@ class Evaluator:
             names = [name for name, data in self.stream_data.tasks.items() if data.task.splits["test"].tokens > 1]
             with state.strategy.evaluation_weights():
                 self.recorder.emit(self.record("test", self._scores(names, "test", config.eval)))
-        per_token = training_flops_per_token(config, state.model.num_events, config.control.mode != "off")
-        tokens = state.progress.step * config.train.tokens_per_step
+        self.recorder.emit(self.record("end", self._cost()))
+
+    def _cost(self) -> dict[str, float]:
+        """The run's totals over all of its processes; GB·h is peak memory times wall time, per device.
+
+        `tokens_per_second` is the mean over all steps, `…_last` is of the last step, as printed in the paper.
+        """
+        state, train, seconds = self.state, self.config.train, self.recorder.seconds
+        train_seconds = state.progress.train_seconds
+        speed = state.progress.step * train.tokens_per_step / max(train_seconds, 1e-9)
+        flops = training_flops(self.config, train, state.model.num_events) / (train.batch_size * train.sequence_length)
         own = (max(peak_memory_gb(state.device), self.recorder.peak_memory_gb), peak_matmul_flops(state.device))
         memories, peaks = zip(*state.ranks.gather_rows([own], 2), strict=True)
-        cost = efficiency(
-            tokens,
-            state.progress.train_seconds,
-            self.recorder.seconds,
-            last_speed=self.recorder.last_speed,
-            memory_gb=max(memories),
-            flops_per_token=per_token,
-            peak_flops=sum(peaks),
-        )
-        self.recorder.emit(self.record("end", cost))
+        return {
+            "efficiency/tokens_per_second": speed,
+            "efficiency/tokens_per_second_last": self.recorder.last_speed,
+            PEAK_MEMORY: max(memories),
+            "efficiency/gb_hours": max(memories) * seconds / 3600,
+            "efficiency/training_flops_per_token": flops,
+            "efficiency/matmul_flops": sum(peaks),
+            "efficiency/utilisation": speed * flops / sum(peaks),
+            "efficiency/evaluation_share": max(0.0, 1.0 - train_seconds / max(seconds, 1e-9)),
+        }
 
     @property
     def current_task(self) -> str:
