@@ -17,15 +17,14 @@ import torch
 from trc2.backbones.registry import build_model, step_cost
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
-from trc2.config.pretrained import HFConfig
+from trc2.config.pretrained import HFConfig, read_config_json
 from trc2.errors import UserError, brief
-from trc2.system.files import reading, refuse_special, write_atomically
+from trc2.system.files import reading, write_atomically
 
 SCHEMA = 2
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 MODEL_TYPE, ARCHITECTURE = "trc2", "TRC2ForCausalLM"
 PREFIX = "net."  # the network inside its Hugging Face face
-MAX_CONFIG_BYTES = 1_000_000
 PLAIN_LENGTH = 1024
 MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no file, such as rotary angles
 
@@ -82,23 +81,17 @@ def trained_length(folder: Path) -> int:
     """
     if is_plain(folder):
         return min(load_config(folder).max_positions, PLAIN_LENGTH)
-    settings = _read_settings(folder / CONFIG_FILE)
-    limit, length = _backbone_config(settings, folder).max_positions, settings.get("sequence_length")
+    limit, length = load_config(folder).max_positions, read_config_json(folder / CONFIG_FILE).get("sequence_length")
     return length if isinstance(length, int) and 1 <= length <= limit else limit
 
 
 def is_plain(folder: Path) -> bool:
     """Whether a folder holds a model in the format of transformers instead of ours."""
-    path = folder / CONFIG_FILE
     try:
-        refuse_special(path)
-        with path.open("rb") as file:
-            settings = json.loads(file.read(MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError):
+        settings = read_config_json(folder / CONFIG_FILE)
+    except UserError:
         return False
-    return (
-        isinstance(settings, dict) and "schema" not in settings and settings.get("model_type") not in (None, MODEL_TYPE)
-    )
+    return "schema" not in settings and settings.get("model_type") not in (None, MODEL_TYPE)
 
 
 def check_memory(config: BackboneConfig) -> None:
@@ -152,28 +145,13 @@ def _replay_bytes(config: BackboneConfig) -> int:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"There is no {path}: give a folder with a saved model.")
-    with path.open("rb") as file:
-        content = file.read(MAX_CONFIG_BYTES + 1)
-    if len(content) > MAX_CONFIG_BYTES:
-        raise UserError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes: the folder is damaged, use another copy.")
-    try:
-        settings = json.loads(content.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is not valid JSON: the folder is damaged, use another copy.") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
+    settings = read_config_json(path)
     if settings.get("schema") != SCHEMA:
         schema = brief(repr(settings.get("schema")), 40)
         raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: save it again.")
     if not isinstance(settings.get("backbone"), dict):
         raise UserError(f"{path} does not describe a model: it must hold 'schema' and 'backbone'.")
     return settings
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _backbone_config(settings: dict[str, Any], folder: Path) -> BackboneConfig:

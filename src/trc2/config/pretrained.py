@@ -108,7 +108,10 @@ class HFConfig(BackboneConfig):
 
 def describe(pretrained: str) -> dict[str, Any]:
     """What a model folder says about itself: its config.json as it is, and the sizes that follow from it."""
-    architecture = _read_architecture(locate(pretrained) / CONFIG_FILE)
+    folder = locate(pretrained)
+    if (folder / "adapter_config.json").is_file() and not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{folder} holds adapters without their model: merge them first, and give that folder.")
+    architecture = read_config_json(folder / CONFIG_FILE)
     config = transformers_config(architecture, pretrained)
     architecture = without_marks(architecture)
     parameters, active = _count(config, pretrained)
@@ -320,11 +323,10 @@ def causal_class(config: Any) -> Any:
     return _registries()[1][type(config)]
 
 
-def _read_architecture(path: Path) -> dict[str, Any]:
-    if (path.parent / "adapter_config.json").is_file() and not path.is_file():
-        raise UserError(f"{path.parent} holds adapters without their model: merge them first, and give that folder.")
+def read_config_json(path: Path) -> dict[str, Any]:
+    """The object in the config.json of a model, one of transformers or one of ours."""
     if not path.is_file():
-        raise UserError(f"There is no {path}: give the folder of a Hugging Face model.")
+        raise UserError(f"There is no {path}: give the folder of a Hugging Face model, or of a saved one.")
     check_size(path, MAX_CONFIG_BYTES)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
