@@ -10,31 +10,3 @@ from trc2.config.section import Section
 from trc2.config.strategy import BudgetConfig, StrategyConfig, strategy_config, strategy_names
 from trc2.config.stream import StreamConfig, TaskConfig, TokenizerConfig
 from trc2.config.train import EvalConfig, OutputConfig, ReplayControlConfig, TrainConfig
-
-__all__ = [
-    "MODELS",
-    "BackboneConfig",
-    "BudgetConfig",
-    "EvalConfig",
-    "OutputConfig",
-    "ReplayControlConfig",
-    "RunConfig",
-    "Section",
-    "StrategyConfig",
-    "StreamConfig",
-    "TRC2Config",
-    "TaskConfig",
-    "TokenizerConfig",
-    "TrainConfig",
-    "family_names",
-    "load_recipe",
-    "model_config",
-    "parse_settings",
-    "read_settings",
-    "recipe_descriptions",
-    "recipe_names",
-    "round_up",
-    "settings_text",
-    "strategy_config",
-    "strategy_names",
-]
