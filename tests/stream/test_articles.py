@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from trc2.config import StreamConfig, load_recipe
-from trc2.stream.articles import join_articles
-from trc2.stream.document import BadRows, Document
+from trc2.stream.document import BadRows, Document, join_articles
 from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import prepare_stream
 

@@ -1,4 +1,4 @@
-"""Documents: how a row of a dataset becomes one, and the rows that cannot."""
+"""Documents: how rows of a dataset become documents, and the rows that cannot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 from trc2.errors import UserError, brief, did_you_mean
@@ -13,7 +14,9 @@ from trc2.errors import UserError, brief, did_you_mean
 MAX_EXAMPLES = 5
 DUPLICATE = "duplicate"
 FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-BY_LINE = "wikitext"  # rows are lines, which `stream/articles.py` joins
+BY_LINE = "wikitext"  # rows are lines, which `join_articles` joins
+TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # of WikiText: " = Title = ", but not the " = = Title = = " of a section
+BLANK = " "  # in the original files; the hub has empty rows instead
 NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
 
 Format = Callable[[Mapping[str, Any], int], str]
@@ -112,3 +115,38 @@ def limited(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Do
             return
         size += len(document.text.encode())
         yield document
+
+
+def join_articles(rows: Iterable[Document], max_bytes: int, bad: BadRows) -> Iterator[Document]:
+    """Join rows of one line to articles, as the hub and the original files of WikiText have them.
+
+    A row of several lines is already an article. A title between blank lines begins an article. Without blank lines it
+    may be a part of a table or a formula. At most one article is held in memory. An article beyond `max_bytes` goes to
+    `bad`.
+    """
+    held: list[str] = []
+    size, where = 0, ""
+    before = BLANK
+    for row, following in pairwise(chain(rows, [Document("", "")])):
+        is_blank = not row.text.strip()
+        line = BLANK if is_blank else row.text.removesuffix("\n")
+        is_whole = "\n" in line
+        if is_whole or (TITLE.fullmatch(line) and not before.strip() and not following.text.strip()):
+            yield from _article(held, size, where, max_bytes, bad)
+            held, size = [], 0
+        if is_whole:
+            yield row
+        elif size or not is_blank:  # the blank line before the first title belongs to no article
+            where = where if size else row.where
+            size += len(line.encode()) + 1
+            if size - 1 <= max_bytes:
+                held.append(line)
+        before = BLANK if is_whole else line
+    yield from _article(held, size, where, max_bytes, bad)
+
+
+def _article(held: list[str], size: int, where: str, max_bytes: int, bad: BadRows) -> Iterator[Document]:
+    if size - 1 > max_bytes:
+        bad.add("over-long", where)
+    elif held:
+        yield Document("\n".join(held), where)

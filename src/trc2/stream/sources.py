@@ -17,9 +17,8 @@ from trc2.config import StreamConfig, TaskConfig
 from trc2.config.stream import SplitNames
 from trc2.errors import UserError, brief, did_you_mean
 from trc2.stream import builtin
-from trc2.stream.articles import join_articles
 from trc2.stream.cache import expanded, known_checksums
-from trc2.stream.document import BY_LINE, BadRows, Document, render_row, text_format
+from trc2.stream.document import BY_LINE, BadRows, Document, join_articles, render_row, text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
 from trc2.stream.readers import MAX_WALK, SUFFIXES, all_files, ending_of, find_files, kind_of, read_file, text_files
 
