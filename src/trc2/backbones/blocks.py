@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trc2.config.backbone import BackboneConfig, divides, round_up
+from trc2.config.backbone import BackboneConfig, divides, even_heads, round_up
 from trc2.config.section import Positive, Size
 from trc2.nn.attention import CausalAttention
 from trc2.nn.decoding import Decoding, KeyValues, State
@@ -65,11 +65,8 @@ class AttentionBaselineConfig(BaselineConfig):
 
     @model_validator(mode="after")
     def _heads_can_rotate(self) -> AttentionBaselineConfig:
-        if self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(
-                f"d_model={self.d_model} with num_heads={self.num_heads} gives odd heads of width {self.head_dim}: "
-                "rotary positions need an even width, so change num_heads."
-            )
+        if self.positions == "rotary":
+            even_heads(self.d_model, self.num_heads)
         return self
 
     @property

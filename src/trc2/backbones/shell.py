@@ -86,6 +86,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.clock = Clock()
         self.ranks: Ranks = ALONE
         self.more_losses: Callable[[LearningPass], Sequence[Loss]] | None = None  # a strategy's, in training
+        self._trunk_name = name
         self.add_module(name, trunk)
         self.pending: deque[Pending] = deque(maxlen=config.max_unflushed_batches)
         self._warned = False
@@ -350,9 +351,7 @@ class Backbone(nn.Module, Generic[C, T]):
 
     def _names_of(self, inside_trunk: list[str]) -> list[str]:
         """The network's names for tensors that the trunk has named."""
-        named = {id(parameter): name for name, parameter in self.named_parameters()}
-        inside = dict(self.trunk.named_parameters())
-        return [named[id(inside[name])] for name in inside_trunk]
+        return [f"{self._trunk_name}.{name}" for name in inside_trunk]
 
     def untrained_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss reaches before a later task begins."""

@@ -132,6 +132,15 @@ def divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
         )
 
 
+def even_heads(d_model: int, num_heads: int) -> None:
+    """Raise unless the heads have an even width, which rotary positions need."""
+    if d_model // num_heads % 2:
+        raise ValueError(
+            f"d_model={d_model} with num_heads={num_heads} gives odd heads of width {d_model // num_heads}: "
+            "rotary positions need an even width, so change num_heads."
+        )
+
+
 def at_most(name: str, value: int, limit_name: str, limit: int) -> None:
     """Raise unless the value keeps the limit."""
     if value > limit:

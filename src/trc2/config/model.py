@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trc2.config.backbone import BackboneConfig, at_most, divides, round_up
+from trc2.config.backbone import BackboneConfig, at_most, divides, even_heads, round_up
 from trc2.config.section import Decay, Fraction, NonNegative, Positive, Size
 
 PAPER_STEPS = 22_000  # of its stream: C4 10,000, WikiText-103 10,000, GSM8K 2,000
@@ -81,11 +81,7 @@ class TRC2Config(BackboneConfig):
     def _shapes_fit(self) -> TRC2Config:
         divides("d_model", self.d_model, "num_heads", self.num_heads)
         divides("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
-        if self.head_dim % 2:
-            raise ValueError(
-                f"d_model={self.d_model} with num_heads={self.num_heads} gives odd heads of width {self.head_dim}: "
-                "rotary positions need an even width, so change num_heads."
-            )
+        even_heads(self.d_model, self.num_heads)
         at_most("num_active_experts", self.num_active_experts, "num_experts", self.num_experts)
         if self.thalamus:
             if self.rank < 1:

@@ -143,10 +143,6 @@ class ProcessRanks(Ranks):
 
     def _hear(self, text: str | None) -> str:
         """The text of the first rank, on every rank."""
-        content = torch.tensor(list((text or "").encode()), dtype=torch.uint8)
-        length = self.first_says(content.numel())
-        if length == 0:
-            return ""
-        said = content if self.is_first else torch.empty(length, dtype=torch.uint8)
-        dist.broadcast(said, src=0)
-        return bytes(said.tolist()).decode()
+        texts = [text]
+        dist.broadcast_object_list(texts, src=0, device=torch.device("cpu"))
+        return str(texts[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from trc2.config import BackboneConfig, ReplayControlConfig
 
@@ -39,20 +39,11 @@ class ControlTrace:
     settings: ReplaySettings
 
     def metrics(self) -> dict[str, float]:
-        settings = self.settings
-        if settings.share is None:
-            strength = {"replay/coefficient": settings.coefficient, "replay/batch_size": float(settings.batch_size)}
-        else:
-            strength = {"replay/share": settings.share}
-        return {
-            "replay/forgetting": self.forgetting,
-            "replay/gap": self.gap,
-            "replay/gap_average": self.gap_average,
-            "replay/error": self.error,
-            "replay/integral": self.integral,
-            **strength,
-            "replay/long_fraction": settings.long_fraction,
-        }
+        values = asdict(self)
+        settings = values.pop("settings")
+        for unused in ("share",) if self.settings.share is None else ("coefficient", "batch_size"):
+            del settings[unused]
+        return {f"replay/{name}": float(value) for name, value in (values | settings).items()}
 
 
 def steer(
