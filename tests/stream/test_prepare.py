@@ -45,10 +45,11 @@ def test_packed_tokens_are_the_documents_with_an_end_between_them(tmp_path: Path
 def test_nothing_changed_means_nothing_is_done_again(tmp_path: Path) -> None:
     write_task(tmp_path, "one", ["a", "b"])
     told: list[str] = []
-    first = prepare_stream(stream(tmp_path), lambda task, split, *_: told.append(split))
-    assert set(told) == {"tokenizer", "learning", "train", "validation", "test"}
+    first = prepare_stream(stream(tmp_path), told.append)
+    steps = ["reading text for", "training a", "packing one/train", "packing one/validation", "packing one/test"]
+    assert [step for step in steps if any(text.startswith(step) for text in told)] == steps
     told.clear()
-    again = prepare_stream(stream(tmp_path), lambda task, split, *_: told.append(split))
+    again = prepare_stream(stream(tmp_path), told.append)
     assert told == []
     assert again.fingerprint() == first.fingerprint()
 

@@ -25,19 +25,17 @@ from trc2.stream.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from trc2.system.failpoints import failpoint
 from trc2.system.files import about, refuse_special, replace_folder, sync_folder, write_durably
 
-WAITING = "waiting for another process"  # reported in place of a split
-TOKENIZER = "tokenizer"  # the same, with documents and bytes read
-LEARNING = "learning"  # the same, with the vocabulary size and bytes read
+WAITING = "waiting for another process that prepares it"
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once, which decides peak memory
 MAX_DOCUMENT_HASHES = 2_000_000  # bounds the memory for finding duplicates; later duplicates stay
 
-Watch = Callable[[str, str, int, int], None]
-"""Called with (task, split, documents so far, tokens so far)."""
+Watch = Callable[[str], None]
+"""Called with what is being done, such as "packing prose/train: 100 documents, 20,000 tokens"."""
 
 
 def prepare_stream(
     stream: StreamConfig,
-    watch: Watch = lambda *_: None,
+    watch: Watch = lambda _: None,
     tokenizer: Tokenizer | None = None,
     known: Mapping[str, Any] | None = None,
 ) -> PreparedStream:
@@ -69,7 +67,7 @@ def prepare_stream(
         f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
         for number, name in enumerate(stream.replay_prefill_files, 1)
     }
-    overlap = overlap_matrix(tasks, files, cache / "overlap", lambda: watch("overlap", WAITING, 0, 0))
+    overlap = overlap_matrix(tasks, files, cache / "overlap", lambda: watch(f"overlap: {WAITING}"))
     seeds = (*files.values(), *(tasks[name] for name in stream.replay_prefill_tasks))
     return PreparedStream(tasks, tokenizer, overlap, seeds)
 
@@ -94,7 +92,7 @@ def prepare_file(path: Path, text_format: str, tokenizer: Tokenizer, cache: Path
 
 
 def prepare_task(
-    task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda *_: None
+    task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda _: None
 ) -> PreparedTask:
     """Pack one task, unless it is in the cache."""
     key = digest(
@@ -110,7 +108,7 @@ def prepare_task(
     remarks, notes = source.remarks(), tuple(source.notes())
     prepared = open_task(folder, key)
     if prepared is None:
-        with sole_maker(folder, lambda: watch(task.name, WAITING, 0, 0)):
+        with sole_maker(folder, lambda: watch(f"{task.name}: {WAITING}")):
             prepared = open_task(folder, key)
             if prepared is None:
                 if folder.exists():
@@ -190,7 +188,7 @@ def _pack_split(
                 starts_checksum.update(start)
                 tokens += len(ids_of)
                 count += 1
-            watch(task, stem.name, count, tokens)
+            watch(f"packing {task}/{stem.name}: {count:,} documents, {tokens:,} tokens")
         for file in (ids, starts):
             file.flush()
             os.fsync(file.fileno())
@@ -234,18 +232,17 @@ def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, wa
     def texts() -> Iterator[str]:
         count = size = 0
         for task in tasks:
-            watch(task.name, TOKENIZER, count, size)
             documents = sources[task.name].documents("train", BadRows())
             for document in limited(documents, config.max_train_bytes):
+                if count % 100 == 0:
+                    watch(f"reading text for the tokenizer: {task.name}, {count:,} documents, {size / 1e6:.1f} MB")
                 yield document.text
                 count, size = count + 1, size + len(document.text.encode())
-                if count % 100 == 0:
-                    watch(task.name, TOKENIZER, count, size)
-        watch("tokenizer", LEARNING, config.vocab_size, size)
+        watch(f"training a tokenizer of {config.vocab_size:,} entries on {size / 1e6:.1f} MB of text")
 
     return remembered(
         cache / "tokenizers" / f"{key[:16]}.json",
         make=lambda: train_bpe(texts(), config.vocab_size).to_json(),
         read=Tokenizer.from_json,
-        waiting=lambda: watch("tokenizer", WAITING, 0, 0),
+        waiting=lambda: watch(f"tokenizer: {WAITING}"),
     )

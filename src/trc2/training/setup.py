@@ -26,7 +26,7 @@ from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import MetricsLog
 from trc2.stream.packed import PreparedStream
-from trc2.stream.prepare import LEARNING, TOKENIZER, WAITING, prepare_stream
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.machine import available_cores, busy_cores, crowding, keep_freed_memory
 from trc2.system.precision import choose_device
@@ -150,27 +150,15 @@ def prepare_with_progress(
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("preparing data", total=None)
-
-        def show(name: str, split: str, documents: int, tokens: int) -> None:
-            progress.update(task, description=plain(_progress_text(name, split, documents, tokens)))
-
-        prepared = prepare_stream(config.stream, show, tokenizer, known)
+        prepared = prepare_stream(
+            config.stream, lambda text: progress.update(task, description=plain(text)), tokenizer, known
+        )
     for packed in prepared.tasks.values() if with_notes else ():
         for note in packed.notes:
             console.print(plain(note), markup=False, highlight=False, soft_wrap=True)
         for message in packed.messages:
             warn_on(console)(message)
     return prepared
-
-
-def _progress_text(name: str, split: str, documents: int, tokens: int) -> str:
-    if split == WAITING:
-        return f"{name}: waiting for another process that prepares it"
-    if split == TOKENIZER:
-        return f"reading text for the tokenizer: {name}, {documents:,} documents, {tokens / 1e6:.1f} MB"
-    if split == LEARNING:
-        return f"training a tokenizer of {documents:,} entries on {tokens / 1e6:.1f} MB of text"
-    return f"packing {name}/{split}: {documents:,} documents, {tokens:,} tokens"
 
 
 def warn_on(console: Console) -> Warn:
