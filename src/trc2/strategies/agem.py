@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import Size
 from trc2.distributed.sharded import number
@@ -29,15 +28,13 @@ class AveragedGradientMemory(Strategy):
     replay stores, as it was at the start of the step. The correction begins with the second task.
     """
 
-    def __init__(self, model: Backbone, settings: Settings) -> None:
-        super().__init__(model, settings)
-        self.chunks = settings.chunks
+    settings: Settings
 
     def correct_gradients(self, step: int) -> dict[str, float]:
         stores = self.model.replay
         if not self.tensors or stores is None:
             return {}
-        chunks = stores.draw(self.chunks, 1.0, "agem", step)
+        chunks = stores.draw(self.settings.chunks, 1.0, "agem", step)
         if chunks is None:
             return {}
         chunks = chunks.to(self.model.get_input_embeddings().weight.device)

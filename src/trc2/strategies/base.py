@@ -24,7 +24,7 @@ class Strategy:
     """
 
     def __init__(self, model: Backbone, settings: StrategyConfig) -> None:
-        self.model = model
+        self.model, self.settings = model, settings
         self.tensors: dict[str, Tensor] = {}
         self.gradients_of: Gradients = plain_gradients
 

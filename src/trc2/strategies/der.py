@@ -47,9 +47,11 @@ class DarkExperience(Strategy):
     be thousands of times larger than the text. Rows of a step enter it at the step's end, those of all ranks alike.
     """
 
+    settings: Settings
+
     def __init__(self, model: Backbone, settings: Settings) -> None:
         super().__init__(model, settings)
-        self.settings, self.seed = settings, model.config.replay_seed or 0
+        self.seed = model.config.replay_seed or 0
         self.k = min(settings.top_k, model.config.vocab_size)
         rows, length = settings.chunks, settings.chunk_length
         self.tensors = {

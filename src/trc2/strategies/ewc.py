@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trc2.backbones.shell import Backbone
 from trc2.config.section import Fraction, NonNegative, Size
 from trc2.errors import UserError
 from trc2.strategies.base import Sequences
@@ -30,9 +29,7 @@ class ElasticWeights(PullToBoundary):
     sequence's summed −log p, divided by its tokens, so that λ does not depend on the sequence length.
     """
 
-    def __init__(self, model: Backbone, settings: Settings) -> None:
-        super().__init__(model, settings)
-        self.decay, self.sequences = settings.decay, settings.fisher_sequences
+    settings: Settings
 
     def _weigh(self, name: str, away: Tensor) -> Tensor:
         return self.tensors[f"fisher.{name}"] * away
@@ -48,14 +45,14 @@ class ElasticWeights(PullToBoundary):
         for name, parameter in self.learning().items():
             nothing = torch.zeros_like(parameter.detach())
             earlier = self.tensors.get(f"fisher.{name}", nothing)
-            self.tensors[f"fisher.{name}"] = self.decay * earlier + fisher.get(name, nothing)
+            self.tensors[f"fisher.{name}"] = self.settings.decay * earlier + fisher.get(name, nothing)
         super().end_task(sequences)
 
     def _fisher(self, sequences: Sequences) -> dict[str, Tensor]:
         """One backward pass per sequence: squares of a batch's mean gradient would be far too small."""
         total: dict[str, Tensor] = {}
-        rows = [(x[i : i + 1], y[i : i + 1]) for x, y in islice(sequences, self.sequences) for i in range(len(x))]
-        rows = rows[: self.sequences]
+        most = self.settings.fisher_sequences
+        rows = [(x[i : i + 1], y[i : i + 1]) for x, y in islice(sequences, most) for i in range(len(x))][:most]
         for x, y in rows:
             for name, gradient in self.language_gradients(x, y).items():
                 # loss_lm is a mean over the row's tokens: times √tokens, its square is that of the sum over tokens.

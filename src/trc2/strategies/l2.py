@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trc2.backbones.shell import Backbone
 from trc2.config import StrategyConfig
 from trc2.config.section import NonNegative
 from trc2.distributed.sharded import number
@@ -29,9 +28,7 @@ class Settings(AnchorSettings):
 class PullToBoundary(Strategy):
     """L2: λ/2 ‖θ − θ*‖², with θ* the weights at the end of the last task. It does nothing during the first task."""
 
-    def __init__(self, model: Backbone, settings: AnchorSettings) -> None:
-        super().__init__(model, settings)
-        self.strength = settings.strength
+    settings: AnchorSettings
 
     @torch.no_grad()
     def correct_gradients(self, step: int) -> dict[str, float]:
@@ -43,7 +40,7 @@ class PullToBoundary(Strategy):
             if parameter.grad is None or f"anchor.{name}" not in self.tensors:
                 continue
             away = parameter - self.tensors[f"anchor.{name}"]
-            pull = self.strength * self._weigh(name, away)
+            pull = self.settings.strength * self._weigh(name, away)
             penalty += 0.5 * number((pull * away).sum())
             parameter.grad += pull.to(parameter.grad.dtype)
         return {"strategy/penalty": penalty}

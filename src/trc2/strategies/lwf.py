@@ -36,10 +36,11 @@ class LearningWithoutForgetting(Strategy):
     It needs no old text and costs one more forward pass. It does nothing before the first boundary.
     """
 
+    settings: Settings
+
     def __init__(self, model: Backbone, settings: Settings) -> None:
         super().__init__(model, settings)
         refuse_divided(model)  # now instead of at the end of the first task
-        self.settings = settings
         self.teacher: Teacher | None = None
 
     def losses(self, seen: LearningPass) -> Sequence[Loss]:

@@ -59,9 +59,10 @@ class SlowCortex(Strategy):
     d_t grows with the age t of the average, as in TensorFlow's EMA, so that the random start has little weight.
     """
 
+    settings: Settings
+
     def __init__(self, model: Backbone, settings: Settings) -> None:
         super().__init__(model, settings)
-        self.settings = settings
         self.teacher = Teacher(model)
         self.age = torch.zeros((), dtype=torch.int64)
         self.tensors = {f"average.{name}": tensor for name, tensor in self.teacher.tensors.items()} | {"age": self.age}
