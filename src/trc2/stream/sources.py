@@ -61,7 +61,11 @@ class Source:
         try:
             return Holdout.of(self._read("train", bad), self.task.holdout)
         except OnlyOneDocument:
-            raise UserError(" ".join([self._only_one_document(), *([bad.sentence()] if bad.total() else [])])) from None
+            skipped = f" {bad.sentence()}" if bad.total() else ""
+            raise UserError(
+                f"Task '{self.task.name}' has only one word of train text and no validation text, so nothing can be "
+                f"held out for validation: put more text there.{skipped}"
+            ) from None
 
     def _read(self, split: str, bad: BadRows) -> Iterator[Document]:
         """All documents of a split. In the format of WikiText a row is one line of an article."""
@@ -73,10 +77,6 @@ class Source:
         raise NotImplementedError
 
     def _has_validation(self) -> bool:
-        raise NotImplementedError
-
-    def _only_one_document(self) -> str:
-        """The error message if the train split is too small to hold anything out."""
         raise NotImplementedError
 
 
@@ -137,12 +137,6 @@ class FileSource(Source):
 
     def _has_validation(self) -> bool:
         return bool(self.files["validation"])
-
-    def _only_one_document(self) -> str:
-        return (
-            f"Task '{self.task.name}' has only one word of train text in {self.root}, so nothing can be held out for "
-            "validation: put more text there."
-        )
 
     def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
         render, by_line = text_format(self.task.format), self.task.format == BY_LINE
@@ -228,12 +222,6 @@ class DatasetSource(Source):
 
     def _has_validation(self) -> bool:
         return self.task.splits.validation in self._known_splits
-
-    def _only_one_document(self) -> str:
-        return (
-            f"The dataset '{self.task.dataset}' has one train document and no split "
-            f"'{self.task.splits.validation}', so none can be held out for validation: choose a larger one."
-        )
 
     def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
         name = getattr(self.task.splits, split)
