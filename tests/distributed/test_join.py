@@ -46,7 +46,6 @@ def talk() -> dict[str, object]:
             "nothing": ranks.gather(torch.empty(0, 4))[0].shape,
             "rows": ranks.gather_rows([[0.1, rank]] * rank, 2),
             "total": ranks.total(3 + rank),
-            "any": (ranks.any(rank == 1), ranks.any(False)),
             "first": ranks.first_says(7 + rank),
             "on first": ranks.on_first(lambda: "done"),
             "share": ranks.share(6),
@@ -66,14 +65,14 @@ def test_two_ranks_hear_the_same_in_the_order_of_ranks() -> None:
     ]
     assert first["nothing"] == (0, 4)
     assert first["rows"] == [[0.1, 1.0]]
-    assert (first["total"], first["any"], first["first"]) == (7, (True, False), 7)
+    assert (first["total"], first["first"]) == (7, 7)
     assert first["summed"] == [[1.0, 1.0], [3.0] * 3, [10.0]]
 
 
 def test_alone_everything_is_answered_at_once() -> None:
     x = torch.ones(2)
     assert ALONE.gather(x)[0] is x
-    assert (ALONE.total(3), ALONE.any(True), ALONE.first_says(4), ALONE.on_first(lambda: 5)) == (3, True, 4, 5)
+    assert (ALONE.total(3), ALONE.first_says(4), ALONE.on_first(lambda: 5)) == (3, 4, 5)
     assert ALONE.share(6) == range(6)
     assert ALONE.gather_rows([[1, 2.5]], 2) == [[1.0, 2.5]]
     with joined(CPU) as ranks:

@@ -123,15 +123,6 @@ class AdaptedAttention(AttentionMixer):
         self.qkv: AdaptedProjection = AdaptedProjection(config.d_model)
 
 
-class Stage(HostState):
-    """Which task is being learnt, from 0."""
-
-    task: Tensor
-
-    def __init__(self) -> None:
-        super().__init__("task")
-
-
 class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
     """Task 0 trains the backbone; task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
 
@@ -142,14 +133,14 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
 
     def __init__(self, config: LoraDRSConfig, trunk: BlockTrunk) -> None:
         super().__init__(config, trunk)
-        self.stage = Stage()
+        self.stage = HostState("task")  # which task is being learnt, from 0
         self._before_step: list[tuple[Tensor, Tensor]] | None = None
         self.sync_from_buffers()
         self.register_load_state_dict_post_hook(_follow_loaded_task)
 
     @property
     def task(self) -> int:
-        return int(self.stage.task)
+        return int(self.stage.get_buffer("task"))
 
     @property
     def projections(self) -> list[AdaptedProjection]:
@@ -172,7 +163,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
             spaces = [drift_resistant_space(moment, threshold, normalize) for moment in moments]
             for layer, space in zip(self.projections, spaces, strict=True):
                 layer.projector.copy_(space)
-        self.stage.task.fill_(index)
+        self.stage.get_buffer("task").fill_(index)
         self.sync_from_buffers()
 
     @torch.no_grad()

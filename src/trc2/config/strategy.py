@@ -15,7 +15,7 @@ from trc2.config.model import TRC2Config
 from trc2.config.models import backbone_class
 from trc2.config.section import Section, SettingError, check_names, shown
 from trc2.config.train import TrainConfig
-from trc2.errors import UserError, brief, did_you_mean
+from trc2.errors import brief, did_you_mean
 from trc2.system.plugins import find, installed_names, load_settings, missing_hint
 
 # Names that stand for settings of replay, see `expand_shorthands`.
@@ -126,11 +126,8 @@ def _mode_meant_by(strategy: Any, model: Mapping[str, Any]) -> str | None:
 
 
 def _has_replay(model: Mapping[str, Any]) -> bool:
-    """Whether unchecked settings of a model ask for replay. Their own check raises the errors that are ignored here."""
-    try:
-        config = backbone_class(model.get("name", "trc2")) or TRC2Config
-    except UserError:
-        config = TRC2Config
+    """Whether unchecked settings of a model ask for replay. Their own check refuses a value that is not a boolean."""
+    config = backbone_class(model.get("name", "trc2")) or TRC2Config
     try:
         return TypeAdapter(bool).validate_python(model.get("replay", config.model_fields["replay"].default))
     except ValidationError:

@@ -46,13 +46,6 @@ class Ranks:
         """The sum of a whole number over all ranks."""
         return value
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is true on any rank."""
-        return flag
-
-    def wait(self) -> None:
-        """Wait until all ranks call this."""
-
     def on_first(self, act: Callable[[], T]) -> T | None:
         """Let the first rank act while the others wait and get None. Its error is raised on all ranks."""
         return act()

@@ -103,12 +103,6 @@ class ProcessRanks(Ranks):
     def total(self, value: int) -> int:
         return int(self._exchange(torch.tensor([value])).sum())
 
-    def any(self, flag: bool) -> bool:
-        return bool(self._exchange(torch.tensor([int(flag)])).any())
-
-    def wait(self) -> None:
-        self.total(0)
-
     def on_first(self, act: Callable[[], T]) -> T | None:
         if not self.is_first:
             if sentence := self._hear(None):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -104,11 +105,9 @@ def repair(path: Path) -> None:
 
 def append_record(path: Path, record: Record) -> None:
     """Append one record to a metrics log that is not open, durably."""
-    repair(path)
-    with about(path), path.open("a", encoding="utf-8") as file:
-        file.write(record.to_json() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with closing(MetricsLog(path)) as log:
+        log.see(record)
+        log.sync()
 
 
 def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:

@@ -48,7 +48,7 @@ class Trainer:
         if progress.step == 0:
             self.stream_data.fill(state.model.replay)
             evaluator.evaluate(tasks)  # before any training
-        self.stopped = self.ranks.any(self.stop_requested)
+        self.stopped = self.ranks.total(self.stop_requested) > 0
         while progress.step < schedule.total_steps and not self.stopped:
             if progress.step == schedule.at(progress.step).start:
                 # Done again when a run is resumed at this very step, to no effect.
@@ -69,7 +69,7 @@ class Trainer:
                 state.strategy.end_task(self.stream_data.sequences(record.task, last_steps, state.device))
             if progress.step % config.control.period == 0:
                 evaluator.update_replay()
-            self.stopped = self.ranks.any(self.stop_requested)
+            self.stopped = self.ranks.total(self.stop_requested) > 0
             is_branch = progress.step in schedule.branch_points
             if is_boundary or is_branch or self.stopped or progress.step % config.output.checkpoint_every == 0:
                 self.ranks.on_first(self.stream_data.check_unchanged)
