@@ -49,12 +49,32 @@ def as_sentence(config: Any) -> Iterator[None]:
 class CacheState(State):
     """The keys and values of the rows' earlier tokens, in a cache of transformers."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, takes_positions: bool = True) -> None:
         super().__init__()
         from transformers.cache_utils import DynamicCache
 
         with as_sentence(config):
             self.cache = DynamicCache(config=config)
+        self.takes_positions = takes_positions
+
+    @property
+    def can_join(self) -> bool:
+        """Rows of other lengths fit into layers that keep all keys and values, of models that are told positions."""
+        from transformers.cache_utils import DynamicLayer
+
+        return self.takes_positions and all(type(layer) is DynamicLayer for layer in self.cache.layers)
+
+    def join(self, other: State, padding: tuple[int, int]) -> None:
+        assert isinstance(other, CacheState)
+        for ours, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            for name in ("keys", "values"):
+                pairs = zip((ours, theirs), padding, strict=True)
+                rows = [nn.functional.pad(getattr(layer, name), (0, 0, pad, 0)) for layer, pad in pairs]
+                setattr(ours, name, torch.cat(rows))
+
+    def drop_first(self, tokens: int) -> None:
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, tokens:], layer.values[:, :, tokens:]
 
     def reorder(self, rows: Tensor) -> None:
         self.cache.reorder_cache(rows)
@@ -162,7 +182,7 @@ class HFTrunk(Trunk):
         return (Loss("load_balance", config.router_aux_loss_coef * value, self.config.lambda_router),)
 
     def new_states(self) -> Sequence[State]:
-        return [CacheState(self.lm.config)]
+        return [CacheState(self.lm.config, takes_positions=self._takes_positions)]
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
         return {"embedding and head": [self.embedding, self.lm.get_output_embeddings()], "body": [self.body]}

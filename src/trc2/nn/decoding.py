@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from trc2.nn.segments import Earlier, Packed, Segment
 
@@ -18,6 +19,21 @@ class State:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+
+    @property
+    def can_join(self) -> bool:
+        """Whether rows of another state can be added to these."""
+        return True
+
+    def join(self, other: State, padding: tuple[int, int]) -> None:
+        """Add the rows of another state. `padding` is how many empty tokens come before these rows, and before those.
+
+        A state without a tensor per token has nothing to pad.
+        """
+        self.tensors = {name: torch.cat((tensor, other.tensors[name])) for name, tensor in self.tensors.items()}
+
+    def drop_first(self, tokens: int) -> None:
+        """Forget the first tokens, which are padding in all rows."""
 
     def reorder(self, rows: Int[Tensor, " B"]) -> None:
         """Replace row i by row `rows[i]`: a beam search continues some rows twice and drops others."""
@@ -43,6 +59,19 @@ class KeyValues(State):
             self.tensors[name][:, :, self.length : stop] = new.transpose(1, 2)
         self.length = stop
         return self._all("keys"), self._all("values")
+
+    def join(self, other: State, padding: tuple[int, int]) -> None:
+        assert isinstance(other, KeyValues)
+        pairs = list(zip((self, other), padding, strict=True))
+        for name in self.tensors:
+            # Padding is zeros: attention multiplies it by a weight of 0, and an old NaN there would stay NaN.
+            rows = [F.pad(state.tensors[name][:, :, : state.length], (0, 0, pad, 0)) for state, pad in pairs]
+            self.tensors[name] = torch.cat(rows)
+        self.length += padding[0]
+
+    def drop_first(self, tokens: int) -> None:
+        self.tensors = {name: tensor[:, :, tokens:] for name, tensor in self.tensors.items()}
+        self.length -= tokens
 
     def _grow(self, name: str, like: Float[Tensor, "B T G K"], capacity: int) -> None:
         rows, _, heads, width = like.shape
@@ -70,6 +99,7 @@ class Decoding:
 
     def __init__(self, states: Sequence[State]) -> None:
         self.states = list(states)
+        self.rows = 0
         self.length = 0
         self.valid: Bool[Tensor, "B L"] | None = None
 
@@ -87,10 +117,44 @@ class Decoding:
         """Count a segment's tokens as run."""
         if segment.valid is not None:
             self.valid = segment.valid_so_far()
+        self.rows = segment.rows
         self.length += segment.length
 
     def reorder(self, rows: Int[Tensor, " B"]) -> None:
         """Continue row `rows[i]` as row i."""
         for state in self.states:
             state.reorder(rows)
+        self.rows = len(rows)
         self.valid = None if self.valid is None else self.valid.index_select(0, rows)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether rows of another decoding can be added to these."""
+        return all(state.can_join for state in self.states)
+
+    def join(self, other: Decoding) -> None:
+        """Add the rows of another decoding of the same network. The shorter one gets padding before its tokens."""
+        length = max(self.length, other.length)
+        padding = (length - self.length, length - other.length)
+        for state, added in zip(self.states, other.states, strict=True):
+            state.join(added, padding)
+        if any(padding) or self.valid is not None or other.valid is not None:
+            marks = [F.pad(one._marked(), (pad, 0)) for one, pad in zip((self, other), padding, strict=True)]
+            self.valid = torch.cat(marks)
+        self.rows, self.length = self.rows + other.rows, length
+
+    def drop_padding(self) -> None:
+        """Remove the first tokens as far as they are padding in all rows, for example after the longest row left."""
+        if self.valid is None:
+            return
+        first = int(self.valid.any(dim=0).int().argmax())
+        for state in self.states if first else ():
+            state.drop_first(first)
+        self.length -= first
+        self.valid = None if bool(self.valid[:, first:].all()) else self.valid[:, first:]
+
+    def _marked(self) -> Bool[Tensor, "B L"]:
+        if self.valid is not None:
+            return self.valid
+        tensor = next((t for state in self.states for t in state.tensors.values()), None)
+        return torch.ones(self.rows, self.length, dtype=torch.bool, device=None if tensor is None else tensor.device)
