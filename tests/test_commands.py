@@ -156,6 +156,7 @@ ELSEWHERE = {
     "python examples/": "tests/test_examples.py",
     "python -m studies.lab_data": "tests/studies/test_lab_data.py, from local copies instead of the hub",
     "python benchmarks/": "minutes of measuring, against packages that are not installed here",
+    "trc2 serve": "it serves until it is stopped: tests/serving",
     "trc2 --install-completion": "it would change the reader's shell",
     ". .venv": "make test",
     "pytest": "this is it",

@@ -30,6 +30,7 @@ LADDER = [
     {"report"},
     {"hf"},
     {"versions"},
+    {"serving"},
     {"api"},
     {"verify"},
     {"cli"},

@@ -198,9 +198,15 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("lm-eval", either, harness, on=("run", "model"))),
         (1, typed("lm-eval", paths_to_read, harness, on=("run", "model"))),
     )
+    refused = line("--host", "0.0.0.0")  # without tokens this address is refused, and nothing is served for ever
+    serve = weighted(
+        (2, typed("serve", paths_to_read, refused, on=("run", "model"))),
+        (1, typed("serve", "model", refused, on=("model",), after=damage("model"))),
+        (1, typed("serve", "model", "--port", "-1", "--max-rows", numbers, on=("model",))),
+    )
     return [
         Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
-        Kind("generate", 28, generate), Kind("dream", 20, dream),
+        Kind("generate", 28, generate), Kind("serve", 12, serve), Kind("dream", 20, dream),
         Kind("transformers", 30, _folders_of_transformers(pieces)),
     ]  # fmt: skip
 

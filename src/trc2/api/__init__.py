@@ -1,6 +1,7 @@
-"""trc2 from Python: train, look at a run, go on with it. What is exported here is public and stable; docs/python.md."""
+"""trc2 from Python: train, look at a run, go on, serve. What is exported here is public and stable; docs/python.md."""
 
 from trc2.api.functions import load_run, train
 from trc2.api.run import Forgetting, Run, TaskScores, continue_from
+from trc2.api.serve import serve
 
-__all__ = ["Forgetting", "Run", "TaskScores", "continue_from", "load_run", "train"]
+__all__ = ["Forgetting", "Run", "TaskScores", "continue_from", "load_run", "serve", "train"]

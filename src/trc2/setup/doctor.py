@@ -32,6 +32,7 @@ EXTRAS = {
     "data": ("datasets", "Hugging Face datasets"),
     "data, files": ("pyarrow", ".parquet and .zst files"),
     "lm-eval": ("lm_eval", "trc2 lm-eval and eval.lm_tasks"),
+    "serve": ("starlette", "trc2 serve"),
     "tensorboard": ("tensorboard", "output.report_to=tensorboard"),
     "wandb": ("wandb", "output.report_to=wandb"),
     "trackio": ("trackio", "output.report_to=trackio"),

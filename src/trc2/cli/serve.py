@@ -1,0 +1,41 @@
+"""`trc2 serve`: a model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import MAX_COUNT, app, err, warn
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="A run folder, or a folder with a saved model.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; another one than this machine needs --tokens.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    tokens: Annotated[
+        Path | None, typer.Option(help="A file with a right (ask, teach or admin), a token and a name on each line.")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, max=1024, help="Answers that are written at once, in one batch.")] = 8,
+    max_requests: Annotated[
+        int, typer.Option(min=1, max=MAX_COUNT, help="Requests that are answered or wait; one more gets status 429.")
+    ] = 64,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_COUNT, help="The longest answer that a request may ask for.")
+    ] = 4096,
+    per_minute: Annotated[
+        int, typer.Option(min=1, max=MAX_COUNT, help="Requests of one caller in a minute; more get status 429.")
+    ] = 600,
+) -> None:
+    r"""Serve a model by OpenAI's interface (pip install '.\[serve]' in the checkout)."""
+    from trc2.serving.server import AnswerLimits, Limits, Server, ServerSettings, log_to
+
+    limits = Limits(requests=max_requests, per_minute=per_minute, answers=AnswerLimits(max_tokens=max_tokens))
+    server = Server(ServerSettings(model, host, port, tokens, max_rows, limits=limits), warn)
+    err.print(f"{server.settings.model} at {server.url}/v1, until Ctrl-C.", soft_wrap=True)
+    with log_to(err):
+        server.run()

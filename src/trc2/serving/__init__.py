@@ -1,0 +1,1 @@
+"""`trc2 serve`: a model behind OpenAI's HTTP interface."""

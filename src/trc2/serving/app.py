@@ -1,0 +1,299 @@
+"""The HTTP application: routes, who may use them, limits, request ids, and errors as the client expects them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from trc2.errors import UserError, sentence_of
+from trc2.serving import answers
+from trc2.serving.answers import AnswerLimits, Asked, event_line
+from trc2.serving.auth import RateLimit, Right, Token, check_origin, check_right, find_caller
+from trc2.serving.shelf import LATEST, Choice, Shelf
+from trc2.serving.wire import Answer, ApiError, ChatRequest, CompletionRequest, Model, ModelList, parse
+
+log = logging.getLogger("trc2.serving")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of everything that a client decides."""
+
+    body_bytes: int = 4 * 2**20
+    requests: int = 64  # answers that are being written or wait
+    per_minute: int = 600
+    answers: AnswerLimits = field(default_factory=AnswerLimits)
+
+
+@dataclass
+class Service:
+    """All that the routes share."""
+
+    shelf: Shelf
+    tokens: tuple[Token, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    open_requests: int = 0
+    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.rate = RateLimit(self.limits.per_minute)
+
+    def take_place(self) -> None:
+        """Take one of the places for answers; 429 if all are taken."""
+        if self.open_requests >= self.limits.requests:
+            raise ApiError(
+                429, f"{self.open_requests} requests are being answered, as many as this server allows: ask again.",
+                code="server_busy", headers={"retry-after": "1"},
+            )  # fmt: skip
+        self.open_requests += 1
+
+    def leave_place(self) -> None:
+        self.open_requests -= 1
+
+
+Endpoint = Callable[[Service, Request], Awaitable[Response]]
+
+
+def make_app(service: Service) -> Any:
+    """The ASGI application."""
+    routes = [
+        Route(path, _guarded(service, right, endpoint), methods=[method]) for method, path, right, endpoint in ROUTES
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        yield
+        service.shelf.close()
+
+    handlers = {HTTPException: _http_error}
+    return Front(service, Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan))
+
+
+class Front:
+    """Around all routes: a request id, the origin of the request, and one line in the log without any text."""
+
+    def __init__(self, service: Service, app: Any) -> None:
+        self.service, self.app = service, app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, start, status = f"req_{secrets.token_hex(12)}", time.monotonic(), 500
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
+            await send(message)
+
+        try:
+            check_origin(Request(scope).headers, has_tokens=bool(self.service.tokens))
+            await self.app(scope, receive, send_with_id)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_with_id)
+        finally:
+            took = 1000 * (time.monotonic() - start)
+            route = scope.get("route")
+            self.service.statuses[getattr(route, "path", "unknown"), status] += 1
+            log.info("%s %s %d %.0f ms %s", scope["method"], scope["path"][:200], status, took, request_id)
+
+
+def _guarded(service: Service, right: Right | None, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint behind its right and the rate limit; what goes wrong in it becomes an error of the interface."""
+
+    async def run(request: Request) -> Response:
+        try:
+            if right is not None:
+                client = request.client.host if request.client else "unknown"
+                caller = find_caller(service.tokens, request.headers, client)
+                check_right(caller, right)
+                service.rate.check(caller.name)
+            return await endpoint(service, request)
+        except ApiError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            return error_response(_as_api_error(error, request))
+
+    return run
+
+
+def _as_api_error(error: Exception, request: Request) -> ApiError:
+    """An error that no endpoint expected. Its message may quote a document, so the log has its type and place only."""
+    sentence = sentence_of(error)
+    if isinstance(error, UserError) and sentence is not None:
+        return ApiError(400, sentence)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    log.error("%s in %s:%s %s", type(error).__name__, place.filename, place.lineno, request.state.request_id)
+    return ApiError(500, "The server failed; its log has the request id of this answer: ask again.", code="internal")
+
+
+def error_response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    sentences = {404: "There is no such address: see /openapi.json.", 405: "This method is not known here."}
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    api_error = ApiError(error.status_code, sentences.get(error.status_code, str(error.detail)), code=code)
+    api_error.headers.update(error.headers or {})
+    return error_response(api_error)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, up to a limit."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise ApiError(
+                413, f"The body has more than {most:,} bytes: send less at once.", code="request_too_large",
+                headers={"connection": "close"},
+            )  # fmt: skip
+    return bytes(body)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which ends if the client closes the connection."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- routes
+
+
+async def health(service: Service, _request: Request) -> Response:
+    return JSONResponse({"status": "ok", "latest": service.shelf.source.latest()})
+
+
+def _model(choice: Choice, name: str | None = None) -> Model:
+    return Model(id=name or choice.name, created=choice.created)
+
+
+async def list_models(service: Service, _request: Request) -> Response:
+    """All versions, and `latest`, which is one of them."""
+    models = [_model(choice) for choice in service.shelf.choices()]
+    models.append(_model(service.shelf.resolve(LATEST), LATEST))
+    return JSONResponse(ModelList(data=models).dump())
+
+
+async def retrieve_model(service: Service, request: Request) -> Response:
+    name = request.path_params["model"]
+    return JSONResponse(_model(service.shelf.resolve(name), name).dump())
+
+
+async def completions(service: Service, request: Request) -> Response:
+    asked_for = parse(CompletionRequest, await read_body(request, service.limits.body_bytes))
+    echo = bool(asked_for.echo)
+    return await _answer(
+        service,
+        request,
+        answers.begin_completion(service.shelf, asked_for, service.limits.answers),
+        lambda asked: answers.completion(asked, echo),
+        (lambda asked: answers.completion_events(asked, echo, asked_for.wants_usage)) if asked_for.stream else None,
+    )
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    asked_for = parse(ChatRequest, await read_body(request, service.limits.body_bytes))
+    return await _answer(
+        service,
+        request,
+        answers.begin_chat(service.shelf, asked_for, service.limits.answers),
+        answers.chat,
+        (lambda asked: answers.chat_events(asked, asked_for.wants_usage)) if asked_for.stream else None,
+    )
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    beginning: Coroutine[Any, Any, Asked],
+    whole: Callable[[Asked], Coroutine[Any, Any, Answer]],
+    stream: Callable[[Asked], AsyncIterator[bytes]] | None,
+) -> Any:
+    """Begin a request, and send its answer whole or as it is written. It holds a place until its end."""
+    try:
+        service.take_place()
+    except ApiError:
+        beginning.close()
+        raise
+    try:
+        asked = await beginning
+        if stream is not None:
+            return Stream(service, asked, stream(asked))
+        answer = await unless_gone(request, whole(asked))
+    except BaseException:
+        service.leave_place()
+        raise
+    service.leave_place()
+    return JSONResponse(answer.dump())
+
+
+class Stream:
+    """Server-sent events as a response. An error on the way is the last event."""
+
+    def __init__(self, service: Service, asked: Asked, events: AsyncIterator[bytes]) -> None:
+        self.service, self.asked, self.events = service, asked, events
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        response = StreamingResponse(
+            self._lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
+        try:
+            await response(scope, receive, send)
+        finally:
+            self.asked.ticket.cancel()
+            self.service.leave_place()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        try:
+            async for line in self.events:
+                yield line
+        except ApiError as error:
+            yield event_line(json.dumps(error.body()))
+
+
+ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [
+    ("GET", "/health", None, health),
+    ("GET", "/v1/models", "ask", list_models),
+    ("GET", "/v1/models/{model}", "ask", retrieve_model),
+    ("POST", "/v1/completions", "ask", completions),
+    ("POST", "/v1/chat/completions", "ask", chat_completions),
+]

@@ -1,0 +1,141 @@
+"""A running server: on the main thread for the command, on a thread of its own for Python."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from trc2.errors import UserError
+from trc2.runs.folder import Warn
+from trc2.serving.auth import Token, is_local, read_tokens
+
+try:
+    import uvicorn
+
+    from trc2.serving.answers import AnswerLimits
+    from trc2.serving.app import Limits, Service, make_app
+    from trc2.serving.shelf import LATEST, OneModel, Shelf
+except ModuleNotFoundError as error:
+    raise UserError(
+        f"The server's libraries are not installed ({error}): use `pip install '.[serve]'` in the checkout."
+    ) from None
+
+__all__ = ["AnswerLimits", "Limits", "Server", "ServerSettings", "check_address", "log_to"]
+
+GRACE_SECONDS = 30  # for answers that are being written when the server stops
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a model is served. Port 0 takes a free one."""
+
+    model: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tokens: Path | None = None
+    max_rows: int = 8
+    max_loaded: int = 2
+    limits: Limits = field(default_factory=Limits)
+
+
+class Server:
+    """A model behind HTTP. Used as a context manager, it serves until the block ends."""
+
+    def __init__(self, settings: ServerSettings, warn: Warn = lambda _: None) -> None:
+        source = OneModel(settings.model)
+        tokens = () if settings.tokens is None else read_tokens(settings.tokens)
+        check_address(settings.host, tokens)
+        self.settings = settings
+        shelf = Shelf(source, settings.max_rows, settings.max_loaded, warn)
+        self.service = Service(shelf, tokens, settings.limits)
+        self._socket = _listen(settings.host, settings.port)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        config = uvicorn.Config(
+            make_app(self.service), log_config=None, access_log=False, lifespan="on", server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+
+    def run(self) -> None:
+        """Serve until a signal arrives."""
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._socket.close()
+
+    async def _serve(self) -> None:
+        await self.service.shelf.model(LATEST)  # a model that cannot be read is an error before the first request
+        await self._server.serve(sockets=[self._socket])
+
+    def __enter__(self) -> Server:
+        self._thread = threading.Thread(target=self._run_in_thread, name="trc2 server", daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            self._thread.join(0.02)
+        if self._problem is not None:
+            raise self._problem
+        return self
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._problem = error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        assert self._thread is not None
+        self._thread.join()
+
+
+def check_address(host: str, tokens: tuple[Token, ...]) -> None:
+    """Other machines may reach a server only if it has tokens."""
+    if not tokens and not is_local(host):
+        raise UserError(f"--host {host} can be reached from other machines: give --tokens FILE, or use 127.0.0.1.")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening: Any = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise UserError(f"{host}:{port} cannot be used ({error.strerror or error}): choose another port.") from None
+    return listening
+
+
+@contextmanager
+def log_to(console: Console) -> Iterator[None]:
+    """Print one line for each request, inside the block."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            console.print(f"{datetime.now():%H:%M:%S} {record.getMessage()}", soft_wrap=True)
+
+    log, lines = logging.getLogger("trc2.serving"), Lines()
+    before = log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(before)

@@ -1,0 +1,254 @@
+"""/v1/completions and /v1/models through OpenAI's own client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from tests.serving.conftest import WORDS, Start, client_of
+from trc2.generate.sampling import stream_text
+from trc2.serving.app import Limits
+from trc2.serving.server import Server
+from trc2.serving.shelf import ServedModel
+
+
+def served(server: Server) -> ServedModel:
+    return server.service.shelf.loaded[0]
+
+
+def written(server: Server, prompt: str, **settings: Any) -> str:
+    engine = served(server).engine
+    return "".join(stream_text(engine.net, engine.tokenizer, prompt, **settings))
+
+
+def send(
+    server: Server, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], Any]:
+    """A request without a client that would check it first."""
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection.request(method, path, body, headers or {})
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, {name.lower(): value for name, value in response.getheaders()}, json.loads(content or b"{}")
+
+
+def test_an_answer_is_what_generate_writes_and_names_its_version(server: Server, client: openai.OpenAI) -> None:
+    for settings in ({"temperature": 0.0, "seed": 0}, {"temperature": 0.9, "seed": 7}):
+        answer = client.completions.create(model="latest", prompt="apple pear", max_tokens=20, **settings)
+        assert answer.choices[0].text == written(server, "apple pear", max_new_tokens=20, **settings)
+        assert answer.model == "words"
+        assert answer.system_fingerprint == served(server).fingerprint
+        assert answer.system_fingerprint.startswith("words@")
+        assert answer.usage.prompt_tokens == len(served(server).engine.encode("apple pear"))
+        assert answer.usage.completion_tokens <= 20
+    assert [model.id for model in client.models.list()] == ["words", "latest"]
+    assert client.models.retrieve("latest").id == "latest"
+
+
+def test_streams_of_many_clients_are_each_what_generate_writes(server: Server, client: openai.OpenAI) -> None:
+    prompts = ["apple", "saw axe", WORDS, "x", "日本", "fig fig fig"]
+
+    def stream(number: int) -> str:
+        parts = client.completions.create(
+            model="words", prompt=prompts[number % 6], max_tokens=24, seed=number, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        chunks = list(parts)
+        assert chunks[-1].usage is not None
+        assert chunks[-2].choices[0].finish_reason in ("length", "stop")
+        assert len({chunk.system_fingerprint for chunk in chunks}) == 1
+        return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+    with ThreadPoolExecutor(12) as pool:
+        said = list(pool.map(stream, range(12)))
+    assert said == [written(server, prompts[number % 6], max_new_tokens=24, seed=number) for number in range(12)]
+    assert served(server).engine.largest_batch > 1
+
+
+def test_prompts_can_be_texts_or_tokens_and_each_has_n_choices(server: Server, client: openai.OpenAI) -> None:
+    ids = [served(server).engine.encode(prompt) for prompt in ("apple", "saw axe")]
+    settings: dict[str, Any] = {"model": "words", "max_tokens": 8, "seed": 3, "n": 2}
+    by_text = client.completions.create(prompt=["apple", "saw axe"], **settings)
+    by_token = client.completions.create(prompt=ids, **settings)
+    assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in by_text.choices] == [choice.text for choice in by_token.choices]
+    assert client.completions.create(prompt=ids[1], **settings).choices[0].text == by_text.choices[2].text
+    assert by_text.choices[0].text == written(server, "apple", max_new_tokens=8, seed=3)
+
+
+def test_a_stop_sequence_ends_the_answer_before_it(server: Server, client: openai.OpenAI) -> None:
+    whole = written(server, "apple", max_new_tokens=30, temperature=0.0)
+    stop = whole[3:5]
+    settings: dict[str, Any] = {"model": "words", "prompt": "apple", "max_tokens": 30, "temperature": 0, "stop": [stop]}
+    answer = client.completions.create(**settings)
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    chunks = client.completions.create(stream=True, **settings)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_scores_the_prompt(server: Server, client: openai.OpenAI, stream: bool) -> None:
+    settings: dict[str, Any] = {"model": "words", "prompt": "saw axe", "echo": True, "logprobs": 2, "temperature": 0}
+    answer = client.completions.create(max_tokens=3, stream=stream, **settings)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    text = "".join(choice.text for choice in choices)
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    scores = [score for choice in choices for score in choice.logprobs.token_logprobs]
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert text == "saw axe" + written(server, "saw axe", max_new_tokens=3, temperature=0.0)
+    assert scores[0] is None
+    assert all(score <= 0 for score in scores[1:])
+    assert len(tokens) == len(scores) == len(offsets)
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert token.startswith("<token ") or text[offset:].startswith(token)
+    only = client.completions.create(max_tokens=0, **settings).choices[0]
+    assert only.text == "saw axe"
+    assert only.logprobs.token_logprobs == pytest.approx(scores[: len(only.logprobs.tokens)], abs=1e-4)
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": "wrods"}, "model", "model_not_found"),
+    ({"prompt": [[]]}, "prompt", "invalid_prompt"),
+    ({"prompt": []}, "prompt", "invalid_value"),
+    ({"prompt": [70000]}, "prompt", "invalid_prompt"),
+    ({"prompt": [1] * 65}, "prompt", "invalid_prompt"),
+    ({"prompt": ["x"] * 129}, "prompt", "invalid_value"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 10**6}, "max_tokens", "invalid_value"),
+    ({"temperature": 3}, "temperature", "invalid_value"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"n": 9}, "prompt", "invalid_prompt"),
+    ({"logprobs": 6}, "logprobs", "invalid_value"),
+    ({"stop": ["a"] * 5}, "stop", "invalid_value"),
+    ({"stop": ""}, "stop", "invalid_value"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "invalid_value"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "invalid_value"),
+    ({"suffix": "end"}, "suffix", "invalid_value"),
+    ({"extra_body": {"top_k": 3}}, "top_k", "unknown_parameter"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "code"), BAD, ids=lambda value: str(value)[:30])
+def test_bad_requests_arrive_as_the_clients_own_errors(
+    client: openai.OpenAI, change: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as caught:
+        client.completions.create(**{"model": "words", "prompt": "x", **change})
+    assert caught.value.param == param
+    assert caught.value.code == code
+    assert caught.value.request_id.startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/v1/completions", b"{", 400, "invalid_json"),
+        ("POST", "/v1/completions", b"[1]", 400, "invalid_value"),
+        ("POST", "/v1/completions", b"[" * 100_000, 400, "invalid_json"),
+        ("POST", "/v1/completions", b"", 400, "missing_required_parameter"),
+        ("POST", "/v1/completions", b'{"model": "words", "temperature": NaN}', 400, "invalid_value"),
+        ("POST", "/v1/completions", b'{"model": "\\ud800"}', 400, "invalid_json"),
+        ("POST", "/v1/completions", b"x" * (5 * 2**20), 413, "request_too_large"),
+        ("GET", "/v1/completions", None, 405, "method_not_allowed"),
+        ("GET", "/v1/assistants", None, 404, "unknown_url"),
+        ("GET", "/v1/models/none", None, 404, "model_not_found"),
+    ],
+)
+def test_every_refusal_has_the_shape_of_an_error(
+    server: Server, method: str, path: str, body: bytes | None, status: int, code: str
+) -> None:
+    got, headers, content = send(server, method, path, body)
+    assert (got, content["error"]["code"]) == (status, code)
+    assert set(content["error"]) == {"message", "type", "param", "code"}
+    assert headers["x-request-id"].startswith("req_")
+
+
+def test_a_full_server_says_when_to_come_back(start: Start, words_model: Path) -> None:
+    server = start(words_model, limits=Limits(requests=1))
+    with client_of(server) as client:
+        stream = client.completions.create(model="latest", prompt="x", max_tokens=60, stream=True)
+        first = next(iter(stream))
+        assert first.choices
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model="latest", prompt="x")
+        assert caught.value.response.headers["retry-after"] == "1"
+        assert caught.value.code == "server_busy"
+        stream.close()
+
+
+def test_a_client_that_leaves_frees_its_place_and_its_rows(start: Start, words_model: Path) -> None:
+    server = start(words_model, limits=Limits(requests=1))
+    engine = served(server).engine
+    for stream in (True, False):
+        body = {"model": "latest", "prompt": ["x"] * 100, "max_tokens": 60, "n": 8, "stream": stream}
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        while engine.num_rows == 0:
+            threading.Event().wait(0.005)
+        connection.close()
+        for _ in range(1000):
+            if server.service.open_requests == 0 and engine.num_rows == 0:
+                break
+            threading.Event().wait(0.01)
+        assert (server.service.open_requests, engine.num_rows) == (0, 0)
+    with client_of(server) as client:
+        assert client.completions.create(model="latest", prompt="x", max_tokens=1).choices
+
+
+def test_the_rate_of_one_caller_is_limited(start: Start, words_model: Path) -> None:
+    server = start(words_model, limits=Limits(per_minute=3))
+    with client_of(server) as client:
+        for _ in range(3):
+            client.models.list()
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.models.list()
+    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 21
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text("# who may do what\nask ask-0123456789abcdef reader\n\nadmin adm-0123456789abcdef\n")
+    return path
+
+
+def test_a_token_is_needed_where_there_are_tokens(start: Start, words_model: Path, tokens: Path) -> None:
+    server = start(words_model, tokens=tokens)
+    with client_of(server, "wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    for headers in ({}, {"authorization": "Basic ask-0123456789abcdef"}, {"authorization": "Bearer"}):
+        assert send(server, "GET", "/v1/models", headers=headers)[0] == 401
+    assert send(server, "GET", "/health")[0] == 200
+    for token in ("ask-0123456789abcdef", "adm-0123456789abcdef"):
+        with client_of(server, token) as client:
+            assert client.models.list().data
+
+
+def test_a_foreign_page_cannot_use_a_server_without_tokens(server: Server) -> None:
+    port = urlsplit(server.url).port
+    for headers in ({"host": "evil.example"}, {"host": f"evil.example:{port}"}, {"origin": "https://evil.example"}):
+        status, _, content = send(server, "POST", "/v1/completions", b"{}", headers)
+        assert (status, content["error"]["type"]) == (403, "permission_error")
+    for headers in ({"host": f"localhost:{port}"}, {"origin": server.url}, {"host": "[::1]:80"}):
+        assert send(server, "GET", "/v1/models", headers=headers)[0] == 200
+
+
+def test_no_text_reaches_the_log(server: Server, client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="trc2.serving")
+    client.completions.create(model="words", prompt="a secret document", max_tokens=2)
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="words", prompt="a secret document", max_tokens=-2)
+    client.close()
+    lines = [record.getMessage() for record in caplog.records if record.name == "trc2.serving"]
+    assert len([line for line in lines if "POST /v1/completions" in line]) == 2
+    assert "secret" not in "".join(lines)

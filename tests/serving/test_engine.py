@@ -1,0 +1,166 @@
+"""Many requests at once give each the answer it would have had alone."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.serving.conftest import WORDS
+from tests.test_commands import make_llama
+from trc2 import UserError
+from trc2.generate.sampling import generate_ids, stream_text
+from trc2.runs.target import find_target
+from trc2.serving.engine import Engine, EngineClosed, Event, Failure, Piece, PromptScores, Sampling, Ticket
+
+
+@pytest.fixture
+def engine(words_model: Path) -> Iterator[Engine]:
+    one = Engine(*find_target(str(words_model)).trained_model(lambda _: None), name="words", max_rows=6)
+    yield one
+    one.close()
+    assert one.join(30)
+
+
+class Listener:
+    """Collects the events of one request."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def all(self, ticket: Ticket) -> list[Event]:
+        events: list[Event] = []
+        finished = 0
+        while finished < len(ticket.prompts) * ticket.sampling.choices:
+            events.append(self.events.get(timeout=60))
+            if isinstance(events[-1], Failure):
+                break
+            finished += isinstance(events[-1], Piece) and events[-1].finish is not None
+        return events
+
+
+def texts(events: list[Event], choices: int) -> list[str]:
+    pieces = [event for event in events if isinstance(event, Piece)]
+    return ["".join(piece.text for piece in pieces if piece.choice == choice) for choice in range(choices)]
+
+
+def ask(engine: Engine, prompts: list[str], **sampling: object) -> list[str]:
+    listener = Listener()
+    ids = [engine.encode(prompt) for prompt in prompts]
+    ticket = engine.submit(ids, Sampling(**sampling), listener.events.put)  # type: ignore[arg-type]
+    return texts(listener.all(ticket), len(prompts) * ticket.sampling.choices)
+
+
+PROMPTS = ["apple", "saw axe drill", WORDS, "pear plum fig apple pear", "日本語", "x"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_among_others_gets_what_generate_writes(engine: Engine, temperature: float) -> None:
+    listeners, tickets = [Listener() for _ in range(12)], []
+    for number, listener in enumerate(listeners):  # other prompts, seeds and lengths, which join and leave
+        settings = Sampling(max_tokens=5 + 3 * (number % 6), temperature=temperature, seed=number)
+        prompt = engine.encode(PROMPTS[number % len(PROMPTS)])
+        tickets.append(engine.submit([prompt], settings, listener.events.put))
+    for number, (listener, ticket) in enumerate(zip(listeners, tickets, strict=True)):
+        said = texts(listener.all(ticket), 1)[0]
+        settings = {"max_new_tokens": 5 + 3 * (number % 6), "temperature": temperature, "seed": number}
+        prompt = PROMPTS[number % len(PROMPTS)]
+        assert said == "".join(stream_text(engine.net, engine.tokenizer, prompt, **settings))  # type: ignore[arg-type]
+    assert engine.largest_batch > 1
+
+
+def test_a_model_whose_cache_cannot_be_joined_answers_row_by_row(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    make_llama(tmp_path)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "sliding_window": 4}
+    transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **heads)).save_pretrained(tmp_path)
+    engine = Engine(*find_target(str(tmp_path)).trained_model(lambda _: None))
+    said = ask(engine, ["apple", "saw axe drill"], max_tokens=12, temperature=0.0)
+    engine.close()
+    for prompt, text in zip(["apple", "saw axe drill"], said, strict=True):
+        alone = stream_text(engine.net, engine.tokenizer, prompt, max_new_tokens=12, temperature=0.0)
+        assert text == "".join(alone)
+
+
+def test_choices_differ_and_repeat_with_their_seed(engine: Engine) -> None:
+    first = ask(engine, ["apple"], max_tokens=12, choices=4, seed=3)
+    assert len(set(first)) == 4
+    assert ask(engine, ["apple"], max_tokens=12, choices=4, seed=3) == first
+    assert ask(engine, ["apple"], max_tokens=12, seed=3) == first[:1]
+
+
+def test_scores_of_prompt_and_answer_are_the_networks_own(engine: Engine) -> None:
+    ids = engine.encode("saw axe drill file")
+    listener = Listener()
+    settings = Sampling(max_tokens=4, temperature=0.0, logprobs=2, scores_prompt=True)
+    events = listener.all(engine.submit([ids], settings, listener.events.put))
+    prompt = next(event for event in events if isinstance(event, PromptScores)).tokens
+    made = [token for event in events if isinstance(event, Piece) for token in event.tokens]
+    whole = [*ids, *(token.id for token in made)]
+    with torch.no_grad():
+        expected = engine.net(torch.tensor([whole]))[0][0].log_softmax(-1)
+    assert prompt[0].logprob is None
+    for place, token in enumerate([*prompt, *made][1:]):
+        assert token.id == whole[place + 1]
+        assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
+        assert [one for one, _ in token.top] == expected[place].topk(2).indices.tolist()
+    alone = generate_ids(engine.net, ids, max_new_tokens=4, temperature=0, top_p=1, seed=0)
+    assert [token.id for token in made] == list(alone)
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on(engine: Engine) -> None:
+    gone, stays = Listener(), Listener()
+    first = engine.submit([engine.encode("apple")] * 3, Sampling(max_tokens=50), gone.events.put)
+    second = engine.submit([engine.encode("saw")], Sampling(max_tokens=30, seed=1), stays.events.put)
+    gone.events.get(timeout=60)
+    first.cancel()
+    alone = stream_text(engine.net, engine.tokenizer, "saw", max_new_tokens=30, seed=1)
+    assert texts(stays.all(second), 1) == ["".join(alone)]
+    ask(engine, ["x"], max_tokens=1)
+    assert engine.num_rows == 0
+
+
+def test_a_broken_step_ends_its_requests_and_the_engine_goes_on(engine: Engine) -> None:
+    expected = ask(engine, ["apple"], max_tokens=5, temperature=0.0)
+    weight = engine.net.get_input_embeddings().weight
+    saved = weight.detach().clone()
+    weight.data.fill_(float("nan"))
+    listener = Listener()
+    events = listener.all(engine.submit([engine.encode("apple")], Sampling(), listener.events.put))
+    assert isinstance(events[-1], Failure)
+    assert "not finite" in events[-1].sentence
+    weight.data.copy_(saved)
+    assert ask(engine, ["apple"], max_tokens=5, temperature=0.0) == expected
+
+
+def test_a_closed_engine_finishes_what_it_began_and_refuses_the_rest(words_model: Path) -> None:
+    engine = Engine(*find_target(str(words_model)).trained_model(lambda _: None))
+    listener = Listener()
+    ticket = engine.submit([engine.encode("apple")], Sampling(max_tokens=20, seed=2), listener.events.put)
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.submit([engine.encode("apple")], Sampling(), listener.events.put)
+    alone = stream_text(engine.net, engine.tokenizer, "apple", max_new_tokens=20, seed=2)
+    assert texts(listener.all(ticket), 1) == ["".join(alone)]
+    assert engine.join(30)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [([], "no tokens"), ([300], "token id 300"), ([1] * 65, "65 tokens, but the model has 64 positions")],
+)
+def test_a_prompt_that_cannot_run_is_refused(engine: Engine, prompt: list[int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        engine.submit([prompt], Sampling(), lambda _: None)
+
+
+def test_an_answer_ends_at_the_last_position(engine: Engine) -> None:
+    listener = Listener()
+    events = listener.all(engine.submit([[1] * 60], Sampling(max_tokens=50, seed=5), listener.events.put))
+    last = events[-1]
+    assert isinstance(last, Piece)
+    assert last.num_tokens <= 4

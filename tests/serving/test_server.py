@@ -1,0 +1,106 @@
+"""Starting and stopping: addresses, tokens, and models that cannot be served."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import trc2
+from tests.command import trc2 as command
+from trc2 import UserError
+from trc2.serving.auth import RateLimit, read_tokens
+from trc2.serving.server import Server, ServerSettings
+from trc2.serving.wire import ApiError
+
+
+def test_other_machines_need_a_token(words_model: Path) -> None:
+    with pytest.raises(UserError, match="give --tokens FILE"):
+        Server(ServerSettings(words_model, host="0.0.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "has no tokens"),
+        ("all abcdefghijklmnopq", "Line 1"),
+        ("ask short", "too short"),
+        ("ask a b c", "Line 1"),
+    ],
+)
+def test_a_bad_file_of_tokens_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        read_tokens(tmp_path / "tokens")
+
+
+def test_unused_requests_add_up_to_one_minute() -> None:
+    now = 0.0
+    rate = RateLimit(2, lambda: now)
+    for _ in range(2):
+        rate.check("a")
+    rate.check("b")
+    with pytest.raises(ApiError) as caught:
+        rate.check("a")
+    assert caught.value.headers == {"retry-after": "30"}
+    now = 30.0
+    rate.check("a")
+    now = 10_000.0
+    for _ in range(2):
+        rate.check("a")
+    with pytest.raises(ApiError):
+        rate.check("a")
+
+
+def test_the_command_says_in_one_sentence_what_cannot_be_served(words_model: Path, tmp_path: Path) -> None:
+    for words, sentence in (
+        (["demo"], "is a recipe"),
+        ([str(tmp_path)], "config.json"),
+        ([str(words_model), "--host", "0.0.0.0"], "--tokens"),
+    ):
+        done = command("serve", *words)
+        assert done.code == 2
+        assert sentence in done.err
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_bytes((words_model / "config.json").read_bytes())
+    done = command("serve", str(tmp_path / "broken"), "--port", "0")
+    assert done.code == 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = command("serve", str(words_model), "--port", str(taken.getsockname()[1]))
+    assert done.code == 2
+    assert "choose another port" in done.err
+
+
+def test_a_server_lasts_as_long_as_its_block(words_model: Path) -> None:
+    with trc2.serve(words_model) as server:
+        assert b'"ok"' in urlopen(f"{server.url}/health").read()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"{server.url}/health")
+    with pytest.raises(UserError, match="out of range"):
+        trc2.serve(words_model, max_rows=0)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_a_signal_and_logs_no_text(words_model: Path) -> None:
+    arguments = [sys.executable, "-m", "trc2", "serve", str(words_model), "--port", "0"]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    assert process.stderr is not None
+    url = process.stderr.readline().split(" at ")[1].split("/v1")[0]
+    while True:
+        try:
+            assert urlopen(f"{url}/health").status == 200
+            break
+        except OSError:
+            assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(30) == 130
+    assert "GET /health 200" in said
