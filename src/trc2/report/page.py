@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ TEMPLATE = Path(__file__).with_name("page.html")
 MORE_COLOURS = ("#7F3F00", "#666666", "#8F6FC2", "#3B8F8A", "#B5446E", "#5A7D2B")
 
 
+@cache
 def _charting_library() -> str:
     """Vega's JavaScript as one text.
 
     The package that holds it runs V8, which ends the process where address space is limited (`ulimit -v`). So it runs
-    in a process of its own.
+    in a process of its own, once for all pages that this process writes.
     """
     code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)

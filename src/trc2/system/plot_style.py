@@ -92,13 +92,25 @@ def label(text: str, limit: int = 44) -> str:
 class InlineFigure(matplotlib.figure.Figure):
     """A figure that notebooks show and that pyplot does not know, so it needs no closing."""
 
+    def lay_out(self) -> None:
+        """Compute where the panels are."""
+        engine = self.get_layout_engine()
+        if engine is None:
+            return
+        with warnings.catch_warnings():  # labels of broken numbers can leave no room: then the panels stay as they are
+            warnings.filterwarnings("ignore", message="constrained_layout not applied")
+            engine.execute(self)
+
     def png(self, dpi: int = DPI, **metadata: str) -> bytes:
         content = io.BytesIO()
+        self.lay_out()
+        engine = self.get_layout_engine()
+        self.set_layout_engine("none")  # `savefig` would draw everything twice, the first time to lay it out
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")
-            warnings.filterwarnings("ignore", message="constrained_layout not applied")
             dpi = int(min(dpi, MAX_PIXELS / max(self.get_size_inches())))
             self.savefig(content, format="png", dpi=dpi, metadata={"Software": None, **metadata})
+        self.set_layout_engine(engine)
         return content.getvalue()
 
     def _repr_png_(self) -> bytes:
@@ -123,12 +135,7 @@ class Figure:
 
     def lay_out(self) -> None:
         """Compute where the panels are, which labels are placed by."""
-        engine = self.drawing.get_layout_engine()
-        if engine is None:
-            return
-        with warnings.catch_warnings():  # labels of broken numbers can leave no room: then the panels stay as they are
-            warnings.filterwarnings("ignore", message="constrained_layout not applied")
-            engine.execute(self.drawing)
+        self.drawing.lay_out()
 
     def write(self, folder: Path, dpi: int = DPI) -> list[Path]:
         """NAME.png, and NAME.svg with the title as its accessible name. The same data give the same bytes."""
