@@ -37,6 +37,15 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     assert set(named) == written
 
 
+def test_search_from_disk_needs_no_network() -> None:
+    """Without a script of ours the plugin `offline` fetches one, and search fails where there is no network."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert "offline" in site["plugins"]
+    (script,) = site["extra"]["polyfills"]
+    assert "iframe-worker" in script
+    assert (ROOT / "docs" / script).is_file()
+
+
 def test_every_setting_is_on_the_page_of_settings() -> None:
     page = settings_page()
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| (.*) \| (.*) \|$", page, flags=re.MULTILINE)
