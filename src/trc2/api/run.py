@@ -166,6 +166,7 @@ class Run:
         steps: Steps = None,
         folder: str | Path | None = None,
         max_forgetting: float | None = None,
+        stop_at: float | None = None,
         replay_share: float | None = None,
         overrides: Iterable[str] = (),
         quiet: bool = False,
@@ -174,11 +175,12 @@ class Run:
         """Teach it more tasks, in a new folder; this run is not touched. Arguments are those of `trc2.train`.
 
         Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
-        task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept.
+        task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept. The training stops when an
+        evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within.
         """
         return continue_from(
             self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
-            replay_share=replay_share, overrides=overrides, quiet=quiet, **settings,
+            stop_at=stop_at, replay_share=replay_share, overrides=overrides, quiet=quiet, **settings,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ using it
@@ -287,6 +289,7 @@ def continue_from(
     steps: Steps = None,
     folder: str | Path | None = None,
     max_forgetting: float | None = None,
+    stop_at: float | None = None,
     replay_share: float | None = None,
     overrides: Iterable[str] = (),
     quiet: bool = False,
@@ -300,12 +303,14 @@ def continue_from(
     parent = Path(source)
     cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
     kept = task_configs(keep, None, cache) if keep else []
-    check_acceptance(parent, kept, max_forgetting)
+    check_acceptance(parent, kept, max_forgetting, stop_at)
     new = task_configs(tasks, steps, cache)
     child = default_folder(parent, new) if folder is None else Path(folder)
     console = PlainConsole(quiet=quiet)
     changes = [*as_overrides(settings), *listed(overrides)]
-    continue_run(parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting)
+    continue_run(
+        parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, stop_at=stop_at
+    )
     if is_first_process():
         judge_child(child, warn_on(console), parent)
         write_summary(child)

@@ -64,9 +64,9 @@ def exit_unless_accepted(verdict: Verdict) -> None:
     """Exit with 3 and say why if the acceptance check refused a run; NaN is not within any limit."""
     if verdict.passed:
         return
+    limit = "not accepted" if verdict.limit is None else f"not within --max-forgetting {verdict.limit:.1%}"
     err.print(
-        f"acceptance check: not within --max-forgetting {verdict.limit:.1%} ({verdict.failing}): keep using "
-        f"{verdict.parent}.",
+        f"acceptance check: {limit} ({verdict.failing}): keep using {verdict.parent}.",
         style="bold red", soft_wrap=True,
     )  # fmt: skip
     raise typer.Exit(REFUSED)
@@ -74,6 +74,7 @@ def exit_unless_accepted(verdict: Verdict) -> None:
 
 def tell_verdict(child: Path, verdict: Verdict) -> None:
     """What became of what the parent knew."""
+    from trc2.continuing.advice import advice, stop_sentence
     from trc2.continuing.continue_run import relative_forgetting
     from trc2.runs.folder import RunFolder
 
@@ -87,6 +88,8 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
             "name text it should go on knowing by --keep NAME=FOLDER.",
             style="yellow",
         )
+    if verdict.stop is not None:
+        out.print(stop_sentence(verdict.stop, 0 if lineage is None else lineage.first_step), soft_wrap=True)
     if verdict.prediction is not None:
         trial, became = verdict.prediction, f"{verdict.worst:+.1%}"
         out.print(f"Trial runs with {trial.share:.0%} replay: {trial.predicted:+.1%} predicted; it became {became}.")
@@ -94,3 +97,5 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
         bounds = f"{task.rise.low:+.1%} … {task.rise.high:+.1%}"
         worse = "" if task.measure == "perplexity" else f"{task.measure} lost "
         out.print(f"Against the parent, {task.text}: {worse}{task.rise.value:+.1%} ({bounds}), {task.word}.")
+    for sentence in advice(child, verdict):
+        out.print(sentence, soft_wrap=True)

@@ -49,6 +49,14 @@ def continue_(
         float | None,
         typer.Option(help="Exit with 3 unless every past task's perplexity surely rose by no more than this.", min=0),
     ] = None,
+    stop_at: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop when an evaluation finds that a past task's perplexity rose by more than this, and end with the "
+            "last checkpoint within.",
+            min=0,
+        ),
+    ] = None,
     replay_share: Annotated[
         float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
     ] = None,
@@ -76,7 +84,7 @@ def continue_(
     source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
-    check_acceptance(parent, kept, max_forgetting)
+    check_acceptance(parent, kept, max_forgetting, stop_at)
     if folder is not None and not folder.name:
         raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
     target = folder or default_folder(parent, tasks)
@@ -107,7 +115,7 @@ def continue_(
             raise typer.Exit(REFUSED)
         return
     predicted = prediction(parent, target, tasks, replay_share, changes, warn)
-    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted)
+    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at)
     config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
@@ -128,6 +136,7 @@ def continue_(
         keep=kept,
         limit=max_forgetting,
         prediction=predicted,
+        stop_at=stop_at,
     )
     if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
         show_verdict(target, verdict, as_json=as_json, with_summary=True)

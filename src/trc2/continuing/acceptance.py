@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +25,7 @@ from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.runs.checkpoint import DamagedCheckpoint
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lineage import Lineage, Prediction
-from trc2.runs.schedule import TaskSchedule
+from trc2.runs.stopping import Stop, stop_from
 from trc2.stream.batches import SplitWindows
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
@@ -90,16 +90,21 @@ class Verdict:
     prediction: Prediction | None = None
     parent_step: int | None = None  # None: a saved model has no steps
     child_step: int | None = None
+    stop: Stop | None = None  # of a child whose training stopped early
 
     @property
     def passed(self) -> bool:
-        """With a limit, the check fails if no task could be compared."""
-        return all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
+        """With a limit, the check fails if no task could be compared, or if no evaluation was within --stop-at."""
+        has_good_end = self.stop is None or self.stop.is_within
+        return has_good_end and all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
 
     @property
     def failing(self) -> str:
-        """The tasks that are not within the limit, as text."""
-        return ", ".join(f"{t.task} is {t.word}" for t in self.tasks if not t.passed) or "no task could be compared"
+        """What is not within its limit, as text."""
+        reasons = [f"{task.task} is {task.word}" for task in self.tasks if not task.passed]
+        if self.stop is not None and not self.stop.is_within:
+            reasons.append(f"no evaluation was within --stop-at {self.stop.limit:.1%}")
+        return ", ".join(reasons) or "no task could be compared"
 
     @property
     def interval_width(self) -> float:
@@ -117,25 +122,31 @@ class Verdict:
         names = ("parent", "parent_step", "child", "child_step", "limit")
         content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "confidence": CONFIDENCE}
         content |= {"passed": self.passed, "tasks": {task.task: task.describe() for task in self.tasks}}
+        if self.stop is not None:
+            content["stop"] = finite(asdict(self.stop))
         if self.prediction is not None:
             predicted, happened = finite(self.prediction.predicted), finite(self.worst)
             content["rehearsal"] = {"share": self.prediction.share, "predicted": predicted, "happened": happened}
         return content
 
 
-def check_acceptance(parent: Path, keep: Sequence[TaskConfig], limit: float | None) -> None:
+def check_acceptance(
+    parent: Path, keep: Sequence[TaskConfig], limit: float | None, stop_at: float | None = None
+) -> None:
     """Reject a limit that cannot be checked, before training."""
-    _check_limit(limit)
-    if limit is not None and not keep and not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file():
-        raise UserError(
-            f"{parent} is a saved model, which does not say what it learnt, so --max-forgetting {limit} has nothing to "
-            "look at: name text it should go on knowing by --keep NAME=FOLDER."
-        )
+    is_model = not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file()
+    for option, value in (("--max-forgetting", limit), ("--stop-at", stop_at)):
+        _check_limit(value, option)
+        if value is not None and not keep and is_model:
+            raise UserError(
+                f"{parent} is a saved model, which does not say what it learnt, so {option} {value} has nothing to "
+                "look at: name text it should go on knowing by --keep NAME=FOLDER."
+            )
 
 
-def _check_limit(limit: float | None) -> None:
+def _check_limit(limit: float | None, option: str = "--max-forgetting") -> None:
     if limit is not None and not (np.isfinite(limit) and limit >= 0):
-        raise UserError(f"--max-forgetting {limit} is no limit: give a number such as 0.05.")
+        raise UserError(f"{option} {limit} is no limit: give a number such as 0.05.")
 
 
 # -------------------------------------------------------------------------------------------- a child and its verdict
@@ -158,7 +169,7 @@ def judge_child(
     if limit is None and earlier is not None:
         limit = earlier.limit
     limit = min((one for one in (limit, lineage.limit) if one is not None), default=None)
-    total = TaskSchedule.of_run(folder.config()).total_steps
+    total = folder.schedule().total_steps
     if earlier is not None and earlier.limit == limit and earlier.child_step == total and not again:
         return earlier
     try:
@@ -196,7 +207,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             trial = content.get("rehearsal")
             prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
             steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
-            return Verdict(content["parent"], content["child"], limit, tasks, prediction, *steps)
+            stop = None if content.get("stop") is None else stop_from(content["stop"])
+            return Verdict(content["parent"], content["child"], limit, tasks, prediction, *steps, stop)
     except UserError:
         return None
 
@@ -208,7 +220,8 @@ def why_not_accepted(folder: RunFolder, step: int) -> str | None:
     if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
         if verdict.passed:
             return None
-        return f"was refused by its acceptance check ({verdict.failing}; limit {verdict.limit:.1%})"
+        limits = "" if verdict.limit is None else f"; limit {verdict.limit:.1%}"
+        return f"was refused by its acceptance check ({verdict.failing}{limits})"
     return None if limit is None else f"has a limit of {limit:.1%} on forgetting and was not judged at step {step}"
 
 
@@ -231,7 +244,7 @@ def judge(
     assert lineage is not None, "only a run with a parent is judged"
     check_parent(parent, lineage, child, config.stream.cache)
     last = folder.newest_checkpoint(warn)
-    if last is None or last.step != TaskSchedule.of_run(config).total_steps:
+    if last is None or last.step != folder.schedule(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
     folder.check_data(prepared)
@@ -249,7 +262,7 @@ def judge(
     for score, fall in falls(before.lm_scores, after.lm_scores, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = lineage.step if lineage.is_run else None
-    return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step)
+    return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step, folder.stop())
 
 
 def check_parent(parent: Path, lineage: Lineage, child: Path, cache: Path) -> None:

@@ -16,7 +16,6 @@ from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Prediction
 from trc2.runs.records import score_table
-from trc2.runs.schedule import TaskSchedule
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
 from trc2.training.setup import join_ranks
@@ -33,15 +32,16 @@ def continue_run(
     keep: Sequence[TaskConfig] = (),
     limit: float | None = None,
     prediction: Prediction | None = None,
+    stop_at: float | None = None,
 ) -> Path:
     """Train a finished run, or a saved model, on more tasks, in a new folder; see `trc2.continuing.fork`.
 
     Scores and references of all earlier tasks of a run carry over. Those of a saved model are unknown; `keep` is text
     that it should not forget, which is measured and not trained. `limit` is stored in the child, for
-    `trc2.continuing.acceptance.judge_child`.
+    `trc2.continuing.acceptance.judge_child`. The training stops when a past task has risen by more than `stop_at`.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
-    request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction)
+    request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at)
     config = child_config(parent, request, path)
     with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
@@ -69,7 +69,7 @@ def relative_forgetting(path: Path) -> float:
     NaN if a perplexity is NaN. Compare with `<=` a limit, which fails for NaN, not with `>`.
     """
     folder = RunFolder(path)
-    table = score_table(folder.records(), PERPLEXITY, TaskSchedule.of_run(folder.config()).spans)
+    table = score_table(folder.records(), PERPLEXITY, folder.schedule().spans)
     last = table.steps[-1] if table.steps else 0
     past = table.past(last)
     if not past or not all(table.has(step, s.task) for s in past for step in (s.end, last)):

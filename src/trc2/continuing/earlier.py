@@ -10,7 +10,6 @@ from pathlib import Path
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.heldout import held_out_split
 from trc2.runs.folder import RunFolder
-from trc2.runs.schedule import TaskSchedule
 from trc2.stream.document import BadRows, limited
 from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import prepare_stream
@@ -47,7 +46,7 @@ def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStre
     """The chosen documents of every task that a run has learned or keeps when it ends, by the name its user gave."""
     assert config.stream is not None
     lineage = run.lineage()
-    names = {span.task for span in TaskSchedule.of_run(config).spans}
+    names = {span.task for span in run.schedule(config).spans}
     if lineage is not None:
         names |= set(lineage.kept)
         if lineage.first_step == 0:  # all its other texts are of the past

@@ -20,7 +20,7 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.saved import is_plain, load_model
 from trc2.config import RunConfig
 from trc2.continuing.earlier import held_out_documents, write_held_out
-from trc2.continuing.heldout import check_held_out
+from trc2.continuing.heldout import check_held_out, known_before
 from trc2.continuing.request import ContinuationRequest, starts_over
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
@@ -32,7 +32,6 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage, relative_to
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.records import Record
-from trc2.runs.schedule import TaskSchedule
 from trc2.strategies import build_strategy
 from trc2.stream.cache import digest
 from trc2.system.failpoints import failpoint
@@ -90,7 +89,7 @@ def _finished_run(folder: RunFolder, console: Console) -> FinishedRun:
     if not any(record.kind == "end" for record in records):
         raise UserError(f"{folder} is not finished: `trc2 resume {folder}` first.")
     checkpoint = folder.newest_checkpoint(warn_on(console))
-    if checkpoint is None or checkpoint.step != TaskSchedule.of_run(config).total_steps:
+    if checkpoint is None or checkpoint.step != folder.schedule(config).total_steps:
         raise UserError(f"{folder} has no checkpoint of its end: resume it, or run it again.")
     return FinishedRun(folder, config, records, checkpoint)
 
@@ -106,11 +105,13 @@ def _lineage(
     is_restarted = run is not None and starts_over(run.folder, request)
     if is_restarted:
         kept = tuple(task.name for task in config.stream.tasks if task.name not in taught)
-    return Lineage(
+    lineage = Lineage(
         str(parent), step, taught, is_run=run is not None,
         weights=parent_weights(parent, None if run is None else step, config.stream.cache), limit=request.limit,
         prediction=request.prediction, kept=kept, relative=relative_to(path, parent), starts_over=is_restarted,
+        stop_at=request.stop_at,
     )  # fmt: skip
+    return replace(lineage, watched=tuple(known_before(config, lineage)))
 
 
 def parent_weights(parent: Path, step: int | None, cache: Path) -> str:
@@ -154,7 +155,7 @@ def _write_child(
     if ranks.is_first:
         trainer.recorder.observers.append(keep_metrics_log(trainer))
     for record in () if run is None or lineage.starts_over else run.records:
-        if record.kind not in ("test", "end", "resume"):
+        if record.kind not in ("test", "end", "resume", "stop"):
             trainer.recorder.emit(record)
     failpoint("inherit")
     if run is not None and not lineage.starts_over:

@@ -22,6 +22,7 @@ from trc2.stream.sources import has_documents
 
 JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
 MAX_EVALUATIONS = 4  # within a task of many steps
+STOP_EVALUATIONS = 10  # within a task, if the run may stop early
 MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
 LEARNING_RATE = 1e-4  # for a saved model; the default is for new weights
 # Earlier scores and steps depend on these settings, so a child that follows a run keeps them.
@@ -44,7 +45,7 @@ class ContinuationRequest:
 
     `keep` is text that a saved model knows: it is measured, not trained. `share` replaces the replay settings and the
     controller of the parent. `limit` is how much the perplexity of a past task may rise. `prediction` is the result of
-    trial runs.
+    trial runs. `stop_at` is the rise at which the training stops.
     """
 
     tasks: tuple[TaskConfig, ...]
@@ -53,6 +54,7 @@ class ContinuationRequest:
     keep: tuple[TaskConfig, ...] = ()
     limit: float | None = None
     prediction: Prediction | None = None
+    stop_at: float | None = None
 
 
 def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:
@@ -77,10 +79,20 @@ def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> Ru
     """The settings of the child."""
     if not request.tasks:
         raise UserError("There is no task to go on with: name at least one.")
+    config = _config_for(parent, request, folder)
+    if request.stop_at is not None and config.train.branches:
+        raise UserError(
+            f"train.schedule={config.train.schedule} lowers the learning rate only before the end of a task, so "
+            f"--stop-at {request.stop_at:g} would end it too early: leave it out, or go on from the export of {parent}."
+        )
+    return config
+
+
+def _config_for(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
     run = RunFolder(parent)
     if run.is_run:
         make = _restarted_config if starts_over(run, request) else _longer_config
-        return make(run, run.config(), request, folder)
+        return make(run, _as_ended(run), request, folder)
     if not parent.is_dir():
         home = parent.resolve().parent
         others = [path.name for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
@@ -97,6 +109,32 @@ def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> Ru
 
 
 # ------------------------------------------------------------------------------------------------------ from a run
+
+
+def _as_ended(parent: RunFolder) -> RunConfig:
+    """The parent's settings with the steps that it took: fewer than planned if it stopped early."""
+    config, stop = parent.config(), parent.stop()
+    if stop is None or config.stream is None:
+        return config
+    spans = parent.schedule(config).spans
+    steps = {span.task: span.end - span.start for span in spans}
+    stream = config.stream.model_dump(mode="json")
+    dropped = {task.name for task in config.stream.trained} - steps.keys()
+    stream["tasks"] = [
+        {**task, "steps": steps.get(task["name"], task["steps"])}
+        for task in stream["tasks"]
+        if task["name"] not in dropped
+    ]
+    for setting in ("order", "only"):
+        if stream[setting] is not None:
+            stream[setting] = [name for name in stream[setting] if name not in dropped]
+    ended = RunConfig(**{**config.model_dump(mode="json"), "stream": stream})
+    if TaskSchedule.of_run(ended).spans != spans:
+        raise UserError(
+            f"{parent} stopped at step {stop.step}, which budget.match={config.budget.match} cannot express: go on "
+            "from its export."
+        )
+    return ended
 
 
 def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRequest, folder: Path) -> RunConfig:
@@ -118,6 +156,8 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
     if not config.train.branches:
         values["train"]["schedule"] = "per_task"
     values["output"]["folder"] = str(folder)
+    if request.stop_at is not None:
+        values["eval"]["every_steps"] = min(config.eval.every_steps, _watchful(request.tasks))
     longer = RunConfig(**_with_share(parent, config, values, request.share))
     changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), request.overrides))
     _check_changes(parent, longer, changed, len(old))
@@ -146,6 +186,8 @@ def _restarted_config(parent: RunFolder, config: RunConfig, request: Continuatio
         "order": None, "only": taught, "mode": "sequential", "replay_prefill_files": [], "replay_prefill_tasks": [],
     }  # fmt: skip
     values["output"]["folder"] = str(folder)
+    if request.stop_at is not None:
+        values["eval"]["every_steps"] = min(config.eval.every_steps, _watchful(request.tasks))
     same = RunConfig(**_with_share(parent, config, values, request.share))
     changed = RunConfig(**apply_overrides(same.model_dump(mode="json"), request.overrides))
     assert changed.stream is not None
@@ -200,7 +242,7 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, num
 
 def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
     """Reject changes that give finished tasks another number of steps; with a budget, the cost of a step decides it."""
-    past, spans = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans
+    past, spans = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans  # the config is `_as_ended`
     if config.stream is not None and config.stream.mode == "sequential" and spans[: len(past)] != past:
         raise UserError(
             f"budget.match={config.budget.match} would give the earlier tasks of {parent} other steps than they had, "
@@ -246,7 +288,7 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
     if request.share is not None:
         values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, request.share)
     first = RunConfig(**apply_overrides(values, request.overrides))
-    values["eval"] = _modest_evaluation(first)
+    values["eval"] = _modest_evaluation(first, is_watched=request.stop_at is not None)
     replayed = _replayable(first, [task.name for task in request.keep], request.share)
     if replayed:
         tasks = values["stream"]["tasks"]
@@ -258,7 +300,12 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
 
-def _modest_evaluation(config: RunConfig) -> dict[str, int]:
+def _watchful(tasks: Sequence[TaskConfig]) -> int:
+    """Steps between evaluations with which a run that may stop early is measured often enough in every task."""
+    return max(1, min(task.steps for task in tasks) // STOP_EVALUATIONS)
+
+
+def _modest_evaluation(config: RunConfig, *, is_watched: bool) -> dict[str, int]:
     """Evaluation settings with which all evaluations together read half as many tokens as are trained.
 
     A forward pass is a third of a training step, so evaluation takes about a seventh of the time. The acceptance check,
@@ -267,6 +314,7 @@ def _modest_evaluation(config: RunConfig) -> dict[str, int]:
     assert config.stream is not None
     steps, usual = [task.steps for task in config.stream.trained], config.eval
     every = max(type(usual).model_fields["every_steps"].default, max(steps) // MAX_EVALUATIONS)
+    every = _watchful(config.stream.trained) if is_watched else every
     scored = 2 + len(steps) + sum(count // every for count in steps)  # before, after each task and between, and test
     length = config.train.sequence_length
     tokens = sum(steps) * config.train.tokens_per_step // (2 * scored * len(config.stream.tasks))

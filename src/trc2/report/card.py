@@ -31,6 +31,7 @@ def model_card(
         model=config.model,
         train=config.train,
         stream=config.stream,
+        steps={span.task: span.end - span.start for span in run.spans},
         facts=facts,
         base=facts["base_model"] if facts else "a saved model" if is_from_model else None,
         weights=weights,

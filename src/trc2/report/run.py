@@ -16,7 +16,6 @@ from trc2.metrics.learning import unlearned
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage
 from trc2.runs.records import Record, score_tables
-from trc2.runs.schedule import TaskSchedule
 from trc2.system.files import reading
 
 
@@ -113,7 +112,7 @@ def read_run(folder: Path) -> Run:
         if not exists:
             raise UserError(f"{folder} is not a whole run folder: {file.name} is missing.")
     records, data = files.records(), files.data()
-    spans = TaskSchedule.of_run(config).spans
+    spans = files.schedule(config).spans
     name = folder.resolve().name or "run"
     tables = score_tables(records, spans, metrics_of(config.eval.metrics))
     run = Run(name, folder, config, data, records, spans, tables)

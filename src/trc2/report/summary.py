@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.continuing.acceptance import ACCEPTANCE_FILE
+from trc2.continuing.advice import stop_sentence
 from trc2.metrics.lm_eval import ROOT
 from trc2.report.markdown import fill_template, listed, markdown, markdown_table
 from trc2.report.run import Run, own_part, read_run, scores_in
@@ -47,6 +48,7 @@ def has_memory(run: Run) -> bool:
 def summary_text(run: Run, lineage: Lineage | None, pictures: Sequence[str] = ()) -> str:
     """The run in Markdown. Of a continued run its own steps are shown, with the parent beside them."""
     own = run if lineage is None else own_part(run, lineage)
+    stop = RunFolder(run.folder).stop()
     metrics = run.final("eval")
     harness = [
         (path.removeprefix(f"{ROOT}/"), value, metrics.get(f"cl/{path}/forgetting"))
@@ -59,6 +61,7 @@ def summary_text(run: Run, lineage: Lineage | None, pictures: Sequence[str] = ()
         run=run,
         own=own,
         lineage=lineage,
+        stopped=None if stop is None or lineage is None else stop_sentence(stop, lineage.first_step),
         changes=map(markdown, _changes(own)),
         overlaps=[
             f"{_share(share)} of {markdown(part)} is in the train text of {markdown(task)}"

@@ -198,6 +198,21 @@ def prune_checkpoints(folder: Path, keep_last: int, keep_steps: Set[int]) -> Non
             shutil.rmtree(path)
 
 
+def drop_checkpoints_after(folder: Path, step: int) -> None:
+    """Drop the checkpoints of later steps."""
+    for path in list_checkpoints(folder):
+        if step_of(path) > step:
+            shutil.rmtree(path)
+
+
+def put_back_replaced(folder: Path) -> None:
+    """Give a checkpoint its name again if a kill came while a new one was about to take its place."""
+    for path in folder.glob(f".{PREFIX}*.old"):
+        final = folder / path.name.removeprefix(".").split(".")[0]
+        if not final.exists():
+            path.rename(final)
+
+
 def load_state(model: Backbone, checkpoint: Checkpoint, *, without: tuple[str, ...] = ()) -> None:
     """Put a checkpoint's weights, memory and stores into a model, except tensors with a prefix in `without`."""
     tensors = checkpoint.part("model")

@@ -32,6 +32,8 @@ from trc2.runs.identity import Binding, check_binding, learning_hash
 from trc2.runs.lineage import Lineage, read_lineage
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import MetricsLog, Record, current, read_all_records
+from trc2.runs.schedule import TaskSchedule
+from trc2.runs.stopping import Stop, read_stop
 from trc2.strategies import build_strategy
 from trc2.stream.packed import PreparedStream
 from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
@@ -57,6 +59,7 @@ class RunFolder:
         self.environment_file = path / "environment.json"
         self.parent_file = path / "parent.json"
         self.variant_file = path / "variant.json"  # the name that a sweep gives this run, docs/sweeps.md
+        self.stop_file = path / "stopped.json"  # of a run that ended before the end of its schedule
         self.checkpoints = path / "checkpoints"
         self.held_out = path / "held_out"  # documents on which later runs are judged, see trc2.continuing.earlier
         self.first_weights_file = path / "pretrained.sha256"
@@ -162,6 +165,15 @@ class RunFolder:
         """The parent that this run continues; None if it has none."""
         return read_lineage(self.parent_file) if self.parent_file.exists() else None
 
+    def stop(self) -> Stop | None:
+        """Where and why the run ended before the end of its schedule; None if it did not."""
+        return read_stop(self.stop_file) if self.stop_file.exists() else None
+
+    def schedule(self, config: RunConfig | None = None) -> TaskSchedule:
+        """The run's tasks over its steps, up to the step at which it stopped, if it did."""
+        schedule, stop = TaskSchedule.of_run(config or self.config()), self.stop()
+        return schedule if stop is None else schedule.ending_at(stop.step)
+
     def variant(self) -> dict[str, Any] | None:
         """The name of this run in the matrix of a sweep; None if it is not of a sweep."""
         if not self.variant_file.exists():
@@ -210,6 +222,9 @@ class RunFolder:
                 f"None of the {len(paths)} checkpoints in {self} is whole: restore one from a copy, or run it again."
             )
         return None
+
+    def has_checkpoint(self, step: int) -> bool:
+        return (self.checkpoints / name_of(step)).is_dir()
 
     def checkpoint_of(self, step: int) -> Checkpoint:
         """The checkpoint of one step."""

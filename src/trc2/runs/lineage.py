@@ -29,7 +29,8 @@ class Lineage:
     A parent that is a saved model has no steps and no known tasks, so the child begins at 0. A child that `starts_over`
     follows a run and begins a log of its own at 0, see `trc2.continuing.earlier`. `weights` is the checksum
     of the weights that the child began with. `limit` is how much the perplexity of a past task may rise. It is stored
-    with the child, so that every command that finishes the run checks the same limit.
+    with the child, so that every command that finishes the run checks the same limit. `stop_at` is the rise at which
+    the training stops. `watched` are the tasks that the parent knew: they are measured at every evaluation.
     """
 
     parent: str
@@ -42,6 +43,8 @@ class Lineage:
     kept: tuple[str, ...] = ()  # texts of --keep: of this run, and of those it goes on from
     relative: str | None = None  # the parent as seen from the child's folder, for commands from elsewhere
     starts_over: bool = False
+    stop_at: float | None = None
+    watched: tuple[str, ...] = ()
 
     @property
     def first_step(self) -> int:
@@ -51,7 +54,10 @@ class Lineage:
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        content |= {name: getattr(self, name) for name in ("tasks", "weights", "limit", "kept", "relative")}
+        content |= {
+            name: getattr(self, name)
+            for name in ("tasks", "weights", "limit", "kept", "relative", "stop_at", "watched")
+        }
         if self.starts_over:
             content["starts_over"] = True
         if self.prediction is not None:
@@ -84,12 +90,15 @@ def read_lineage(path: Path) -> Lineage:
         tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
         if type(step) is not int or not isinstance(parent, str) or not all(isinstance(task, str) for task in tasks):
             raise TypeError("it does not say from where the run goes on")
-        if limit is not None and not (isinstance(limit, float | int) and math.isfinite(limit)):
-            raise TypeError("its limit is not a number")
+        stop_at = content.get("stop_at")
+        for number in (limit, stop_at):
+            if number is not None and not (isinstance(number, float | int) and math.isfinite(number)):
+                raise TypeError("its limit is not a number")
         trial = content.get("trial")
         return Lineage(
             parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
             None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
             content.get("starts_over") is True,
+            stop_at, tuple(map(str, content.get("watched", ()))),
         )  # fmt: skip

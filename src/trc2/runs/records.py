@@ -17,7 +17,7 @@ from trc2.metrics.forgetting import METRICS, Metric, ScoreTable, TaskSpan
 from trc2.system.files import about, reading, refuse_link, to_json
 
 SCHEMA = 1
-Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end"]
+Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end", "stop"]
 KINDS = get_args(Kind)
 TAIL = 2**16  # bytes; a record is much shorter
 
@@ -74,12 +74,16 @@ def last_record(path: Path) -> Record | None:
 
 
 def current(records: Iterable[Record]) -> list[Record]:
-    """The records without those that a later `resume` record superseded.
+    """The records without those that a later `resume` or `stop` record superseded.
 
-    A resumed run ends again, so an earlier end and its test scores are superseded too.
+    A resumed run ends again, so an earlier end and its test scores are superseded too. A second `stop` record means
+    that the run was killed at its end, so the first one and the scores after it are superseded.
     """
     kept: list[Record] = []
     for record in records:
+        if record.kind == "stop":
+            first = next((number for number, earlier in enumerate(kept) if earlier.kind == "stop"), len(kept))
+            kept = kept[:first]
         if record.kind == "resume":
             kept = [r for r in kept if r.step <= record.step and r.kind not in ("test", "end")]
         kept.append(record)

@@ -12,6 +12,7 @@ from collections import Counter
 
 VARIABLE = "TRC2_KILL_AT"
 TRAINING = ("step", "boundary", "evaluation", "controller", "checkpoint", "checkpoint rename", "end")
+STOPPING = ("stop", "stopped")  # before and after a run notes that it ends early
 CONTINUING = ("inherit", "inherited")  # while the parent's state is copied; just before the new folder gets its name
 JUDGING = ("verdict", "verdict written")  # before and after the acceptance check writes what it found
 EXPORTING = ("export", "export rename")

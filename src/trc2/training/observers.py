@@ -67,6 +67,9 @@ class Screen:
             self.show_line(f"step {step}  perplexity  {scores}")
         elif record.kind == "nonfinite":
             self.show_line(f"step {step}  gradients are not finite: the step was skipped")
+        elif record.kind == "stop":
+            limit, passed_at = record.metrics["stop/limit"], int(record.metrics["stop/passed_at"]) - self.first
+            self.show_line(f"step {passed_at}  a past task passed --stop-at {limit:g}: the run ends with step {step}")
 
     def _train_line(self, record: Record) -> str:
         values = record.metrics

@@ -12,11 +12,13 @@ from trc2.config import RunConfig
 from trc2.config.run import apply_overrides
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError, brief
-from trc2.runs.checkpoint import Checkpoint
+from trc2.runs.checkpoint import Checkpoint, drop_checkpoints_after, put_back_replaced
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import Record
+from trc2.stream.packed import PreparedStream
+from trc2.system.failpoints import failpoint
 from trc2.system.torchrun import num_restarts
 from trc2.training.loop import Trainer
 from trc2.training.setup import (
@@ -62,28 +64,47 @@ def _resume(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks
             config, console, folder.tokenizer(), folder.data()["tasks"], with_notes=with_notes
         )
         folder.check_data(prepared)
-        history = folder.records() if folder.has_metrics else []
-        checkpoint = _newest_checkpoint(folder, console, ranks)
-        if checkpoint is None and folder.parent_file.exists():
-            raise UserError(
-                f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
-                "`trc2 continue` again."
-            )
-        if checkpoint is None:
-            ranks.on_first(folder.check_first_weights)
-        trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
-        start = -1 if checkpoint is None else checkpoint.step
-        if any(record.kind == "end" for record in history) and start >= trainer.schedule.total_steps:
-            console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
-            return
-        if checkpoint is not None:
-            trainer.state.restore(checkpoint)
-            kept = [record for record in history if record.step <= checkpoint.step]
-            trainer.recorder.resume_from(kept, trainer.state.progress.total_seconds)
-        changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
-        add_observers(trainer, console)
-        trainer.recorder.emit(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
-        run_trainer(trainer)
+        while _run_on(folder, config, prepared, console, ranks):
+            failpoint("stopped")
+
+
+def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, ranks: Ranks) -> bool:
+    """Go on from the newest checkpoint; True if the run stopped early and must be resumed to end at an earlier step."""
+    stop = folder.stop()
+    ranks.on_first(lambda: put_back_replaced(folder.checkpoints))
+    if stop is not None:
+        ranks.on_first(lambda: drop_checkpoints_after(folder.checkpoints, stop.step))
+    history = folder.records() if folder.has_metrics else []
+    checkpoint = _newest_checkpoint(folder, console, ranks)
+    if checkpoint is None and folder.parent_file.exists():
+        raise UserError(
+            f"{folder} goes on from another run, but has no checkpoint to go on from: remove it and run "
+            "`trc2 continue` again."
+        )
+    if stop is not None and (checkpoint is None or checkpoint.step != stop.step):
+        raise UserError(
+            f"{folder} ends at step {stop.step}, see {folder.stop_file.name}, but has no checkpoint of it: remove the "
+            "folder and run `trc2 continue` again."
+        )
+    if checkpoint is None:
+        ranks.on_first(folder.check_first_weights)
+    trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
+    start = -1 if checkpoint is None else checkpoint.step
+    if any(record.kind == "end" for record in history) and start >= trainer.schedule.total_steps:
+        console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
+        return False
+    kept = [record for record in history if record.step <= start]
+    if checkpoint is not None:
+        trainer.state.restore(checkpoint)
+        trainer.recorder.resume_from(kept, trainer.state.progress.total_seconds)
+    changed = ranks.on_first(lambda: _note_environment(folder, start, console)) or {}
+    add_observers(trainer, console)
+    trainer.recorder.emit(Record("resume", start, "", {f"changed/{name}": 1.0 for name in changed}, 0.0))
+    is_noted = any(record.kind == "stop" for record in kept)
+    if stop is not None and not (is_noted and trainer.state.progress.boundary_step == stop.step):
+        trainer.recorder.emit(stop.record(trainer.evaluator.current_task))
+    run_trainer(trainer)
+    return trainer.stopped_early
 
 
 def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
