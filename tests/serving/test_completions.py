@@ -15,8 +15,7 @@ import pytest
 
 from tests.serving.conftest import WORDS, Start, client_of
 from trc2.generate.sampling import stream_text
-from trc2.serving.app import Limits
-from trc2.serving.server import Server
+from trc2.serving.server import Limits, Server
 from trc2.serving.shelf import ServedModel
 
 

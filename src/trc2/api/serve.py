@@ -23,7 +23,7 @@ def serve(
 ) -> Server:
     """A server on a thread of its own: `with trc2.serve("runs/my") as server:` and then `server.url`.
 
-    model         a run folder, or a folder with a saved model
+    model         a run folder, a folder with a saved model, or a versions folder
     host, port    where it listens; port 0 takes a free one
     tokens        a file with a right (ask, teach or admin), a token and a name on each line
     max_rows      answers that are written at once, in one batch

@@ -12,7 +12,7 @@ from trc2.cli.app import MAX_COUNT, app, err, warn
 
 @app.command()
 def serve(
-    model: Annotated[Path, typer.Argument(help="A run folder, or a folder with a saved model.")],
+    model: Annotated[Path, typer.Argument(help="A run folder, a folder with a saved model, or a versions folder.")],
     host: Annotated[str, typer.Option(help="Address to listen on; another one than this machine needs --tokens.")] = (
         "127.0.0.1"
     ),

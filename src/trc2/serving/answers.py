@@ -104,7 +104,10 @@ async def begin(
         loop.call_soon_threadsafe(events.put_nowait, event)
 
     while True:
-        model = await shelf.model(request.model)
+        try:
+            model = await shelf.model(request.model)
+        except UserError as error:  # its files are damaged or gone
+            raise ApiError(503, str(error), param="model", code="model_unreadable") from None
         try:
             prompts, sampling, hidden = prepare(model)
             ticket = model.engine.submit(prompts, sampling, deliver)

@@ -8,10 +8,8 @@ import logging
 import secrets
 import time
 import traceback
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -21,54 +19,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trc2.errors import UserError, sentence_of
-from trc2.serving import answers
-from trc2.serving.answers import AnswerLimits, Asked, event_line
-from trc2.serving.auth import RateLimit, Right, Token, check_origin, check_right, find_caller
-from trc2.serving.shelf import LATEST, Choice, Shelf
+from trc2.serving import answers, version_routes
+from trc2.serving.answers import Asked, event_line
+from trc2.serving.auth import Right, check_origin, check_right, find_caller
+from trc2.serving.service import Endpoint, Service, read_body
+from trc2.serving.shelf import LATEST, Choice
 from trc2.serving.wire import Answer, ApiError, ChatRequest, CompletionRequest, Model, ModelList, parse
 
 log = logging.getLogger("trc2.serving")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of everything that a client decides."""
-
-    body_bytes: int = 4 * 2**20
-    requests: int = 64  # answers that are being written or wait
-    per_minute: int = 600
-    answers: AnswerLimits = field(default_factory=AnswerLimits)
-
-
-@dataclass
-class Service:
-    """All that the routes share."""
-
-    shelf: Shelf
-    tokens: tuple[Token, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    open_requests: int = 0
-    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
-    started: float = field(default_factory=time.time)
-
-    def __post_init__(self) -> None:
-        self.rate = RateLimit(self.limits.per_minute)
-
-    def take_place(self) -> None:
-        """Take one of the places for answers; 429 if all are taken."""
-        if self.open_requests >= self.limits.requests:
-            raise ApiError(
-                429, f"{self.open_requests} requests are being answered, as many as this server allows: ask again.",
-                code="server_busy", headers={"retry-after": "1"},
-            )  # fmt: skip
-        self.open_requests += 1
-
-    def leave_place(self) -> None:
-        self.open_requests -= 1
-
-
-Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
 def make_app(service: Service) -> Any:
@@ -163,19 +122,6 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     return error_response(api_error)
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """The body, up to a limit."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise ApiError(
-                413, f"The body has more than {most:,} bytes: send less at once.", code="request_too_large",
-                headers={"connection": "close"},
-            )  # fmt: skip
-    return bytes(body)
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, which ends if the client closes the connection."""
 
@@ -199,7 +145,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def health(service: Service, _request: Request) -> Response:
-    return JSONResponse({"status": "ok", "latest": service.shelf.source.latest()})
+    """Whether the server runs, which version answers by default, and why that is not the accepted one."""
+    shelf = service.shelf
+    return JSONResponse({"status": "ok", "latest": shelf.latest.fingerprint, "problem": shelf.problem})
 
 
 def _model(choice: Choice, name: str | None = None) -> Model:
@@ -296,4 +244,8 @@ ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [
     ("GET", "/v1/models/{model}", "ask", retrieve_model),
     ("POST", "/v1/completions", "ask", completions),
     ("POST", "/v1/chat/completions", "ask", chat_completions),
+    ("GET", "/v1/versions", "ask", version_routes.list_versions),
+    ("GET", "/v1/versions/{version}", "ask", version_routes.retrieve_version),
+    ("POST", "/v1/versions/rollback", "admin", version_routes.rollback),
+    ("POST", "/v1/versions/{version}/promote", "admin", version_routes.promote),
 ]

@@ -24,8 +24,9 @@ try:
     import uvicorn
 
     from trc2.serving.answers import AnswerLimits
-    from trc2.serving.app import Limits, Service, make_app
-    from trc2.serving.shelf import LATEST, OneModel, Shelf
+    from trc2.serving.app import make_app
+    from trc2.serving.service import Limits, Service
+    from trc2.serving.shelf import Shelf, find_source
 except ModuleNotFoundError as error:
     raise UserError(
         f"The server's libraries are not installed ({error}): use `pip install '.[serve]'` in the checkout."
@@ -53,7 +54,7 @@ class Server:
     """A model behind HTTP. Used as a context manager, it serves until the block ends."""
 
     def __init__(self, settings: ServerSettings, warn: Warn = lambda _: None) -> None:
-        source = OneModel(settings.model)
+        source = find_source(settings.model)
         tokens = () if settings.tokens is None else read_tokens(settings.tokens)
         check_address(settings.host, tokens)
         self.settings = settings
@@ -78,8 +79,12 @@ class Server:
             self._socket.close()
 
     async def _serve(self) -> None:
-        await self.service.shelf.model(LATEST)  # a model that cannot be read is an error before the first request
-        await self._server.serve(sockets=[self._socket])
+        await self.service.shelf.refresh()  # a model that cannot be read is an error before the first request
+        watching = asyncio.ensure_future(self.service.shelf.watch())
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            watching.cancel()
 
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=self._run_in_thread, name="trc2 server", daemon=True)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from trc2.backbones.shell import Backbone
-from trc2.errors import UserError
+from trc2.errors import UserError, sentence_of
 from trc2.runs.folder import Warn
 from trc2.runs.target import find_target
 from trc2.serving.chat import ChatTemplate, read_template
 from trc2.serving.engine import Engine
 from trc2.serving.wire import ApiError
 from trc2.stream.tokenizer import Tokenizer
+from trc2.versions.entry import Version
+from trc2.versions.registry import Versions, is_versions
 
 LATEST = "latest"
 NAME_DIGITS = 12
@@ -26,11 +29,12 @@ NAME_DIGITS = 12
 
 @dataclass(frozen=True)
 class Choice:
-    """A version that can be asked for by its name."""
+    """A version that can be asked for by its name. The name of an entry of a versions folder has a hash in it."""
 
     name: str
     folder: Path
     created: int
+    version: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Source(Protocol):
     def choices(self) -> list[Choice]:
         """All versions that can be asked for, oldest first."""
 
-    def latest(self) -> str:
-        """The name of the version that answers by default."""
+    def latest(self) -> Choice:
+        """The version that is accepted now."""
 
 
 class OneModel:
@@ -65,8 +69,44 @@ class OneModel:
     def choices(self) -> list[Choice]:
         return [self.choice]
 
-    def latest(self) -> str:
-        return self.choice.name
+    def latest(self) -> Choice:
+        return self.choice
+
+
+class VersionsFolder:
+    """A versions folder. Its table is read again when it has changed, also by another process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.versions = Versions(folder)
+        self._read: tuple[object, list[Choice], str] | None = None
+
+    def choices(self) -> list[Choice]:
+        return self._current()[0]
+
+    def latest(self) -> Choice:
+        choices, name = self._current()
+        return next(choice for choice in choices if choice.name == name)
+
+    def _current(self) -> tuple[list[Choice], str]:
+        state = self.versions.table.stat()  # the table is replaced as a whole
+        stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
+        if self._read is None or self._read[0] != stamp:
+            choices = [
+                Choice(version.name, version.model, _seconds(version.time), version)
+                for version in self.versions.all()
+                if version.has_model
+            ]
+            self._read = (stamp, choices, self.versions.accepted().name)
+        return self._read[1], self._read[2]
+
+
+def _seconds(time: str) -> int:
+    return int(datetime.fromisoformat(time).timestamp())
+
+
+def find_source(folder: Path) -> OneModel | VersionsFolder:
+    """A versions folder, a run folder or a saved model."""
+    return VersionsFolder(folder) if is_versions(folder) else OneModel(folder)
 
 
 def fingerprint(net: Backbone, tokenizer: Tokenizer) -> str:
@@ -78,32 +118,39 @@ def fingerprint(net: Backbone, tokenizer: Tokenizer) -> str:
     return content.hexdigest()[:NAME_DIGITS]
 
 
-@dataclass
 class Shelf:
-    """The versions in memory: `latest` and a few that were asked for by name.
+    """The versions in memory: the latest one, and a few that were asked for by name.
 
     All methods but `load` are called on the event loop, so a request finds an engine and begins in it in one step.
+    A version that becomes the latest is loaded first. Until then the one before it answers.
     """
 
-    source: Source
-    max_rows: int = 8
-    max_loaded: int = 2
-    warn: Warn = lambda _: None
-    _models: OrderedDict[str, ServedModel] = field(default_factory=OrderedDict)
-    _loading: dict[str, asyncio.Task[ServedModel]] = field(default_factory=dict)
+    def __init__(self, source: Source, max_rows: int = 8, max_loaded: int = 2, warn: Warn = lambda _: None) -> None:
+        self.source, self.max_rows, self.max_loaded, self.warn = source, max_rows, max_loaded, warn
+        self.problem: str | None = None  # why the accepted version does not answer
+        self._latest: ServedModel | None = None
+        self._models: OrderedDict[str, ServedModel] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[ServedModel]] = {}
 
     def choices(self) -> list[Choice]:
         return self.source.choices()
+
+    @property
+    def latest(self) -> ServedModel:
+        """The version that answers by default."""
+        assert self._latest is not None, "refresh() loads it before the first request"
+        return self._latest
 
     @property
     def loaded(self) -> list[ServedModel]:
         return list(self._models.values())
 
     def resolve(self, name: str) -> Choice:
-        """The version of a name; `latest` is the one that is accepted now."""
-        wanted = self.source.latest() if name == LATEST else name
+        """The version of a name; `latest` is the one that answers by default."""
+        if name == LATEST:
+            return self.latest.choice
         for choice in self.choices():
-            if choice.name == wanted:
+            if choice.name == name:
                 return choice
         known = ", ".join([LATEST, *(choice.name for choice in self.choices()[-5:])])
         raise ApiError(
@@ -123,21 +170,49 @@ class Shelf:
             self._loading[choice.name] = task
         return await asyncio.shield(self._loading[choice.name])
 
+    async def refresh(self) -> ServedModel:
+        """Make the accepted version the one that answers by default, as soon as it is in memory."""
+        while self._latest is None or self._latest.choice.name != self.source.latest().name:
+            model = await self.model(self.source.latest().name)
+            if model.choice.name == self.source.latest().name:  # it may have changed while this one was read
+                self._latest = self._models.setdefault(model.choice.name, model)
+                self._put_away()
+        self.problem = None
+        return self._latest
+
+    async def watch(self, seconds: float = 1.0) -> None:
+        """Follow changes of the source for ever. A version that cannot be read leaves the one before it in place."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.refresh()
+            except Exception as error:
+                problem = sentence_of(error) or f"The accepted version cannot be read ({type(error).__name__})."
+                if problem != self.problem:
+                    self.warn(problem)
+                self.problem = problem
+
     def load(self, choice: Choice) -> ServedModel:
-        """Read a version from its folder."""
+        """Read a version from its folder, after its files were compared with their hashes."""
+        if choice.version is not None:
+            choice.version.check(("model",))
         net, tokenizer = find_target(str(choice.folder)).trained_model(self.warn)
-        name = f"{choice.name}@{fingerprint(net, tokenizer)}"
+        name = choice.name if choice.version is not None else f"{choice.name}@{fingerprint(net, tokenizer)}"
         engine = Engine(net, tokenizer, name=choice.name, max_rows=self.max_rows)
         return ServedModel(choice, name, engine, read_template(choice.folder, tokenizer))
 
     def _put(self, name: str, done: asyncio.Task[ServedModel]) -> None:
-        """Keep what was loaded, and put away what was not asked for the longest time."""
+        """Keep what was loaded."""
         del self._loading[name]
-        if done.cancelled() or done.exception() is not None:
-            return
-        self._models[name] = done.result()
-        latest = self.source.latest()
-        others = [one for one in self._models if one not in (latest, name)]
+        if not done.cancelled() and done.exception() is None:
+            self._models[name] = done.result()
+            self._put_away()
+
+    def _put_away(self) -> None:
+        """Close the versions that were not asked for the longest time; what they have begun they finish."""
+        latest = None if self._latest is None else self._latest.choice.name
+        newest = next(reversed(self._models))
+        others = [name for name in self._models if name not in (latest, newest)]
         for old in others[: max(0, len(self._models) - self.max_loaded)]:
             self._models.pop(old).engine.close()
 

@@ -1,0 +1,165 @@
+"""Versions: a request is answered wholly by one of them, and there is a way back."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serving.conftest import Start, client_of, save_words_model
+from tests.serving.test_completions import send
+from trc2.generate.sampling import stream_text
+from trc2.runs.target import find_target
+from trc2.versions.registry import Versions
+
+PROMPTS = ("apple", "saw axe drill", "fig")
+
+
+@pytest.fixture
+def versions(tmp_path: Path, words_model: Path) -> Versions:
+    """Two versions with other weights; the second is accepted."""
+    folder = Versions(tmp_path / "versions")
+    folder.promote(words_model, first=True)
+    folder.promote(save_words_model(tmp_path / "other", seed=1), anyway=True)
+    return folder
+
+
+def expected(versions: Versions, number: int) -> dict[tuple[str, str], str]:
+    """What each version says to each prompt."""
+    texts = {}
+    for version in versions.all():
+        net, tokenizer = find_target(str(version.model)).trained_model(lambda _: None)
+        for prompt in PROMPTS:
+            said = stream_text(net, tokenizer, prompt, max_new_tokens=number, temperature=0.9, seed=5)
+            texts[version.name, prompt] = "".join(said)
+    return texts
+
+
+def test_versions_are_listed_and_each_can_be_asked(versions: Versions, start: Start) -> None:
+    first, second = versions.all()
+    server = start(versions.folder)
+    texts = expected(versions, 12)
+    with client_of(server) as client:
+        assert [model.id for model in client.models.list()] == [first.name, second.name, "latest"]
+        for model in (first.name, second.name, "latest", first.name):
+            answer = client.completions.create(model=model, prompt="apple", max_tokens=12, temperature=0.9, seed=5)
+            name = second.name if model == "latest" else model
+            assert (answer.model, answer.system_fingerprint) == (name, name)
+            assert answer.choices[0].text == texts[name, "apple"]
+    status, _, listed = send(server, "GET", "/v1/versions")
+    assert status == 200
+    assert listed["latest"] == second.name
+    assert [(one["id"], one["is_latest"], one["replaced"]) for one in listed["data"]] == [
+        (second.name, True, first.name),
+        (first.name, False, None),
+    ]
+    assert send(server, "GET", f"/v1/versions/{first.name}")[2]["is_loaded"] is True
+    assert send(server, "GET", "/v1/versions/none")[0] == 404
+
+
+def test_promote_and_rollback_move_latest_and_are_events(versions: Versions, start: Start) -> None:
+    first, second = versions.all()
+    server = start(versions.folder)
+    status, _, moved = send(server, "POST", "/v1/versions/rollback", b'{"reason": "it forgot fruit"}')
+    assert (status, moved["id"]) == (200, first.name)
+    assert versions.accepted().name == first.name
+    assert versions.events()[-1].reason == "it forgot fruit"
+    assert send(server, "GET", "/health")[2] == {"status": "ok", "latest": first.name, "problem": None}
+    assert send(server, "POST", "/v1/versions/rollback")[2]["error"]["code"] == "version_conflict"
+    for _ in range(2):  # the second changes nothing
+        assert send(server, "POST", f"/v1/versions/{second.name}/promote")[2]["id"] == second.name
+    assert [event.kind for event in versions.events()] == ["promote", "promote", "rollback", "rollback"]
+    assert send(server, "POST", "/v1/versions/none/promote")[0] == 404
+
+
+def test_another_process_moves_latest_too(versions: Versions, start: Start) -> None:
+    first, _ = versions.all()
+    server = start(versions.folder)
+    versions.rollback()
+    for _ in range(1000):
+        if send(server, "GET", "/health")[2]["latest"] == first.name:
+            break
+        threading.Event().wait(0.01)
+    with client_of(server) as client:
+        assert client.completions.create(model="latest", prompt="x", max_tokens=1).model == first.name
+
+
+def test_a_damaged_version_never_answers(versions: Versions, start: Start) -> None:
+    first, second = versions.all()
+    server = start(versions.folder)
+    weights = next(first.model.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.chmod(0o644)
+    weights.write_bytes(content)
+    assert send(server, "POST", "/v1/versions/rollback")[0] == 409
+    with client_of(server) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model=first.name, prompt="x", max_tokens=1)
+        assert caught.value.code == "model_unreadable"
+        assert "checksum differs" in caught.value.message
+        assert client.completions.create(model="latest", prompt="x", max_tokens=1).model == second.name
+
+
+def test_only_an_administrator_moves_latest(versions: Versions, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("teach teach-0123456789abc\nadmin admin-0123456789abc\n")
+    server = start(versions.folder, tokens=tmp_path / "tokens")
+
+    def status(token: str) -> int:
+        headers = {"authorization": f"Bearer {token}-0123456789abc"}
+        return send(server, "POST", "/v1/versions/rollback", headers=headers)[0]
+
+    assert [status("teach"), status("admin")] == [403, 200]
+
+
+def test_one_model_has_no_versions_to_move(words_model: Path, start: Start) -> None:
+    server = start(words_model)
+    assert send(server, "POST", "/v1/versions/rollback")[2]["error"]["code"] == "no_versions"
+    assert [one["id"] for one in send(server, "GET", "/v1/versions")[2]["data"]] == ["words"]
+
+
+def test_no_answer_mixes_two_versions(versions: Versions, start: Start) -> None:
+    """Clients ask the same prompts before, during and after swaps, streamed and in batches."""
+    texts = expected(versions, 40)
+    names = [version.name for version in versions.all()]
+    server = start(versions.folder, max_loaded=1)
+    is_over = threading.Event()
+    seen: list[tuple[str, str, str]] = []
+
+    def ask(number: int) -> int:
+        prompt, count = PROMPTS[number % len(PROMPTS)], 0
+        settings: dict[str, Any] = {"max_tokens": 40, "temperature": 0.9, "seed": 5}
+        with client_of(server) as client:
+            while not is_over.is_set():
+                if number % 2:
+                    chunks = list(client.completions.create(model="latest", prompt=prompt, stream=True, **settings))
+                    (name,) = {chunk.system_fingerprint for chunk in chunks}
+                    text = "".join(chunk.choices[0].text for chunk in chunks)
+                else:
+                    answer = client.completions.create(model="latest", prompt=prompt, **settings)
+                    name, text = answer.system_fingerprint, answer.choices[0].text
+                seen.append((name, prompt, text))
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(ask, number) for number in range(6)]
+        try:
+            for swap in range(4):
+                name = names[swap % 2]
+                assert send(server, "POST", f"/v1/versions/{name}/promote")[2]["id"] == name
+                with client_of(server) as client:  # after the answer, the swap has happened
+                    answer = client.completions.create(
+                        model="latest", prompt="apple", max_tokens=40, temperature=0.9, seed=5
+                    )
+                assert (answer.model, answer.choices[0].text) == (name, texts[name, "apple"])
+        finally:
+            is_over.set()
+        assert all(one.result() for one in asking)
+    assert {name for name, _, _ in seen} == set(names)
+    for name, prompt, text in seen:
+        assert text == texts[name, prompt]
