@@ -46,4 +46,4 @@ def test_runs_end_and_a_cancelled_one_goes_on(
     assert list(folder.checkpoints.iterdir())  # it was asked to stop, not killed
 
     outcome = run_sweep(cells, out, launcher, Console(quiet=True))
-    assert [found.state for found in outcome.standings.values()] == ["ended"]
+    assert [found.state for found in outcome.values()] == ["ended"]

@@ -51,11 +51,11 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     nowhere = {"nowhere": ["stream.data_root=nowhere"]}
     cells = Matrix(grids=[{"recipes": [recipe]}, {"recipes": [recipe], "ablations": nowhere}]).cells()
     outcome = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
-    assert {name: found.state for name, found in outcome.standings.items()} == {
+    assert {name: found.state for name, found in outcome.items()} == {
         "tiny+s0": "ended",
         "tiny+nowhere+s0": "failed",
     }
-    assert "nowhere" in outcome.failed["tiny+nowhere+s0"]
+    assert "nowhere" in outcome["tiny+nowhere+s0"].problem
     assert json.loads((out / "tiny+nowhere+s0" / "failure.json").read_text())["exit_code"] == 2
     first = shlex.split((out / ".logs" / "tiny+s0.log").read_text().splitlines()[0])
     assert first == ["$", "trc2", *cells[0].command(out / "tiny+s0"), "output.threads=1"]
@@ -74,7 +74,8 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
     with lock_folder(out / "tiny+s0"):
         run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
         assert (out / "tiny+s0" / "checkpoints").is_dir()
-    assert run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False).failed == outcome.failed
+    again = run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
+    assert again["tiny+nowhere+s0"] == outcome["tiny+nowhere+s0"]
     assert not (out / "tiny+s0" / "checkpoints").exists()
     assert (out / "tiny+s0" / "metrics.jsonl.gz").is_file()
 

@@ -52,17 +52,16 @@ def sweep(
         show(as_json, {name: asdict(run) for name, run in runs.items()}, *lines)
         return
     shown = err if as_json else out
-    outcome = run_sweep(
+    standings = run_sweep(
         cells, target, _launcher(launcher, jobs, threads), shown, retry=retry, keep=not compact,
         matrix=recipe_name(matrix), title=loaded.title,
     )  # fmt: skip
-    ended = sum(status.state == "ended" for status in outcome.standings.values())
+    ended = sum(status.state == "ended" for status in standings.values())
     if as_json:
-        print_json({name: asdict(status) for name, status in outcome.standings.items()})
+        print_json({name: asdict(status) for name, status in standings.items()})
     shown.print(f"{ended} of {len(cells)} runs have ended: `trc2 report {target}` reads them.", soft_wrap=True)
-    if outcome.failed:
-        names = ", ".join(outcome.failed)
-        raise UserError(f"{len(outcome.failed)} runs failed ({names}): mend the cause, then add --retry.")
+    if failed := [name for name, status in standings.items() if status.state == "failed"]:
+        raise UserError(f"{len(failed)} runs failed ({', '.join(failed)}): mend the cause, then add --retry.")
 
 
 def _launcher(name: str, jobs: int, threads: int | None) -> Launcher:

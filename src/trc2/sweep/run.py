@@ -1,4 +1,4 @@
-"""Carrying a matrix out: begin, go on, note failures, and stop when asked."""
+"""Run a matrix: start and resume runs, record failures, and stop when asked."""
 
 from __future__ import annotations
 
@@ -14,36 +14,18 @@ from rich.console import Console
 
 from trc2.config import StreamConfig
 from trc2.errors import UserError
-from trc2.runs.folder import RunFolder
+from trc2.runs.folder import FAILURE, RunFolder
+from trc2.runs.identity import is_same_run
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.sweep.local_launcher import Launcher
 from trc2.sweep.matrix import Cell
 from trc2.sweep.progress import Board
-from trc2.sweep.status import (
-    Standing,
-    compact,
-    forget_failure,
-    holds_run_of,
-    note_failure,
-    progressed,
-    standing,
-)
+from trc2.sweep.status import Standing, compact, note_failure, progressed, standing
 from trc2.system.files import write_atomically
 from trc2.training.setup import Interrupted, prepare_with_progress
 
-LOGS = ".logs"  # beside the runs: what each of them printed
+LOGS = ".logs"  # beside the runs: the output of each
 POLL = 1.0  # seconds
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a sweep ended: every run, and those that failed with what they said last."""
-
-    standings: dict[str, Standing]
-
-    @property
-    def failed(self) -> dict[str, str]:
-        return {name: status.problem for name, status in self.standings.items() if status.state == "failed"}
 
 
 def run_sweep(
@@ -56,10 +38,10 @@ def run_sweep(
     keep: bool = True,
     matrix: str = "",
     title: str = "",
-) -> Outcome:
+) -> dict[str, Standing]:
     """Train every run that has not ended; one that was interrupted goes on where it stopped.
 
-    A run that fails is kept and shown, and stops nothing; `retry` tries those again that failed before. `keep=False`
+    A run that fails is kept and shown, and the others go on. `retry` also starts those that failed before. `keep=False`
     leaves of an ended run only what reports read. `matrix` and `title` are written into every run for reports.
     """
     threads = {cell.name: _threads(cell, launcher) for cell in cells}
@@ -95,19 +77,20 @@ class _Sweep:
     running: list[str] = field(default_factory=list)
     stop_requested: bool = False
 
-    def run(self, retry: bool) -> Outcome:
+    def run(self, retry: bool) -> dict[str, Standing]:
         for cell in self.cells.values():
-            if not holds_run_of(cell, self.out):
+            folder = RunFolder(self.out / cell.name)
+            if folder.is_run and not is_same_run(folder.config(), cell.config):
                 raise UserError(
-                    f"{self.out / cell.name} holds a run with other settings than the matrix asks for: move it away, "
+                    f"{folder} holds a run with other settings than the matrix asks for: move it away, "
                     "or choose another --out."
                 )
             if retry:
-                forget_failure(self.out / cell.name)
+                (folder.path / FAILURE).unlink(missing_ok=True)
             self.standings[cell.name] = standing(cell, self.out)
-            if RunFolder(self.out / cell.name).is_run:
-                self._describe(cell)  # it may be from before descriptions were written
-        self._shrink_ended()  # some may have ended while no sweep was looking
+            if folder.is_run:
+                self._describe(cell)  # an older run may not have a description
+        self._shrink_ended()  # some may have ended outside a sweep
         waiting = [name for name, status in self.standings.items() if status.left]
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)
@@ -124,13 +107,13 @@ class _Sweep:
         finally:
             self.launcher.stop()
             board.close()
-        self._shrink_ended()  # others may have ended in someone else's hands
-        return Outcome(self.standings)
+        self._shrink_ended()  # others may have ended in other processes
+        return self.standings
 
     def _prepare_data(self, cells: list[Cell]) -> None:
-        """Once per stream, before anyone trains; the order of tasks changes nothing about it.
+        """Prepare each stream once, before training; the order of its tasks does not matter.
 
-        What is wrong with the data of one stream is for its own runs to say, and stops no other.
+        An error in the data of a stream is reported by its own runs, and does not stop the others.
         """
         done: list[StreamConfig] = []
         for cell in cells:
@@ -142,7 +125,7 @@ class _Sweep:
                     prepare_with_progress(cell.config, self.console)
 
     def _begin_some(self, waiting: list[str]) -> None:
-        """As many as there is room for; a run that someone else holds, such as a killed sweep's, waits for them."""
+        """Start as many runs as there is room for. A run that another process holds has to wait."""
         for name in [name for name in waiting if not is_locked(self.out / name)]:
             if len(self.running) == self.launcher.slots:
                 return
@@ -152,7 +135,7 @@ class _Sweep:
                 self._begin(name)
 
     def _shrink_ended(self) -> None:
-        """Make runs small that have ended, if that is wanted and nobody holds them."""
+        """Delete what reports do not read of runs that have ended, if asked to and if no other process holds them."""
         for name, status in self.standings.items():
             if status.state == "ended" and not self.keep and not is_locked(self.out / name):
                 compact(RunFolder(self.out / name))
@@ -167,7 +150,7 @@ class _Sweep:
         self.running.append(name)
 
     def _describe(self, cell: Cell) -> None:
-        """What the matrix calls this run, in its folder: reports use these names."""
+        """Write the names that the matrix gives this run into its folder, for reports."""
         content = {**self.description, "axes": cell.axes, "order": cell.order, "seed": cell.seed}
         path = RunFolder(self.out / cell.name).variant_file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +160,7 @@ class _Sweep:
         return self.out / LOGS / f"{name}.log"
 
     def _look(self, board: Board) -> None:
-        """See who ended and how far the others are."""
+        """Find out which runs ended and how far the others are."""
         ended = self.launcher.ended()
         for name, code in ended.items():
             self.running.remove(name)

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep stand: read from their folders, so that there is nothing else to keep in step."""
+"""How far the runs of a sweep are, read from their folders alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from trc2.runs.folder import FAILURE, RunFolder
-from trc2.runs.identity import is_same_run
 from trc2.runs.lock import LOCK, OWNER
 from trc2.runs.records import last_record
 from trc2.sweep.matrix import Cell
@@ -36,10 +35,10 @@ class Standing:
 
 
 def standing(cell: Cell, out: Path) -> Standing:
-    """What the folder of a run says about it."""
+    """The state of a run, from its folder."""
     folder, total = RunFolder(out / cell.name), cell.variant.total_steps
     failure = folder.path / FAILURE
-    records = folder.records() if folder.has_metrics else []  # an end that a resume went back on is no end
+    records = folder.records() if folder.has_metrics else []  # without an end that a resume undid
     step, seconds = (max(0, records[-1].step), records[-1].seconds) if records else (0, 0.0)
     if any(record.kind == "end" for record in records):
         return Standing("ended", total, total, seconds)
@@ -56,20 +55,12 @@ def progressed(before: Standing, metrics_log: Path) -> Standing:
     return before if newest is None else replace(before, state="begun", step=newest.step, seconds=newest.seconds)
 
 
-def holds_run_of(cell: Cell, out: Path) -> bool:
-    """Whether the folder holds this cell's run, and not another that was once called so."""
-    folder = RunFolder(out / cell.name)
-    if not folder.is_run:
-        return True
-    return is_same_run(folder.config(), cell.config)
-
-
 def note_failure(folder: Path, code: int, log: Path) -> str:
-    """Keep what a failed run said last, in its folder; returns its last line."""
+    """Keep the last output of a failed run in its folder, and return its last line."""
     output = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if log.exists() else ""
     lines = [line for line in output.splitlines() if line.strip()]
     problem = lines[-1] if lines else f"exit code {code}"
-    if code < 0:  # it was killed, and what it said last is not why
+    if code < 0:  # it was killed, so its last line is not the reason
         problem = f"killed by signal {-code} ({signal.strsignal(-code)})"
     folder.mkdir(parents=True, exist_ok=True)
     content = {"schema": 1, "exit_code": code, "problem": problem, "output": output}
@@ -77,14 +68,10 @@ def note_failure(folder: Path, code: int, log: Path) -> str:
     return problem
 
 
-def forget_failure(folder: Path) -> None:
-    (folder / FAILURE).unlink(missing_ok=True)
-
-
 def compact(folder: RunFolder) -> None:
-    """Keep of an ended run what reports read: settings, data, and the diary, packed; pictures can be drawn again.
+    """Keep only the files of an ended run that reports read: settings, data and the metrics log, compressed.
 
-    Whatever happens in between, the diary is there whole, packed or not.
+    If this is interrupted, the whole metrics log is still there, compressed or not.
     """
     if folder.metrics_file.exists():
         content = folder.metrics_file.read_bytes()
