@@ -37,7 +37,7 @@ def test_the_same_seed_dreams_the_same_and_no_dream_comes_twice() -> None:
     assert 300 <= sum(found.tokens for found in dream(net, tokenizer, tokens=300, length=20)) < 320
     few = list(dream(net, tokenizer, tokens=300, length=2, temperature=1e-6))
     assert len(few) <= 1  # it repeats itself, and stops
-    with pytest.raises(UserError, match="temperature=0 is no number above 0"):
+    with pytest.raises(UserError, match="temperature=0 is not above 0"):
         list(dream(net, tokenizer, tokens=1, temperature=0))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from trc2.cli.app import MAX_COUNT, MAX_SEED, TopP, Trained, app, warn
-from trc2.errors import UserError, plain
+from trc2.errors import plain
 
 
 @app.command()
@@ -15,17 +15,15 @@ def generate(
     target: Trained,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.", min=1, max=MAX_COUNT)] = 100,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the model's own chance.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the usual draw.")] = 1.0,
     top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0, max=MAX_SEED)] = 0,
-    memory: Annotated[str, typer.Option(help="read or off: whether the episodic memory is read.")] = "read",
+    memory: Annotated[Literal["read", "off"], typer.Option(help="Whether the episodic memory is read.")] = "read",
 ) -> None:
     """Continue a prompt, token by token."""
     from trc2.generate.sampling import lay_out_for_decoding, stream_text
     from trc2.runs.target import find_target
 
-    if memory not in ("read", "off"):
-        raise UserError(f"--memory {memory} is not known: use read or off.")
     net, tokenizer = find_target(target).trained_model(warn)
     lay_out_for_decoding(net)
     print(plain(prompt), end="", flush=True)

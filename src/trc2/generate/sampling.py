@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
@@ -61,7 +61,6 @@ def lay_out_for_decoding(net: nn.Module) -> None:
             module.weight.data = module.weight.data.T.contiguous().T
 
 
-@torch.inference_mode()
 def generate_ids(
     net: Backbone,
     prompt: list[int],
@@ -76,7 +75,7 @@ def generate_ids(
     """Sample until the end token, the limit, or the model's last position. Temperature 0 takes the likeliest token."""
     if not 0 <= temperature < math.inf:
         raise UserError(
-            f"temperature={temperature} is no number from 0 up: use 0 for the likeliest token, 1 for the model's own."
+            f"temperature={temperature} is not a number from 0 up: use 0 for the likeliest token, 1 for a usual draw."
         )
     check_top_p(top_p)
     room = net.config.max_positions - len(prompt)
@@ -84,24 +83,31 @@ def generate_ids(
         raise UserError(
             f"The prompt has {len(prompt)} tokens, but the model has {net.config.max_positions} positions: shorten it."
         )
-    net.eval()
-    device = net.get_input_embeddings().weight.device
-    rng = keyed_generator("generate", seed)
-    decoding = net.start_decoding()
-    ahead = torch.tensor([prompt], device=device)
-    for _ in range(min(max_new_tokens, room)):
-        logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[0, -1]
-        check_finite(logits)
-        token = sample(logits.float().cpu(), temperature, top_p, rng)
+    rng, count = keyed_generator("generate", seed), min(max_new_tokens, room)
+    for (token,) in sample_rows(net, torch.tensor([prompt]), count, temperature, top_p, rng, read_memory=read_memory):
         if token == end:
             return
         yield token
-        ahead = torch.tensor([[token]], device=device)
 
 
-def check_finite(logits: Tensor) -> None:
-    if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of numbers and a NaN is NaN
-        raise UserError("The model's scores of the next token are not finite: it is broken, use another checkpoint.")
+@torch.inference_mode()
+def sample_rows(
+    net: Backbone, prompts: Int[Tensor, "B T"], count: int, temperature: float, top_p: float, rng: torch.Generator,
+    *, read_memory: bool = True,
+) -> Iterator[list[int]]:  # fmt: skip
+    """The next token of every row, `count` times; no row ends early."""
+    net.eval()
+    device = net.get_input_embeddings().weight.device
+    decoding, ahead = net.start_decoding(), prompts.to(device)
+    for _ in range(count):
+        logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[:, -1].float().cpu()
+        if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of numbers and a NaN is NaN
+            raise UserError(
+                "The model's scores of the next token are not finite: it is broken, use another checkpoint."
+            )
+        tokens = [sample(scores, temperature, top_p, rng) for scores in logits]
+        yield tokens
+        ahead = torch.tensor(tokens, device=device).unsqueeze(1)
 
 
 def check_top_p(top_p: float) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.generate.sampling import check_finite, check_top_p, sample
+from trc2.generate.sampling import check_top_p, sample_rows
 from trc2.nn.keyed import keyed_generator
 from trc2.stream.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def dream(
     A model that repeats itself stops early.
     """
     if not 0 < temperature < float("inf"):
-        raise UserError(f"temperature={temperature} is no number above 0: at 0 every dream is the same.")
+        raise UserError(f"temperature={temperature} is not above 0 and finite: at 0 every dream is the same.")
     check_top_p(top_p)
     length = min(length, net.config.max_positions - 1)
     made = idle = number = 0
@@ -62,27 +62,19 @@ def dream(
         number += 1
 
 
-@torch.inference_mode()
 def _round(
     net: Backbone, tokenizer: Tokenizer, number: int, seed: int, temperature: float, top_p: float, length: int
 ) -> list[list[int]]:
     """ROWS documents at once, each up to its end or `length` tokens."""
-    net.eval()
-    device = net.get_input_embeddings().weight.device
-    rng = keyed_generator("dream", seed, number)
     first = (tokenizer.begin_of_text or [tokenizer.end_of_text])[0]
     rows: list[list[int]] = [[] for _ in range(ROWS)]
     is_over = [False] * ROWS
-    ahead, decoding = torch.full((ROWS, 1), first, device=device), net.start_decoding()
-    for _ in range(length):
-        logits = net.decode(ahead, decoding, last=1)[:, -1].float().cpu()
-        check_finite(logits)
-        drawn = [sample(scores, temperature, top_p, rng) for scores in logits]
+    rng = keyed_generator("dream", seed, number)
+    for drawn in sample_rows(net, torch.full((ROWS, 1), first), length, temperature, top_p, rng):
         for row, token in enumerate(drawn):
             is_over[row] = is_over[row] or token == tokenizer.end_of_text
             if not is_over[row]:
                 rows[row].append(token)
         if all(is_over):
             break
-        ahead = torch.tensor(drawn, device=device).unsqueeze(1)
     return rows
