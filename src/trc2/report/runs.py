@@ -108,15 +108,17 @@ class RunTable:
         frame = pd.DataFrame.from_dict(rows, orient="index")
         frame.index.name = "run"
         _name_copies(frame)
-        return frame.loc[sorted(frame.index, key=lambda run: (self._place(run, frame), *_repetition(frame, run)))]
+        return frame.loc[sorted(frame.index, key=lambda run: self._place(run, frame))]
 
     def _place(self, run: str, frame: pd.DataFrame) -> tuple[Any, ...]:
-        """Competitors before references, families in their order, complete models first, small models first."""
+        """Competitors before references, families in their order, complete models first, small models first; then the
+        repetitions of a variant."""
         row, config = frame.loc[run], self.by_name[run].config
         families = list(FAMILIES)
         family = families.index(row.backbone) if row.backbone in families else len(families)
         lacks = len(missing_parts(config)) if row.backbone == "trc2" else int(row.replays)
-        return bool(row.is_reference), family, lacks, config.model.d_model, config.model.depth, row.variant
+        size = config.model.d_model, config.model.depth
+        return bool(row.is_reference), family, lacks, *size, row.variant, row.seed, row.order, row.draw
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -338,11 +340,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
     """Folder names, or whole paths where two are equal."""
     is_distinct = len({run.name for run in runs}) == len(runs)
     return [run.name if is_distinct else str(run.folder) for run in runs]
-
-
-def _repetition(frame: pd.DataFrame, run: str) -> tuple[int, str, int]:
-    row = frame.loc[run]
-    return row.seed, row.order, row.draw
 
 
 def _name_copies(frame: pd.DataFrame) -> None:

@@ -109,10 +109,6 @@ SHORT = {  # settings that variants often differ in
 }
 
 
-def _difference(path: str, value: Any) -> str:
-    return f"{SHORT.get(path) or path.split('.', 1)[-1]} {value}"
-
-
 def _redundant(settings: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """Settings without effect beside a replay share, and store sizes that hold equally many tokens."""
     paths = {"model.replay_coefficient", "model.replay_batch_size"} if settings.get("model.replay_share") else set()
@@ -199,6 +195,7 @@ def _distinct(titles: Sequence[str], groups: Sequence[Group]) -> list[str]:
         other, settings = firsts[name], group.settings
         skipped = _redundant(settings, other)
         paths = [path for path in settings | dict(other) if settings.get(path) != other.get(path)]
-        differing = ", ".join(_difference(path, settings.get(path)) for path in sorted(set(paths) - skipped))
+        named = {path: SHORT.get(path) or path.split(".", 1)[-1] for path in sorted(set(paths) - skipped)}
+        differing = ", ".join(f"{word} {settings.get(path)}" for path, word in named.items())
         distinct.append(f"{name.removesuffix(')')}, {differing})" if name.endswith(")") else f"{name} ({differing})")
     return distinct
