@@ -132,4 +132,4 @@ def test_the_command_prints_a_table_json_and_a_sentence() -> None:
     model_only = json.loads(trc2("plan", "paper_compact", "--devices", "1", "--json").out)
     assert model_only["rows"][0]["hours"] == 0
     wrong = trc2("plan", "demo", "--utilisation", "nan")
-    assert (wrong.code, "is no share" in " ".join(wrong.err.split())) == (2, True)
+    assert (wrong.code, "is not a share" in " ".join(wrong.err.split())) == (2, True)

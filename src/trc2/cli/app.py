@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +18,6 @@ from trc2.system.files import to_json
 from trc2.system.torchrun import is_first_process, is_worker, speaks_for_machine
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trc2.config import RunConfig
 
 EXIT_CODES = (
@@ -117,18 +115,6 @@ def show(as_json: bool, data: object, *texts: Any) -> None:
         return
     for text in texts:
         out.print(text, soft_wrap=isinstance(text, str))
-
-
-def table_of(heads: Sequence[str], rows: Iterable[Iterable[str]], align: str = "", **settings: Any) -> Table:
-    """A table. `align` has l or r for each column; by default all columns but the first hold numbers."""
-    from rich.table import Table
-
-    table = Table(**settings)
-    for head, side in zip(heads, align or "l" + "r" * (len(heads) - 1), strict=True):
-        table.add_column(head, justify="left" if side == "l" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, show, table_of
+from trc2.cli.app import AsJson, Overrides, Recipe, app, err, out, show
 from trc2.errors import UserError
+from trc2.system.console import table_of
 
 data_app = typer.Typer(help="Prepare and inspect data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")

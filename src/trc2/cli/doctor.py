@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, out, print_json, progress
+from trc2.cli.app import AsJson, app, out, progress, show
 
 WIDE = 140  # columns of a terminal
 
@@ -26,9 +26,6 @@ def doctor(
         for finding in checkup.check_up(quick=quick):
             findings.append(finding)
             watch(f"looked at {finding.name}")
-    if as_json:
-        print_json(checkup.as_json(findings))
-        return
     is_narrow = out.width < WIDE  # then the advice stands below what was found, so that no word is broken
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("what", no_wrap=True)
@@ -37,4 +34,4 @@ def doctor(
     for finding in findings:
         cells = [f"{finding.value}\n{finding.advice}"] if is_narrow else [finding.value, finding.advice]
         table.add_row(finding.name, *cells, style=None if finding.fine else "yellow")
-    out.print(table)
+    show(as_json, checkup.as_json(findings), table)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from trc2.cli.app import AsJson, Trained, app, show, table_of, warn
+from trc2.cli.app import AsJson, Trained, app, show, warn
+from trc2.system.console import table_of
 
 
 @app.command("eval")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from trc2.cli.app import Overrides, Target, app, out
+from trc2.cli.app import AsJson, Overrides, Target, app, show
 from trc2.errors import UserError
 
 
@@ -22,7 +21,7 @@ def plan(
         float | None, typer.Option(help="Share of them it reaches; by default what the paper's rows suggest.")
     ] = None,
     bandwidth: Annotated[float, typer.Option(help="GB/s from a device to the others.", min=1e-3, max=1e6)] = 25,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Memory, messages and hours of a run on 1 to 1024 devices, and whether it needs DDP, FSDP or recomputing."""
     from trc2.costs.devices import Device, all_needs, needs_json, usual_utilisation
@@ -30,15 +29,11 @@ def plan(
     from trc2.runs.target import find_target
 
     if utilisation is not None and not 0 < utilisation <= 1:
-        raise UserError(f"--utilisation {utilisation} is no share: give a number above 0 and at most 1, such as 0.3.")
+        raise UserError(f"--utilisation {utilisation} is not a share: give a number above 0, at most 1, such as 0.3.")
     run = find_target(target, overrides or []).config
     reached = usual_utilisation(run.model) if utilisation is None else utilisation
     device = Device(memory * 1e9, flops * 1e12, reached, bandwidth * 1e9)
     rows = all_needs(run, device, devices)
-    if as_json:
-        print(json.dumps(needs_json(target, run, device, rows, is_guess=utilisation is None), indent=2))
-        return
-    for table in needs_tables(target, run, rows):
-        out.print(table)
-    for note in needs_notes(run, device, rows, is_guess=utilisation is None):
-        out.print(note)
+    is_guess = utilisation is None
+    data = needs_json(target, run, device, rows, is_guess=is_guess)
+    show(as_json, data, *needs_tables(target, run, rows), *needs_notes(run, device, rows, is_guess=is_guess))

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from trc2.cli.app import AsJson, app, out, print_json, table_of
+from trc2.cli.app import AsJson, app, out, print_json
 from trc2.errors import UserError
+from trc2.system.console import table_of
 
 
 @app.command()

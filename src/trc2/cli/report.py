@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import AsJson, app, out, print_json, show_summary, table_of
+from trc2.cli.app import AsJson, app, out, print_json, show_summary
+from trc2.system.console import table_of
 
 if TYPE_CHECKING:
     from trc2.report.runs import RunTable

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
-from trc2.costs.tables import number_table
+from trc2.system.console import table_of
 from trc2.system.files import write_atomically
 
 
 def results_table(name: str, report: dict[str, Any]) -> Table:
     title = f"{name}: {report['rows']} × {report['length']} tokens, {report['threads']} threads"
-    table = number_table(title, ("measure", "value"))
+    table = table_of(("measure", "value"), align="wr", title=title)
     for key, value in report["results"].items():
         text = f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
         table.add_row(key.replace("_", " "), text if value < 1e9 else f"{value / 1e9:.1f}G")
@@ -24,7 +24,8 @@ def results_table(name: str, report: dict[str, Any]) -> Table:
 def scaling_table(name: str, report: dict[str, Any]) -> Table:
     axis, first = report["scaling"], report["points"][0]
     title = f"{name}: cost of a learning pass as {axis} grow"
-    table = number_table(title, (axis, "seconds", "time ×", "FLOPs ×"), "relative to the first row")
+    heads, caption = (axis, "seconds", "time ×", "FLOPs ×"), "relative to the first row"
+    table = table_of(heads, align="wrrr", title=title, caption=caption)
     for point in report["points"]:
         growth = [f"{point[key] / first[key]:.2f}" for key in ("minimum", "flops")]
         table.add_row(f"{point[axis]:,}", f"{point['minimum']:.3f}", *growth)

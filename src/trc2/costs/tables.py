@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -22,16 +22,8 @@ from trc2.costs.parameters import (
     unreachable,
 )
 from trc2.nn.cost import Cost
+from trc2.system.console import table_of
 from trc2.system.numbers import quantity
-
-
-def number_table(title: str | None, columns: Sequence[str], caption: str | None = None, text: str = "") -> Table:
-    """An empty table. One column, by default the first, is text; the others are numbers, aligned to the right."""
-    table = Table(title=title, caption=caption)
-    for name in columns:
-        is_text = name == (text or columns[0])
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
-    return table
 
 
 def budget_json(name: str, run: RunConfig, slots: int) -> dict[str, Any]:
@@ -59,9 +51,11 @@ def budget_json(name: str, run: RunConfig, slots: int) -> dict[str, Any]:
 def budget_table(budget: dict[str, Any], run: RunConfig) -> Table:
     """The numbers of `budget_json` as a table."""
     train, parts, costs = run.train, budget["subsystems"], budget["flops_per_token"]
-    table = number_table(
-        f"{budget['recipe']}: {train.batch_size} × {train.sequence_length} tokens, {budget['slots']} filled slots",
+    batch = f"{train.batch_size} × {train.sequence_length} tokens"
+    table = table_of(
         ("subsystem", "trainable", "frozen", "static MiB", "forward FLOPs", "training FLOPs"),
+        align="wrrrrr",
+        title=f"{budget['recipe']}: {batch}, {budget['slots']} filled slots",
         caption="FLOPs per token of the batch, matrix products only, attention as full T×T",
     )
 
@@ -117,10 +111,8 @@ def family_table(family: str, rows: list[dict[str, Any]]) -> Table:
         "active: met by a token; body: of these, neither embedding nor positions; then FLOPs per token of the batch, "
         "in training also with replay of its default size"
     )
-    table = number_table(f"The {family} family", ("recipe", *FAMILY_COLUMNS), caption)
-    for row in rows:
-        table.add_row(row["recipe"], *[quantity(row[column]) for column in FAMILY_COLUMNS])
-    return table
+    cells = [[row["recipe"], *(quantity(row[column]) for column in FAMILY_COLUMNS)] for row in rows]
+    return table_of(("recipe", *FAMILY_COLUMNS), cells, "wrrrrrr", title=f"The {family} family", caption=caption)
 
 
 def paper_rows() -> list[dict[str, Any]]:
@@ -159,10 +151,11 @@ def paper_differences(rows: list[dict[str, Any]]) -> int:
 
 def paper_table(rows: list[dict[str, Any]]) -> Table:
     """Our component shares, with the paper's beside those that differ."""
-    table = number_table(
-        "Component budget: ours, and the paper's where it differs",
+    table = table_of(
         ("variant", "parameters", "paper", "parameters %", "memory %", "memory GiB"),
-        "Share of the three subsystems in percent: columns, hippocampus, thalamus. Memory in the paper's accounting.",
+        title="Component budget: ours, and the paper's where it differs",
+        align="wrrrrr",
+        caption="Share of columns, hippocampus and thalamus in percent. Memory in the paper's accounting.",
     )
     for row in rows:
         ours, paper = row["ours"], row["paper"]
@@ -181,15 +174,15 @@ def paper_table(rows: list[dict[str, Any]]) -> Table:
 
 def needs_tables(name: str, run: RunConfig, rows: list[Need]) -> list[Table]:
     """What every device holds; then what it sends, and how long a run takes."""
-    memory = number_table(
-        f"{name}: {run.train.tokens_per_step:,} tokens a step",
+    memory = table_of(
         ("devices", "needs", "params", "grads", "Adam", "activ.", "memory", "total"),
+        align="rwrrrrrr",
+        title=f"{name}: {run.train.tokens_per_step:,} tokens a step",
         caption="GB of one device",
-        text="needs",
     )
-    time = number_table(
-        None,
+    time = table_of(
         ("devices", "sent", "seconds a step", "tokens/s", "hours"),
+        align="wrrrr",
         caption="GB a device sends in a step; * needs more micro-batches a step than the recipe has",
     )
     for row in rows:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from trc2.errors import plain
@@ -32,6 +33,19 @@ class PlainConsole(Console):
 def shown(text: str) -> Text:
     """For the parts of rich that read markup whatever the console says: spinners and progress columns."""
     return Text(plain(text))
+
+
+def table_of(heads: Sequence[str], rows: Iterable[Iterable[str]] = (), align: str = "", **settings: Any) -> Table:
+    """A table. By default all columns but the first hold numbers.
+
+    `align` has a letter for each column: l for text, w for text that is never wrapped, r for numbers.
+    """
+    table = Table(**settings)
+    for head, kind in zip(heads, align or "l" + "r" * (len(heads) - 1), strict=True):
+        table.add_column(head, justify="right" if kind == "r" else "left", no_wrap=kind == "w")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @contextmanager
