@@ -101,13 +101,15 @@ def sample_rows(
     decoding, ahead = net.start_decoding(), prompts.to(device)
     for _ in range(count):
         logits = net.decode(ahead, decoding, read_memory=read_memory, last=1)[:, -1].float().cpu()
-        if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of numbers and a NaN is NaN
-            raise UserError(
-                "The model's scores of the next token are not finite: it is broken, use another checkpoint."
-            )
+        check_finite(logits)
         tokens = [sample(scores, temperature, top_p, rng) for scores in logits]
         yield tokens
         ahead = torch.tensor(tokens, device=device).unsqueeze(1)
+
+
+def check_finite(logits: Tensor) -> None:
+    if not bool(logits.amax(dim=-1).isfinite().all()):  # the maximum of numbers and a NaN is NaN
+        raise UserError("The model's scores of the next token are not finite: it is broken, use another checkpoint.")
 
 
 def check_top_p(top_p: float) -> None:
