@@ -38,7 +38,8 @@ OPTIONS = (
     "--stop-at",
     "--file", "--split", "--again", "--with-replay", "--anyway", "--prompt", "--max-new-tokens", "--temperature",
     "--top-p", "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
-    "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--[/red]",
+    "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",
+    "--to", "--reason", "--promote", "--notify", "--picture", "--keep-models", "--[/red]",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
@@ -205,7 +206,27 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("serve", "model", refused, on=("model",), after=damage("model"))),
         (1, typed("serve", "model", "--port", "-1", "--max-rows", numbers, on=("model",))),
     )
+    reason = option("--reason", ("week 2",), words)
+    promote = weighted(
+        (2, typed("promote", "new", either, "--first", reason, on=("run", "model", *DATA))),
+        (2, typed("promote", "new", "run", "--first", on=("run", *DATA), after=damage("run"))),
+        (1, typed("promote", "new", "model", "--first", on=("model",), after=damage("model"))),
+        (1, typed("promote", paths_to_write, paths_to_read, "--first", "--anyway", on=("run", "model", *DATA))),
+        (1, typed("promote", paths_to_read, either, option("--notify", ("true", "'"), words), on=("run", "model"))),
+    )
+    rollback = typed("rollback", paths_to_read, option("--to", ("1",), words, 2), reason, on=("run", "model"))
+    picture = option("--picture", ("new.png",), paths_to_write, 2)
+    runs = weighted(
+        (2, typed("runs", "run", sometimes(st.just("--json")), picture, on=("run",), after=damage("run"))),
+        (1, typed("runs", paths_to_read, picture, on=("run", "model"))),
+    )
+    diff = weighted(
+        (2, typed("diff", "run", "model", sometimes(st.just("--json")), on=("run", "model", *DATA))),
+        (2, typed("diff", "run", "model", on=("run", "model", *DATA), after=damage("run", "model"))),
+        (1, typed("diff", paths_to_read, paths_to_read, on=("run", "model", *DATA))),
+    )
     return [
+        Kind("promote", 20, promote), Kind("rollback", 12, rollback), Kind("runs", 14, runs), Kind("diff", 14, diff),
         Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
         Kind("generate", 28, generate), Kind("serve", 12, serve), Kind("dream", 20, dream),
         Kind("transformers", 30, _folders_of_transformers(pieces)),

@@ -77,7 +77,7 @@ Target = Annotated[
         help="A recipe's name or file, a run folder, or a folder with a saved model.", autocompletion=complete_recipe
     ),
 ]
-Trained = Annotated[str, typer.Argument(help="A run folder, or a folder with a saved model.")]
+Trained = Annotated[str, typer.Argument(help="A run folder, a versions folder, or a folder with a saved model.")]
 Recipe = Annotated[
     str,
     typer.Argument(help="A recipe's name or file; it must have a stream of tasks.", autocompletion=complete_recipe),

@@ -18,11 +18,15 @@ REFUSED = 3  # the exit code; trc2.continuing.acceptance is not imported for it,
 
 @app.command()
 def check(
-    parent: Annotated[Path, typer.Argument(help="The run or saved model that the child goes on from.")],
+    parent: Annotated[Path, typer.Argument(help="The run, saved model or versions folder that it goes on from.")],
     child: Annotated[Path, typer.Argument(help="The finished run that `trc2 continue` made.")],
     max_forgetting: Annotated[
         float | None,
         typer.Option(help="Judge by this limit. One that is larger than the child's own is not used.", min=0),
+    ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(help="Run this command after the verdict, with the verdict as JSON on its standard input."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -33,7 +37,11 @@ def check(
     """
     from trc2.continuing.acceptance import judge_child
     from trc2.runs.folder import RunFolder
+    from trc2.system.notify import check_command
+    from trc2.versions.find import folder_to_continue
 
+    check_command(notify)
+    parent = folder_to_continue(parent)
     RunFolder(child).config()  # a folder that is not a run is refused
     lineage = RunFolder(child).lineage()
     if lineage is None:
@@ -42,7 +50,21 @@ def check(
         warn(f"{child} keeps the limit of {lineage.limit:.1%} with which it began: a larger one is not used.")
     verdict = judge_child(child, warn, parent, max_forgetting, again=True)
     assert verdict is not None
+    send_verdict(notify, child, verdict)
     show_verdict(child, verdict, as_json=as_json)
+
+
+def send_verdict(command: str | None, child: Path, verdict: Verdict) -> None:
+    """Run the command of --notify."""
+    from trc2.system.notify import notify
+
+    facts: dict[str, object] = {
+        "event": "verdict",
+        "verdict": "accepted" if verdict.passed else "refused",
+        "child": child,
+    }
+    facts |= {"parent": verdict.parent, "limit": verdict.limit, "worst": f"{verdict.worst:.6g}"}
+    notify(command, verdict.describe(), facts, warn)
 
 
 def show_verdict(child: Path, verdict: Verdict, *, as_json: bool, with_summary: bool = False) -> None:

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, Overrides, Processes, Restarts, app, err, launched, out, progress, warn
-from trc2.cli.check import REFUSED, show_verdict
+from trc2.cli.app import (
+    MAX_COUNT,
+    Overrides,
+    Processes,
+    Restarts,
+    app,
+    err,
+    launched,
+    out,
+    progress,
+    show,
+    show_summary,
+    warn,
+)
+from trc2.cli.check import REFUSED, send_verdict, show_verdict, tell_verdict
+from trc2.cli.promote import KeepModels, Notify, tell_promotion
 from trc2.errors import UserError
 from trc2.system.torchrun import is_first_process
 
@@ -19,7 +34,9 @@ if TYPE_CHECKING:
 
 @app.command("continue")
 def continue_(
-    parent: Annotated[Path, typer.Argument(help="The finished run, or a folder with a saved model.")],
+    parent: Annotated[
+        Path, typer.Argument(help="The finished run, a folder with a saved model, or a versions folder.")
+    ],
     overrides: Overrides = None,
     task: Annotated[
         list[str],
@@ -27,7 +44,9 @@ def continue_(
             help="A new task as NAME=FOLDER, again for another; or NAME alone, with one of the options below."
         ),
     ] = [],  # noqa: B006 - typer reads the default, nobody changes it
-    folder: Annotated[Path | None, typer.Option("--out", help="New run folder; PARENT+TASK by default.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="New run folder; PARENT+TASK, or the next attempt.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
     minutes: Annotated[
         float | None, typer.Option(help="Choose --steps so that the command takes about so long here.", min=0.05)
@@ -66,6 +85,11 @@ def continue_(
             "--rehearse", help="Only make short trial runs and print the cheapest replay share that keeps the limit."
         ),
     ] = False,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Of a versions folder: make the child the accepted version if it passes.")
+    ] = False,
+    keep_models: KeepModels = None,
+    notify: Notify = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the trial runs, as JSON.")] = False,
     nproc: Processes = 1,
     max_restarts: Restarts = 0,
@@ -80,13 +104,26 @@ def continue_(
     from trc2.continuing.continue_run import continue_run
     from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
     from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
+    from trc2.system.notify import check_command
+    from trc2.training.resume import resume_run
+    from trc2.versions.attempt import VARIABLE, plan_attempt
+    from trc2.versions.find import folder_to_continue
+    from trc2.versions.registry import Versions, is_versions
 
+    check_command(notify)
+    versions = Versions(parent) if is_versions(parent) else None
+    if promote and versions is None:
+        raise UserError(
+            f"--promote needs a versions folder, which {parent} is not: make one by `trc2 promote --first`."
+        )
+    if promote and max_forgetting is None:
+        raise UserError("--promote accepts a child only if it stays within a limit: give --max-forgetting too.")
     source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
-    check_acceptance(parent, kept, max_forgetting, stop_at)
     if folder is not None and not folder.name:
         raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
+    parent = folder_to_continue(parent)
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())
     if minutes is not None:
@@ -96,6 +133,18 @@ def continue_(
         steps = steps_within(child_config(parent, request, target), 60 * minutes, len(tasks))
         err.print(f"--steps {steps} for each new task take about {minutes:g} minutes on this machine.", soft_wrap=True)
         tasks = [new_task.replace(steps=steps) for new_task in tasks]
+    is_begun = False
+    if versions is not None:
+        request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, stop_at=stop_at)
+        attempt = plan_attempt(versions, request, folder)
+        if attempt.taught_by is not None:
+            text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
+            show(as_json, {"schema": 1, "versions": str(versions.folder), "taught_by": attempt.taught_by}, text)
+            return
+        parent, target, kept, is_begun = attempt.parent, attempt.folder, list(attempt.keep), attempt.is_begun
+        if nproc > 1:
+            os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
+    check_acceptance(parent, kept, max_forgetting, stop_at)
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
@@ -126,20 +175,35 @@ def continue_(
             f"text by --keep NAME=FOLDER, with at least {MIN_DIVIDED} documents, or by stream.replay_prefill_files."
         )
     console = err if as_json else out
-    continue_run(
-        parent,
-        target,
-        tasks,
-        console,
-        replay_share,
-        overrides=changes,
-        keep=kept,
-        limit=max_forgetting,
-        prediction=predicted,
-        stop_at=stop_at,
-    )
-    if is_first_process() and (verdict := judge_child(target, warn, parent)) is not None:
+    if is_begun:
+        err.print(f"{target} was interrupted and goes on.", soft_wrap=True)
+        resume_run(target, [], console)
+    else:
+        continue_run(
+            parent,
+            target,
+            tasks,
+            console,
+            replay_share,
+            overrides=changes,
+            keep=kept,
+            limit=max_forgetting,
+            prediction=predicted,
+            stop_at=stop_at,
+        )
+    if not is_first_process():
+        return
+    verdict = judge_child(target, warn, parent)
+    assert verdict is not None, "a child has a parent"
+    send_verdict(notify, target, verdict)
+    if versions is None or not promote or not verdict.passed:
         show_verdict(target, verdict, as_json=as_json, with_summary=True)
+        return
+    if not as_json:
+        show_summary(target)
+        tell_verdict(target, verdict)
+    version = versions.promote(target, warn=warn)
+    tell_promotion(versions, version.name, keep_models, notify, as_json=as_json, verdict=verdict.describe())
 
 
 def _tasks(given: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:

@@ -31,12 +31,13 @@ def dream_(
     from trc2.generate.self_replay import dream
     from trc2.runs.target import find_target
     from trc2.system.files import make_folder, write_atomically
+    from trc2.versions.find import model_folder
 
     if path.exists():
         raise UserError(f"{path} exists already: choose another --out.")
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path} would not be found by its ending: call it something.jsonl.")
-    net, tokenizer = find_target(target).trained_model(warn)
+    net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn)
     make_folder(path.parent)
     lay_out_for_decoding(net)
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}

@@ -28,17 +28,22 @@ def evaluate(
     """Score a checkpoint on any task of its stream, or on any file."""
     from trc2.evaluation.score import score_target
     from trc2.runs.target import find_target
+    from trc2.versions.find import held_out_files, model_folder
 
+    # A version is not changed by an evaluation, so its model is scored on the held-out documents of its tasks.
+    held_out = held_out_files(Path(target), task or [], has_files=bool(file))
     scores = score_target(
-        find_target(target),
-        tasks=task or [],
-        files=file or [],
+        find_target(str(model_folder(Path(target)))),
+        tasks=[] if held_out is not None else task or [],
+        files=[*(file or []), *(held_out or {}).values()],
         split=split,
         text_format=format_,
         again=again,
         memory=memory,
         warn=warn,
     )
+    named = {str(path): name for name, path in (held_out or {}).items()}
+    scores = {named.get(name, name): metrics for name, metrics in scores.items()}
     names = list(dict.fromkeys(name for metrics in scores.values() for name in metrics))
     rows = []
     for name, metrics in scores.items():

@@ -13,7 +13,7 @@ from trc2.cli.app import AsJson, app, show, warn
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    run: Annotated[Path, typer.Argument(help="The run folder, or a versions folder.")],
     folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     with_replay: Annotated[
         bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
@@ -31,7 +31,13 @@ def export(
     A run of model=hf gives a folder of the model's own architecture, which transformers opens without trc2.
     """
     from trc2.hf.export import export_run
+    from trc2.versions.find import copy_model, folder_to_continue
 
-    written = export_run(run, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn)
+    written = copy_model(run, folder) if merge and not with_replay else None
+    if written is None:  # not a version, or not as the version holds it
+        source = folder_to_continue(run)
+        written = export_run(
+            source, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn
+        )
     data = {"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]}
     show(as_json, data, "  ".join(map(str, written)))

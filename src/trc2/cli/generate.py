@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -23,8 +24,9 @@ def generate(
     """Continue a prompt, token by token."""
     from trc2.generate.sampling import lay_out_for_decoding, stream_text
     from trc2.runs.target import find_target
+    from trc2.versions.find import model_folder
 
-    net, tokenizer = find_target(target).trained_model(warn)
+    net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn)
     lay_out_for_decoding(net)
     print(plain(prompt), end="", flush=True)
     for piece in stream_text(

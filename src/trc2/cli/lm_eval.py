@@ -32,11 +32,12 @@ def lm_eval(
     from trc2.evaluation.lm_eval import score_tasks
     from trc2.runs.target import find_target
     from trc2.system.precision import choose_device
+    from trc2.versions.find import model_folder
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise UserError("--tasks names none: give at least one task, such as hellaswag.")
-    net, tokenizer = find_target(folder).trained_model(warn)
+    net, tokenizer = find_target(str(model_folder(Path(folder)))).trained_model(warn)
     scores = score_tasks(
         net.to(choose_device("auto")).eval(), tokenizer, names, include=include, num_fewshot=num_fewshot, limit=limit,
         rows=batch_size, reads_memory=memory == "read",

@@ -29,7 +29,13 @@ def report(
     from trc2.errors import UserError
     from trc2.report.run import read_run
     from trc2.report.runs import RunTable, find_runs, holds_runs
+    from trc2.versions.find import find_version
 
+    if len(folders) == 1 and (version := find_version(folders[0])) is not None:
+        version.check(["run"])
+        place = folder or version.folder.parent / "reports" / version.name  # nothing is written into a version
+        show_summary(version.folder / "run", as_json, place=place)
+        return
     if len(folders) == 1 and not holds_runs(folders[0]):
         show_summary(folders[0], as_json, place=folder)
         return

@@ -32,8 +32,9 @@ def verify(
     from trc2.system.plot_style import style
     from trc2.verify import run_checks
     from trc2.verify.figure import as_table, draw, notes, summary
+    from trc2.versions.find import model_folder
 
-    net = find_target(target, overrides or []).model(warn, seed)
+    net = find_target(str(model_folder(Path(target))), overrides or []).model(warn, seed)
     make_folder(folder)
     with progress("starting") as watch:
         report = run_checks(net, target, seed, watch=lambda name: watch(f"checking {name}"))

@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -23,12 +23,10 @@ from trc2.config.pretrained import MODEL_FILES, WEIGHTS, locate, weight_files
 from trc2.continuing.acceptance import read_verdict, why_not_accepted
 from trc2.continuing.earlier import read_again, write_held_out
 from trc2.errors import UserError, did_you_mean
-from trc2.hf.export import export_run
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder, Warn
-from trc2.runs.lock import lock_folder
-from trc2.runs.schedule import TaskSchedule
+from trc2.runs.lock import is_locked, lock_folder
 from trc2.system.failpoints import failpoint
 from trc2.system.files import finite, sync_folder
 from trc2.versions.entry import (
@@ -153,9 +151,10 @@ class Versions:
             if first and events:
                 raise UserError(f"{self.folder} has versions already: leave --first out.")
             earlier = self._version(events, accepted(events) or "") if events else None
-            with lock_folder(source) if RunFolder(source).is_run else nullcontext():
-                parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
-                version = self._add(source, events, earlier, parent, anyway=anyway or first, reason=reason, warn=warn)
+            if is_locked(source):
+                raise UserError(f"{source} is in use by another process: wait until that ends, and try again.")
+            parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
+            version = self._add(source, events, earlier, parent, anyway=anyway or first, reason=reason, warn=warn)
             self._remove_promoted(self._versions(self.events()))
         return version
 
@@ -200,6 +199,20 @@ class Versions:
                 failpoint("prune")
                 pruned.append(Pruned(version.name, removed, version.size - self.get(version.name).size))
             self._remove_leftovers(events)
+            return [*pruned, *self._prune_refused(keep_checkpoints)]
+
+    def _prune_refused(self, keep: int) -> list[Pruned]:
+        """Remove the checkpoints of refused attempts, except the newest few. Their logs and verdicts stay."""
+        pruned = []
+        verdicts = [(path, read_verdict(RunFolder(path))) for path in self.attempts()]
+        refused = [path for path, verdict in verdicts if verdict is not None and not verdict.passed]
+        refused.sort(key=lambda path: path.stat().st_mtime)
+        for path in refused[: max(0, len(refused) - keep)]:
+            checkpoints = RunFolder(path).checkpoints
+            size = sum(info["bytes"] for info in list_files(checkpoints).values()) if checkpoints.is_dir() else 0
+            if size:
+                shutil.rmtree(checkpoints)
+                pruned.append(Pruned(f"{ATTEMPTS}/{path.name}", "checkpoint", size))
         return pruned
 
     def _by_need(self, events: Sequence[Event]) -> list[Version]:
@@ -252,7 +265,7 @@ class Versions:
                     f"{'the accepted version' if earlier is None else earlier.name}: add it with --anyway."
                 )
             return None
-        step, parent = TaskSchedule.of_run(run.config()).total_steps, None
+        step, parent = run.schedule().total_steps, None
         with suppress(UserError):
             parent = self.version_of(lineage.find(source))
         if anyway:
@@ -324,9 +337,10 @@ class Versions:
     def _copy_run(self, run: RunFolder, partial: Path, *, anyway: bool, warn: Warn) -> dict[str, Any]:
         """Export the model, and copy what `trc2 continue` needs; returns what version.json says about the run."""
         from trc2 import __version__
+        from trc2.hf.export import export_run  # imports transformers, which takes seconds
 
         config, paths = run.config(), list_checkpoints(run.checkpoints)
-        if not paths or step_of(paths[-1]) != TaskSchedule.of_run(config).total_steps:
+        if not paths or step_of(paths[-1]) != run.schedule(config).total_steps:
             raise UserError(f"{run} has not ended: `trc2 resume {run}` first.")
         load_checkpoint(paths[-1])  # it must be whole
         export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)

@@ -1,0 +1,42 @@
+"""`trc2 runs`: all runs and versions below a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trc2.cli.app import AsJson, app, show
+from trc2.system.console import table_of
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, or a versions folder.")] = Path(),
+    picture: Annotated[Path | None, typer.Option(help="Also draw them as a tree, into this .png file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs and versions with parents, scores, verdicts and sizes."""
+    from trc2.system.files import write_atomically
+    from trc2.system.numbers import short
+    from trc2.versions.listing import SCHEMA, draw_tree, list_runs
+
+    rows = list_runs(folder)
+    if picture is not None:
+        write_atomically(picture, draw_tree(rows))
+    cells = [
+        [
+            row.name, row.state, row.parent or "–", " ".join(row.tasks) or "–",
+            " ".join(f"{task} {'–' if value is None else short(value)}" for task, value in row.scores.items()) or "–",
+            "–" if row.rise is None else f"{row.rise:+.1%}", f"{row.bytes / 1e6:,.1f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["name", "state", "goes on from", "taught", "perplexity", "worst rise", "MB"]
+    caption = "worst rise: of an old text's perplexity against the parent"
+    table = table_of(heads, cells, "lllllrr", title=str(folder), caption=caption)
+    notes = [f"{row.name} is damaged: {row.problem}." for row in rows if row.problem]
+    empty = [] if rows else [f"{folder} holds neither runs nor versions."]
+    show(as_json, {"schema": SCHEMA, "folder": str(folder), "runs": [row.describe() for row in rows]},
+         *([table] if rows else []), *notes, *empty)  # fmt: skip

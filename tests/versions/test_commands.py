@@ -1,0 +1,135 @@
+"""The weekly commands, as users type them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.command import trc2
+from tests.conftest import write_task
+from tests.versions.conftest import refuse
+from trc2.versions.registry import Versions
+
+OVERRIDES = ["eval.text_sequences=0"]
+
+
+def weekly(versions: Versions, week: Path, *more: str) -> list[str]:
+    return ["continue", str(versions.folder), "--task", f"news={week}", "--steps", "2", *OVERRIDES, *more]
+
+
+@pytest.fixture
+def week(tmp_path: Path) -> Path:
+    write_task(tmp_path, "news", ["red", "blue", "green", "grey"], documents=20)
+    return tmp_path / "news"
+
+
+def test_one_command_teaches_checks_promotes_and_can_be_given_again(
+    versions: Versions, week: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "tell.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "said = json.load(sys.stdin)\n"
+        "line = {'env': {k: v for k, v in os.environ.items() if k.startswith('TRC2_')}, 'said': said}\n"
+        f"open({str(tmp_path / 'told')!r}, 'a').write(json.dumps(line) + '\\n')\n"
+    )
+    command = weekly(versions, week, "--max-forgetting", "1000", "--promote", "--json")
+    done = trc2(*command, "--notify", f"{sys.executable} '{script}'")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    second = versions.accepted()
+    assert told["accepted"]["name"] == second.name
+    assert told["verdict"]["passed"]
+    assert (second.number, second.tasks) == (2, ("news",))
+    verdict, promotion = map(json.loads, (tmp_path / "told").read_text().splitlines())
+    assert verdict["env"]["TRC2_VERDICT"] == "accepted"
+    assert verdict["said"]["tasks"].keys() == {"fruit", "tools"}
+    assert promotion["env"]["TRC2_VERSION"] == second.name
+    assert promotion["env"]["TRC2_MODEL"] == str(second.model)
+    again = trc2(*command)  # cron comes twice
+    assert (again.code, json.loads(again.out)["taught_by"]) == (0, second.name)
+    assert versions.accepted().name == second.name
+
+    refused = trc2(*weekly(versions, week, "--max-forgetting", "0", "--promote", "train.learning_rate=2"))
+    assert refused.code == 0  # the same text is not taught twice, whatever the settings
+    write_task(tmp_path, "news", ["iron", "tin", "zinc", "lead"], documents=20)
+    harmful = weekly(versions, week, "--max-forgetting", "0", "--promote", "train.learning_rate=2")
+    for name in ("0003-news", "0003-news-2"):  # a refused attempt does not block the next
+        refused = trc2(*harmful)
+        assert refused.code == 3, refused.err
+        assert (versions.folder / "attempts" / name / "acceptance.json").is_file()
+    assert versions.accepted().name == second.name
+
+
+def test_a_versions_folder_stands_for_its_accepted_version(versions: Versions, attempt: Path, tmp_path: Path) -> None:
+    home = str(versions.folder)
+    assert trc2("promote", home, str(attempt), "--reason", "week 2").code == 0
+    accepted = versions.accepted()
+    before = {path: path.stat().st_mtime_ns for path in accepted.folder.rglob("*")}
+    done = trc2("eval", home, "--json")
+    assert done.code == 0, done.err
+    assert set(json.loads(done.out)) == {"colours", "fruit", "tools"}
+    assert trc2("eval", home, "--task", "colour").code == 2
+    assert trc2("generate", home, "--max-new-tokens", "2").code == 0
+    assert trc2("export", home, str(tmp_path / "model")).code == 0
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == (
+        accepted.model / "model.safetensors"
+    ).read_bytes()
+    assert trc2("report", home).code == 0
+    assert (versions.folder / "reports" / accepted.name / "summary.md").is_file()
+    assert {path: path.stat().st_mtime_ns for path in accepted.folder.rglob("*")} == before  # nothing was written
+    back = trc2("rollback", home, "--reason", "bad answers", "--json")
+    assert json.loads(back.out)["accepted"]["number"] == 1
+    assert trc2("rollback", home).code == 2
+    assert trc2("rollback", home, "--to", "2").code == 0
+
+
+def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, attempt: Path, tmp_path: Path) -> None:
+    refuse(attempt)
+    versions.promote(attempt)
+    picture = tmp_path / "tree.png"
+    done = trc2("runs", str(versions.folder), "--json", "--picture", str(picture))
+    assert done.code == 0, done.err
+    first, second, refused = json.loads(done.out)["runs"]
+    assert (first["state"], first["parent"]) == ("version", None)
+    assert (second["state"], second["parent"], second["kind"]) == ("accepted", first["name"], "version")
+    assert (refused["name"], refused["state"]) == ("attempts/0002-colours-refused", "refused")
+    assert refused["parent"] == first["name"]
+    assert set(second["scores"]) == {"fruit", "tools", "colours"}
+    assert second["bytes"] > 1000
+    with Image.open(picture) as image:
+        assert image.size[0] > 500
+    shown = trc2("runs", str(versions.folder))
+    assert first["name"][:4] in shown.out
+    assert trc2("runs", str(tmp_path / "nowhere")).code == 2
+
+
+def test_a_difference_says_what_was_gained_and_lost(versions: Versions, attempt: Path) -> None:
+    versions.promote(attempt)
+    first, second = versions.all()
+    done = trc2("diff", str(first.folder), str(versions.folder), "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["first"], found["second"]) == (first.name, second.name)
+    texts = {(text["task"], text["learned_by"]): text for text in found["texts"]}
+    assert set(texts) == {("fruit", "both"), ("tools", "both"), ("colours", "second")}
+    assert second.verdict is not None
+    for task in ("fruit", "tools"):  # the same documents as in the acceptance check
+        assert texts[task, "both"]["rise"] == pytest.approx(second.verdict["tasks"][task]["rise"], rel=1e-3, abs=1e-5)
+    sentence = trc2("diff", str(second.folder), str(first.folder)).out
+    assert f"colours (only {second.name} learned)" in " ".join(sentence.split())
+
+
+def test_a_command_that_cannot_be_split_is_refused_and_one_that_fails_is_a_warning(
+    versions: Versions, attempt: Path
+) -> None:
+    unclosed = trc2("promote", str(versions.folder), str(attempt), "--notify", "mail 'me")
+    assert (unclosed.code, len(versions.all())) == (2, 1)
+    failing = trc2("promote", str(versions.folder), str(attempt), "--notify", "no-such-program; touch here")
+    assert failing.code == 0
+    assert "could not run" in failing.err
+    assert not Path("here").exists()
