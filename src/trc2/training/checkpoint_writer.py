@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,8 @@ class CheckpointWriter:
         self.folder, self.keep_last, self.keep_steps, self.ranks = folder, keep_last, keep_steps, ranks
         self.saved_step: int | None = None
         self._binding: Binding | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint writer")
+        self._unfinished: Future[None] | None = None
 
     def bind(self, binding: Binding) -> None:
         """Later checkpoints name the settings, data and metrics log they belong to, and are written after the log."""
@@ -48,40 +48,34 @@ class CheckpointWriter:
         if checkpoint.rows:
             self.ranks.on_first(lambda: begin_checkpoint(self.folder, checkpoint.step))
         copied = replace(checkpoint, tensors=_to_host(checkpoint.tensors), rows=_to_host(checkpoint.rows))
-        self._thread = threading.Thread(target=self._write, args=(copied, prune), name="checkpoint writer")
-        self._thread.start()
+        self._unfinished = self._thread.submit(self._write, copied, prune)
 
     def join(self) -> None:
-        """Wait for the thread; an error is kept for `wait`."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Wait for the thread and end it; an error is kept for `wait`."""
+        self._thread.shutdown()
 
     def wait(self) -> None:
         """Wait until the checkpoint is on disk; raise the thread's error."""
-        self.join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            if not isinstance(failure, OSError):
-                raise failure
+        unfinished, self._unfinished = self._unfinished, None
+        try:
+            if unfinished is not None:
+                unfinished.result()
+        except OSError as failure:
             raise UserError(
                 f"A checkpoint could not be written to {self.folder}: {failure.strerror or failure}; earlier ones are "
                 "whole, so make room and resume."
             ) from None
 
     def _write(self, checkpoint: Checkpoint, prune: bool) -> None:
-        try:
-            if self._binding is not None:
-                self._binding.metrics_log.sync()
-            if checkpoint.rows:
-                save_rows(self.folder, checkpoint, self.ranks.rank, self.ranks.world)
-            if not self.ranks.is_first:
-                return
-            save_checkpoint(self.folder, checkpoint, self.ranks.world)
-            if prune:
-                prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
-        except Exception as error:  # kept for the trainer's thread to raise
-            self._failure = error
+        if self._binding is not None:
+            self._binding.metrics_log.sync()
+        if checkpoint.rows:
+            save_rows(self.folder, checkpoint, self.ranks.rank, self.ranks.world)
+        if not self.ranks.is_first:
+            return
+        save_checkpoint(self.folder, checkpoint, self.ranks.world)
+        if prune:
+            prune_checkpoints(self.folder, self.keep_last, self.keep_steps)
 
 
 def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
