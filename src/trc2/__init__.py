@@ -40,32 +40,23 @@ __all__ = [
 
 # Where the public names live. They are imported at first use: torch takes seconds, transformers is optional too.
 _HOMES = {
-    "CortexNet": "backbones.trc2",
-    "MemoryCallback": "hf",
-    "MetricPlugin": "system.plugins",
-    "Origin": "nn.provenance",
-    "Run": "api",
-    "RunConfig": "config",
-    "Strategy": "strategies",
-    "StrategyConfig": "config",
-    "TRC2Config": "config",
-    "TRC2ForCausalLM": "hf",
-    "TaskConfig": "config",
-    "UserError": "errors",
-    "continue_from": "api",
-    "load_recipe": "config",
-    "load_run": "api",
-    "register_metric": "config.metric",
-    "register_strategy": "strategies",
-    "serve": "api",
-    "train": "api",
+    "api": ("Run", "continue_from", "load_run", "serve", "train"),
+    "backbones.trc2": ("CortexNet",),
+    "config": ("RunConfig", "StrategyConfig", "TRC2Config", "TaskConfig", "load_recipe"),
+    "config.metric": ("register_metric",),
+    "errors": ("UserError",),
+    "hf": ("MemoryCallback", "TRC2ForCausalLM"),
+    "nn.provenance": ("Origin",),
+    "strategies": ("Strategy", "register_strategy"),
+    "system.plugins": ("MetricPlugin",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'trc2' has no attribute {name!r}")
-    value = getattr(import_module(f"trc2.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"trc2.{home}"), name)
     globals()[name] = value
     return value
 

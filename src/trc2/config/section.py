@@ -120,7 +120,7 @@ def _first_problem(error: ValidationError, section: type[BaseModel]) -> SettingE
     if isinstance(cause, ValueError):
         return SettingError(str(cause), path)
     if problem["type"] == "extra_forbidden":
-        hint = did_you_mean(str(problem["loc"][-1]), _fields_at(section, problem["loc"][:-1]))
+        hint = did_you_mean(path, section.model_fields)
         return SettingError(f"Unknown setting '<path>': {hint}", path)
     if problem["type"] == "missing":
         return SettingError("The setting '<path>' is missing: add it.", path)
@@ -135,15 +135,6 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # Python writes no whole number of more than 4300 digits
         text = f"a very long {type(value).__name__}"
     return brief(text, 100)
-
-
-def _fields_at(section: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    for part in loc:
-        field = section.model_fields.get(str(part))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
-        section = field.annotation
-    return list(section.model_fields)
 
 
 # ------------------------------------------------------------------------------------------------- by dotted path

@@ -96,16 +96,11 @@ class ReplayControlConfig(Section):
 
     @model_validator(mode="after")
     def _ranges_hold(self) -> ReplayControlConfig:
-        _check_range("coefficient_range", self.coefficient_range)
-        _check_range("batch_range", self.batch_range)
-        _check_range("share_range", self.share_range)
+        for name in ("coefficient_range", "batch_range", "share_range"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}=[{low}, {high}] is reversed: write the smaller one first.")
         return self
-
-
-def _check_range(name: str, limits: tuple[float, float]) -> None:
-    low, high = limits
-    if low > high:
-        raise ValueError(f"{name}=[{low}, {high}] is reversed: write the smaller one first.")
 
 
 class EvalConfig(Section):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from trc2.backbones.shell import Backbone
@@ -156,10 +156,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(step, tensors, state, run)
     except DamagedCheckpoint:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpoint(f"{path.name} cannot be read: {type(error).__name__} {brief(error)}.") from None
-    except safetensors.SafetensorError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read: {brief(error)}.") from None
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
