@@ -6,7 +6,7 @@ Backbones of other packages are looked up by their entry point, see `trc2.system
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,27 +21,19 @@ from trc2.nn.norm import RMSNorm
 from trc2.system.plugins import find, load
 
 
-class BackboneModule(Protocol):
-    """The functions that the file of a backbone defines."""
+def module_of(config: BackboneConfig) -> Any:
+    """The file of a backbone, ours or a plug-in's, with `build` and `cost`.
 
-    def build(self, config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:
-        """The network, freshly initialised; all random numbers come from the generator."""
-        ...
-
-    def cost(
-        self, config: BackboneConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
-    ) -> dict[str, Cost]:
-        """FLOPs of one pass over rows × length tokens by subsystem; `slots` are filled memory slots."""
-        ...
-
-
-def module_of(config: BackboneConfig) -> BackboneModule:
+    `build(config, generator)` returns the network; all random numbers come from the generator.
+    `cost(config, rows, length, slots=…, is_replay=…)` returns the FLOPs of one pass over rows × length tokens by
+    subsystem; `slots` are filled memory slots.
+    """
     if config.name in MODELS:
-        return cast(BackboneModule, import_module(f"trc2.backbones.{config.name}"))
+        return import_module(f"trc2.backbones.{config.name}")
     plugin = find("backbone", config.name)
     if plugin is None:
         raise UserError(f"There is no backbone '{config.name}' any more: install the package that brought it.")
-    return cast(BackboneModule, load(plugin))
+    return load(plugin)
 
 
 def build_model(config: BackboneConfig, generator: torch.Generator | None = None) -> Backbone:
@@ -84,5 +76,4 @@ def activations_of(config: BackboneConfig, length: int, *, on_cpu: bool) -> Acti
     count = getattr(module_of(config), "activations", None)
     if count is None:
         raise UserError(f"model={config.name} does not define its activations: plan one of our backbones.")
-    kept: Activations = count(config, length, on_cpu=on_cpu)
-    return kept
+    return count(config, length, on_cpu=on_cpu)

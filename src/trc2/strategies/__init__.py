@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Protocol, cast
 
 from pydantic import create_model
 
@@ -21,22 +20,14 @@ from trc2.strategies.base import Strategy
 from trc2.system.plugins import find, load, missing_hint, register
 
 
-class StrategyModule(Protocol):
-    """The interface of a strategy's module. `build` is usually its class."""
-
-    Settings: type[StrategyConfig]
-
-    def build(self, model: Backbone, settings: StrategyConfig) -> Strategy: ...
-
-
 def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
     """The strategy that a config names, ours or that of a plug-in."""
     if settings.name in strategy_names():
-        return cast(StrategyModule, import_module(f"trc2.strategies.{settings.name}")).build(model, settings)
+        return import_module(f"trc2.strategies.{settings.name}").build(model, settings)
     plugin = find("strategy", settings.name)
     if plugin is None:
         raise UserError(f"There is no strategy '{settings.name}' any more. {missing_hint('strategy')}")
-    strategy = cast(StrategyModule, load(plugin)).build(model, settings)
+    strategy = load(plugin).build(model, settings)
     if not isinstance(strategy, Strategy):
         raise plugin.broken(f"its build returns {type(strategy).__name__}, which is no Strategy")
     return strategy
