@@ -25,10 +25,10 @@ import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
-from trc2.training import efficiency  # noqa: E402
+from trc2.system import precision  # noqa: E402
 
 torch.set_num_threads(1)
-efficiency.PRODUCT_SIZE = 128  # measured at the end of every run, which here is a tenth of its time at the usual size
+precision.PRODUCT_SIZE = 128  # measured at the end of every run, which here is a tenth of its time at the usual size
 
 # Checking shapes takes as long as computing with tensors this small. These tests call what declares shapes in every way
 # that it is called, the last three from the trainer and the decoder; the others check something else about the same

@@ -35,7 +35,7 @@ from tests.fuzz.cases import Case, Cases
 from tests.fuzz.kinds import all_kinds
 from tests.fuzz.server import Server
 from tests.fuzz.world import World
-from trc2.training import efficiency
+from trc2.system import precision
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder is removed, too
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    efficiency.PRODUCT_SIZE = 128  # measured at the end of every run, which here would be half of its time
+    precision.PRODUCT_SIZE = 128  # measured at the end of every run, which here would be half of its time
     shard, shards = options.shard
     numbers = options.only or [n for n in range(options.first, options.cases) if n % shards == shard]
     again = f"python -m tests.fuzz --seed {options.seed}"

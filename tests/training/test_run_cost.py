@@ -10,8 +10,7 @@ import pytest
 from tests.conftest import MakeRun
 from tests.training.test_loop import trainer
 from trc2.runs.records import Record
-from trc2.training.efficiency import PEAK_MEMORY
-from trc2.training.observers import Recorder
+from trc2.training.observers import PEAK_MEMORY, Recorder
 
 
 def test_a_story_that_goes_on_knows_peak_and_speed_of_before() -> None:

@@ -21,8 +21,7 @@ from trc2.runs.schedule import TaskSchedule
 from trc2.setup.speed_probe import measure_speed
 from trc2.stream.cache import expanded
 from trc2.system.machine import available_cores, busy_cores, crowding
-from trc2.system.precision import choose_device, choose_dtype
-from trc2.training.efficiency import peak_matmul_flops
+from trc2.system.precision import choose_device, choose_dtype, peak_matmul_flops
 
 GB = 1e9
 SCHEMA = 1

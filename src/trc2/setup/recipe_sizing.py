@@ -24,9 +24,8 @@ from trc2.setup.speed_probe import Speed, measure_speed
 from trc2.stream.packed import PreparedStream
 from trc2.stream.sources import FileSource
 from trc2.system.machine import available_cores
-from trc2.system.precision import choose_device
+from trc2.system.precision import choose_device, peak_matmul_flops
 from trc2.training.data import StreamData
-from trc2.training.efficiency import peak_matmul_flops
 from trc2.training.forecast import tokens_to_score
 
 MIN_STEPS = 150  # of a task, before a larger model is worth its time

@@ -1,14 +1,17 @@
-"""Device and number format: chosen by what the machine does well, unless the settings name them."""
+"""Device and number format, chosen by what the machine does well unless the settings name them, and its peaks."""
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from trc2.errors import UserError
+from trc2.system.machine import peak_memory_bytes
 from trc2.system.torchrun import place_of_process
 
+PRODUCT_SIZE = 1024  # rows and columns of the product that measures the machine
 NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,3 +64,24 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 def loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
     """Gradient scaling, which only float16 needs."""
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+
+
+def peak_matmul_flops(device: torch.device) -> float:
+    """FLOP/s of a large float32 product on this machine right now: the yardstick of utilisation."""
+    size = PRODUCT_SIZE
+    a, b = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
+    best = float("inf")
+    for _ in range(6):
+        begun = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """The peak memory of this process: of the GPU, or of the machine without one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return peak_memory_bytes() / 1e9

@@ -20,10 +20,10 @@ from trc2.runs.equal_cost import training_flops
 from trc2.runs.records import Kind, Record, score_table, scores_by_task
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.failpoints import failpoint
+from trc2.system.precision import peak_matmul_flops, peak_memory_gb
 from trc2.training.data import StreamData
-from trc2.training.efficiency import PEAK_MEMORY, peak_matmul_flops, peak_memory_gb
 from trc2.training.guards import no_side_effects
-from trc2.training.observers import Recorder
+from trc2.training.observers import PEAK_MEMORY, Recorder
 from trc2.training.state import RunState
 
 

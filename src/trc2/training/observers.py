@@ -20,10 +20,10 @@ from trc2.runs.records import Record, scores_by_task
 from trc2.runs.schedule import TaskSchedule
 from trc2.system.console import clock
 from trc2.system.files import reading, write_atomically
-from trc2.training.efficiency import PEAK_MEMORY
 from trc2.training.forecast import Forecast
 
 SECONDS_BETWEEN_DRAWINGS = 0.2  # in a notebook
+PEAK_MEMORY = "efficiency/peak_memory_gb"
 
 
 class Observer(Protocol):
