@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trc2.backbones import transformer
 from trc2.backbones.blocks import AttentionMixer, BaselineConfig, BlockTrunk, dense_block
-from trc2.backbones.costs import attention_cost, baseline_cost, dense_activations, swiglu_cost
+from trc2.backbones.costs import dense_activations
 from trc2.backbones.input_checks import check_input
 from trc2.backbones.shell import Backbone
 from trc2.config.section import Fraction, Size
 from trc2.errors import UserError
-from trc2.nn.cost import Cost, learned
 from trc2.nn.host import HostState
 from trc2.nn.init import init_weights
 from trc2.nn.segments import pack
@@ -291,27 +291,6 @@ def build(config: LoraDRSConfig, generator: torch.Generator | None = None) -> Lo
     return net
 
 
-def cost(
-    config: LoraDRSConfig, rows: int, length: int, task: int = 0, *, slots: int = 0, is_replay: bool = False
-) -> dict[str, Cost]:
-    """FLOPs of one pass over rows × length tokens at a task; task 0 is a plain transformer.
-
-    Frozen weights need no gradient, and neither does what the first block reads.
-    """
-    tokens, d = rows * length, config.d_model
-    pairs = learned(16.0 * tokens * d * config.rank * task)  # A: d → 2rt, B: 2rt → 3d
-    block = attention_cost(config, rows, length) + swiglu_cost(d, config.ff_dim, tokens) + pairs
-    costs = baseline_cost(config, rows, length, block)
-    if task == 0 or not config.freeze_backbone:
-        return costs
-    head, square = 2.0 * tokens * d * config.vocab_size, 2.0 * tokens * d * d
-    weights = 4 * square + 6.0 * tokens * d * config.ff_dim
-    first = 3 * square + 4.0 * tokens * d * config.rank * task  # through W and A
-    return {
-        "embedding and head": costs["embedding and head"] + Cost(0.0, -head),
-        "blocks": costs["blocks"] + Cost(0.0, -weights * config.num_layers - first),
-    }
-
-
+cost = transformer.cost  # of the first task, in which nothing is frozen
 activations = dense_activations
 Config = LoraDRSConfig

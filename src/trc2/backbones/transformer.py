@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, BlockTrunk, dense_block
+from trc2.backbones.blocks import AttentionBaselineConfig, AttentionMixer, BaselineConfig, BlockTrunk, dense_block
 from trc2.backbones.costs import attention_cost, baseline_cost, dense_activations, swiglu_cost
 from trc2.backbones.shell import Backbone
 from trc2.nn.cost import Cost
@@ -30,9 +30,7 @@ def build(config: TransformerConfig, generator: torch.Generator | None = None) -
     return Backbone(config, trunk)
 
 
-def cost(
-    config: TransformerConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
-) -> dict[str, Cost]:
+def cost(config: BaselineConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False) -> dict[str, Cost]:
     """FLOPs of one pass over rows × length tokens."""
     block = attention_cost(config, rows, length) + swiglu_cost(config.d_model, config.ff_dim, rows * length)
     return baseline_cost(config, rows, length, block)

@@ -22,9 +22,6 @@ class Cost:
     def __mul__(self, factor: float) -> Cost:
         return Cost(self.forward * factor, self.training * factor)
 
-    def __truediv__(self, divisor: float) -> Cost:
-        return self * (1 / divisor)
-
 
 def learned(flops: float) -> Cost:
     """A product whose backward needs gradients of both factors."""
