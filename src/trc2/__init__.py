@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trc2.api import Run, continue_from, load_run, serve, train
+    from trc2.api import Run, continue_from, load_run, train
+    from trc2.api.serve import serve
     from trc2.backbones.trc2 import CortexNet
     from trc2.config import RunConfig, StrategyConfig, TaskConfig, TRC2Config, load_recipe
     from trc2.config.metric import register_metric
