@@ -12,7 +12,7 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Bad input, described in one sentence: the value, what would be right, what to do.
 
-    The command line prints the sentence and exits with `exit_code`; nothing else of ours is shown without a traceback.
+    The command line prints the sentence and exits with `exit_code`. Nothing else of ours is shown without a traceback.
     """
 
     exit_code = 2
@@ -65,7 +65,7 @@ REMEDIES = {
 
 
 def sentence_of(error: BaseException, path: object = None) -> str | None:
-    """The sentence shown to a user for an error that is not a bug of ours; None if it may be one.
+    """The sentence shown to a user for an error that is not a bug of ours. None if it may be one.
 
     `path` is named where the system does not say which file it means.
     """

@@ -1,4 +1,4 @@
-"""trc2 from Python: train, look at a run, go on, serve. What is exported here is public and stable; docs/python.md."""
+"""trc2 from Python: train, look at a run, continue it, serve it. What is exported here is public (docs/python.md)."""
 
 from trc2.api.functions import load_run, train
 from trc2.api.run import Forgetting, Run, TaskScores, continue_from

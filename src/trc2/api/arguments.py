@@ -23,7 +23,7 @@ Steps: TypeAlias = int | Mapping[str, int] | None
 
 
 def task_configs(tasks: Tasks, steps: Steps, cache: Path) -> list[TaskConfig]:
-    """The tasks in the order they are given; documents are written into the cache, see `stream/texts.py`."""
+    """The tasks in the order they are given. Documents are written into the cache, see `stream/texts.py`."""
     if not isinstance(tasks, Mapping) or not tasks:
         raise UserError(f"tasks={shown(tasks)} names no task: give a dictionary such as {{'news': list_of_strings}}.")
     if isinstance(steps, Mapping):

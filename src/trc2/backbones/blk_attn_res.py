@@ -83,9 +83,9 @@ class Recalled:
 
 
 class DepthTrunk(BlockTrunk):
-    """h_l = Σ_i softmax_i(s_l) v_i over the sources of sub-layer l; its output is Sub_l(RMSNorm(h_l)).
+    """h_l = Σ_i softmax_i(s_l) v_i over the sources of sub-layer l. Its output is Sub_l(RMSNorm(h_l)).
 
-    Runs of S sub-layers (an attention or a feed-forward part each) form residual blocks; a block's value is the sum
+    Runs of S sub-layers (an attention or a feed-forward part each) form residual blocks. A block's value is the sum
     of its outputs. The sources are the embedding, the completed blocks, and the running sum of the own block once
     there is one. After the last block one more query reads from the embedding and all blocks.
     """
@@ -164,7 +164,7 @@ def score(
 
 
 def residual_blocks(config: BlkAttnResConfig) -> list[range]:
-    """The 2L sub-layers in runs of S = ⌈2L/N⌉; the last run holds the rest, so there can be fewer than N runs."""
+    """The 2L sub-layers in runs of S = ⌈2L/N⌉. The last run holds the rest, so there can be fewer than N runs."""
     total = 2 * config.num_layers
     size = -(-total // config.num_residual_blocks)
     return [range(first, min(first + size, total)) for first in range(0, total, size)]
@@ -182,7 +182,7 @@ def cost(
 ) -> dict[str, Cost]:
     """FLOPs of one pass over rows × length tokens.
 
-    A completed block costs each of its readers a score and a share of the mixture, 2d each per token; a running sum
+    A completed block costs each of its readers a score and a share of the mixture, 2d each per token. A running sum
     costs its reader the score only, because it is mixed in by element-wise work, which is not counted.
     """
     tokens, d = rows * length, config.d_model

@@ -47,7 +47,7 @@ class BaselineConfig(BackboneConfig):
 
     @property
     def rotation_base(self) -> float | None:
-        """Base of the rotary positions; None: a learned vector per position is added to the embedding."""
+        """Base of the rotary positions. None: a learned vector per position is added to the embedding."""
         return None
 
     @property
@@ -74,11 +74,11 @@ class AttentionBaselineConfig(BaselineConfig):
         return self.rotary_base if self.positions == "rotary" else None
 
 
-Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens that a balance loss counts, the batch's; None: no loss
+Counted = Bool[Tensor, " P"] | slice | None  # the packed tokens that a balance loss counts, the batch's. None: no loss
 
 
 class Mixer(Protocol):
-    """The part of a block that reads earlier tokens; while decoding, `state` keeps what it needs of them."""
+    """The part of a block that reads earlier tokens. While decoding, `state` keeps what it needs of them."""
 
     def __call__(self, u: Tensor, segments: tuple[Segment, ...], state: State | None) -> Tensor: ...
 
@@ -86,7 +86,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """The part of a block that works on each token alone; the second value is its balance loss, None without one."""
+    """The part of a block that works on each token alone. The second value is its balance loss, None without one."""
 
     def __call__(self, u: Tensor, counted: Counted) -> tuple[Tensor, Tensor | None]: ...
 

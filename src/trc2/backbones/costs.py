@@ -28,7 +28,7 @@ def baseline_cost(config: BaselineConfig, rows: int, length: int, block: Cost) -
 
 
 def baseline_kept(config: BaselineConfig, mixer: Kept, feed_forward: Kept, once: Kept | None = None) -> Activations:
-    """The floats a baseline keeps, from those of the two parts of a block; `once` is added to final norm and head."""
+    """The floats a baseline keeps, from those of the two parts of a block. `once` is added to final norm and head."""
     d = config.d_model
     unit = norms_kept(d) + mixer + feed_forward
     return Activations(unit, config.num_layers, Kept(stream=d), Kept(stream=d, inner=d) + (once or Kept()))
@@ -45,7 +45,7 @@ def norms_kept(d_model: int) -> Kept:
 
 
 def attention_kept(config: BaselineConfig | TRC2Config, length: int, on_cpu: bool) -> Kept:
-    """Queries, keys and values and the input of the output map; short rows on a CPU also keep their weights."""
+    """Queries, keys and values and the input of the output map. Short rows on a CPU also keep their weights."""
     num_kv_heads = config.num_kv_heads if isinstance(config, TRC2Config) else config.num_heads
     d_model, kv, heads = config.d_model, num_kv_heads * config.head_dim, config.num_heads
     if on_cpu and SHORTEST <= length <= LONGEST:

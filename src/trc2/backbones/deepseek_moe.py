@@ -29,7 +29,7 @@ from trc2.nn.init import init_weights
 
 
 class DeepSeekMoEConfig(AttentionBaselineConfig):
-    """Fine-grained routed experts beside shared ones; gates are the raw softmax scores."""
+    """Fine-grained routed experts beside shared ones. Gates are the raw softmax scores."""
 
     name: Literal["deepseek_moe"] = "deepseek_moe"
     num_experts: Size = Field(16, description="routed experts")
@@ -56,7 +56,7 @@ def expert_balance(routing: Routing, counted: Bool[Tensor, " P"] | slice) -> Flo
     """Σ_i f_i P_i over the counted tokens: f_i = N'/(K' T) · #(tokens that selected i), P_i = mean of s_i.
 
     Unlike `load_balance`, all K' selections of a token count, not only its first. The sum equals 1 under perfect
-    balance; the share f is a count, hence without gradient. α₁ is the config's `lambda_load_balance`.
+    balance. The share f is a count, hence without gradient. α₁ is the config's `lambda_load_balance`.
     """
     scores, selected = routing.probabilities[counted], routing.experts[counted]
     num_tokens, num_experts = scores.shape
@@ -91,7 +91,7 @@ def build(config: DeepSeekMoEConfig, generator: torch.Generator | None = None) -
 def cost(
     config: DeepSeekMoEConfig, rows: int, length: int, *, slots: int = 0, is_replay: bool = False
 ) -> dict[str, Cost]:
-    """FLOPs of one pass over rows × length tokens; only selected and shared experts cost anything."""
+    """FLOPs of one pass over rows × length tokens. Only selected and shared experts cost anything."""
     tokens, d = rows * length, config.d_model
     num_visited = config.num_active_experts + config.num_shared_experts
     router = learned(2.0 * tokens * d * config.num_experts)

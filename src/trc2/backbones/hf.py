@@ -36,7 +36,7 @@ PROBE_LENGTH = 5
 
 @contextlib.contextmanager
 def as_sentence(config: Any) -> Iterator[None]:
-    """Turn an error from a wrong value in a config into a UserError; transformers checks few of its values."""
+    """Turn an error from a wrong value in a config into a UserError. Transformers checks few of its values."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -268,7 +268,7 @@ def _put_back_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, *_
 
 
 def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbone:
-    """With a generator, the model with the weights of its folder; without one, a model to load weights into."""
+    """With a generator, the model with the weights of its folder. Without one, a model to load weights into."""
     settings = transformers_config(config.architecture, config.pretrained)
     _set_dropout(settings, config.dropout)
     with torch.random.fork_rng(devices=[]):  # adapters and layers draw from torch's global generator
@@ -375,7 +375,7 @@ def _add_adapters(config: HFConfig, lm: Any) -> None:
 
 
 def lora_config(config: HFConfig, lm: nn.Module, kind: Any) -> Any:
-    """The settings of the adapters as a config of peft; GPT-2 stores its matrices transposed."""
+    """The settings of the adapters as a config of peft. GPT-2 stores its matrices transposed."""
     is_transposed = any(type(module).__name__ == "Conv1D" for module in lm.modules())
     lora = config.lora
     assert lora is not None

@@ -1,4 +1,4 @@
-"""Checks of what comes into a network from outside; each refusal is a UserError of one sentence."""
+"""Checks of what comes into a network from outside. Each refusal is a UserError of one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trc2.ops.head_loss import IGNORE_INDEX
 def check_input(
     config: BackboneConfig, x: Tensor, targets: Tensor | None = None, valid: Tensor | None = None, *, earlier: int = 0
 ) -> None:
-    """Token ids (B, T), targets and mask of the same shape; `earlier` tokens of the rows were run before."""
+    """Token ids (B, T), targets and mask of the same shape. `earlier` tokens of the rows were run before."""
     if x.ndim != 2 or x.dtype != torch.int64:
         raise UserError(f"x has shape {tuple(x.shape)} and type {x.dtype}: give token ids as int64 of shape (B, T).")
     if targets is not None and targets.dtype != torch.int64:

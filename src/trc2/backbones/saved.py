@@ -30,7 +30,7 @@ MAX_DERIVED_BYTES = 2**28  # of tables that follow from the config and are in no
 
 
 def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = None) -> None:
-    """Write weights, memory, replay stores and their settings; `sequence_length` is that of the training."""
+    """Write weights, memory, replay stores and their settings. `sequence_length` is that of the training."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in net.state_dict().items()}
     weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
@@ -49,7 +49,7 @@ def save_model(net: Backbone, folder: Path, *, sequence_length: int | None = Non
 
 
 def load_model(folder: Path) -> Backbone:
-    """Rebuild a saved model; a UserError if the folder does not hold one.
+    """Rebuild a saved model. Raises UserError if the folder does not hold one.
 
     The shapes that config.json asks for are compared with the file before anything is built. The folder of any causal
     language model of transformers is opened too.
@@ -68,7 +68,7 @@ def load_model(folder: Path) -> Backbone:
 
 
 def load_config(folder: Path) -> BackboneConfig:
-    """The config of a saved model; its weights are not read."""
+    """The config of a saved model. Its weights are not read."""
     if is_plain(folder):
         return model_config({"name": "hf", "pretrained": str(folder), "replay": False})
     return _backbone_config(_read_settings(folder / CONFIG_FILE), folder)
@@ -116,7 +116,7 @@ def check_memory(config: BackboneConfig) -> None:
 def outline(config: BackboneConfig) -> Backbone:
     """The network with shapes only, without memory for its weights.
 
-    Replay stores are allocated all the same; leave them out with `config.replace(replay=False)`.
+    Replay stores are allocated all the same. Leave them out with `config.replace(replay=False)`.
     """
     with torch.device("meta"):
         return build_model(config)
@@ -204,5 +204,5 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Shape and kind of number; the same for every precision of the network."""
+    """Shape and kind of number. The same for every precision of the network."""
     return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else str(tensor.dtype)[6:]}"

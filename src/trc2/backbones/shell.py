@@ -71,7 +71,7 @@ class Backbone(nn.Module, Generic[C, T]):
     The paper's names for the two moments around `optimizer.step()` are `flush_pending_write` and
     `update_slow_targets`. Calls go one way: the shell calls its trunk, and the trunk returns.
 
-    With `replay` a training forward with targets also runs replayed chunks and stages its own; `commit` stores them.
+    With `replay` a training forward with targets also runs replayed chunks and stages its own. `commit` stores them.
 
     `ranks` are the processes it learns with: `commit` writes what all of them queued and staged, the same on each.
     """
@@ -104,9 +104,9 @@ class Backbone(nn.Module, Generic[C, T]):
         return_logits: bool = True,
         read_memory: bool = True,
     ) -> tuple[Float[Tensor, "B T V"] | None, dict[str, Tensor]]:
-        """Logits and, with targets, the losses; `return_logits=False` never forms a (B, T, V) tensor.
+        """Logits and, with targets, the losses. `return_logits=False` never forms a (B, T, V) tensor.
 
-        x, targets and valid are (B, T); `check_input` checks them. `valid` marks real tokens where rows are padded.
+        x, targets and valid are (B, T). `check_input` checks them. `valid` marks real tokens where rows are padded.
         With a memory, `origin` is stored with every event, and `read_memory=False` runs without its feedback.
         """
         check_input(self.config, x, targets, valid)
@@ -133,12 +133,12 @@ class Backbone(nn.Module, Generic[C, T]):
         return logits if return_logits else None, aux
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """The trunk's head; most share its weights with the embedding."""
+        """The trunk's head. Most share its weights with the embedding."""
         return self.trunk.head.logits(hidden)
 
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
-        """Score the targets and find the likeliest tokens without forming (B, T, V); in evaluation mode only."""
+        """Score the targets and find the likeliest tokens without forming (B, T, V). In evaluation mode only."""
         if self.training:
             raise UserError("predict() was called in training mode: call eval() first.")
         check_input(self.config, x, targets)
@@ -148,7 +148,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks to replay beside this many new tokens; None where their weight is 0."""
+        """Chunks to replay beside this many new tokens. None where their weight is 0."""
         if self.replay is None or self.replay.is_off:
             return None
         step, micro_step = int(self.clock.step), int(self.clock.micro_step)
@@ -219,7 +219,7 @@ class Backbone(nn.Module, Generic[C, T]):
         read_memory: bool = True,
         last: int | None = None,
     ) -> Float[Tensor, "B K V"]:
-        """Logits of the next tokens of every row after those already in `decoding`; changes nothing else.
+        """Logits of the next tokens of every row after those already in `decoding`. Changes nothing else.
 
         With `last`, only the logits of that many final positions are computed.
         """
@@ -335,7 +335,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return self.trunk.num_events
 
     def sync_from_buffers(self) -> None:
-        """Recompute attributes that follow from buffers; called after loading without `load_state_dict`."""
+        """Recompute attributes that follow from buffers. Called after loading without `load_state_dict`."""
 
     def unused_parameters(self) -> list[str]:
         """Names of trainable tensors that no loss can reach."""
@@ -346,7 +346,7 @@ class Backbone(nn.Module, Generic[C, T]):
         return self._names_of(self.trunk.tensors_without_decay())
 
     def critic_tensors(self) -> list[str]:
-        """Names of tensors that learn from detached states only; `train.clip_critic_apart` clips them by themselves."""
+        """Names of tensors that learn from detached states only. `train.clip_critic_apart` clips them by themselves."""
         return self._names_of(self.trunk.critic_tensors())
 
     def _names_of(self, inside_trunk: list[str]) -> list[str]:
@@ -358,14 +358,14 @@ class Backbone(nn.Module, Generic[C, T]):
         return []
 
     def units(self) -> list[nn.Module]:
-        """The modules that may be divided over ranks; empty where whole weights are needed."""
+        """The modules that may be divided over ranks. Empty where whole weights are needed."""
         return self.trunk.units()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.trunk.embedding
 
     def set_input_embeddings(self, embedding: nn.Embedding) -> None:
-        """For a vocabulary of another size; the head shares these weights."""
+        """For a vocabulary of another size. The head shares these weights."""
         self.trunk.embedding = embedding
 
 

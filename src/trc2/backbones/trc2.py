@@ -13,9 +13,9 @@ from trc2.nn.cost import Activations, Cost, Kept
 
 
 class CortexNet(Backbone[TRC2Config, Cortex]):
-    """TRC² as the paper calls it; see `Backbone` for the calling convention.
+    """TRC² as the paper calls it. See `Backbone` for the calling convention.
 
-    A training forward with targets queues writes and stages replay chunks; only `flush_pending_write` commits them.
+    A training forward with targets queues writes and stages replay chunks. Only `flush_pending_write` commits them.
     An evaluation forward empties the write queue without committing, and never touches memory or stores.
     """
 

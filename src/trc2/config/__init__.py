@@ -1,4 +1,4 @@
-"""Typed, frozen configuration: a YAML recipe, then dotted overrides; an unknown key is an error with a hint."""
+"""Typed, frozen configuration: a YAML recipe, then dotted overrides. An unknown key is an error with a hint."""
 
 from trc2.config.backbone import BackboneConfig, round_up
 from trc2.config.model import TRC2Config

@@ -13,7 +13,7 @@ MAX_PARTS = 100_000  # building more takes minutes, whatever their size
 
 
 class BackboneConfig(Section):
-    """Settings of any language model this package trains; `name` says which one."""
+    """Settings of any language model this package trains. `name` says which one."""
 
     # Settings that turn a part of the network off. "Backbone only" is the network with all of them off.
     switches: ClassVar[tuple[str, ...]] = ()
@@ -120,7 +120,7 @@ class BackboneConfig(Section):
 
     @property
     def read_slots(self) -> int:
-        """How many memory slots a query sees once the memory is full; 0 without one."""
+        """How many memory slots a query sees once the memory is full. 0 without one."""
         return 0
 
 

@@ -30,7 +30,7 @@ class Setting:
 
 
 def explain(name: str, overrides: Iterable[str] = ()) -> list[Setting]:
-    """All settings of a recipe with overrides, in the order of their sections; also those of a run folder."""
+    """All settings of a recipe with overrides, in the order of their sections. Also those of a run folder."""
     config_file = Path(name) / "config.yaml"
     layers = recipe_layers(str(config_file) if config_file.is_file() else name)
     overrides = list(overrides)
@@ -109,7 +109,7 @@ def default_of(section: type[Section], name: str) -> Any:
 
 
 def meaning_of(section: type[Section], name: str) -> str:
-    """The description of a field; a field that only narrows an inherited one has that one's description."""
+    """The description of a field. A field that only narrows an inherited one has that one's description."""
     for kind in section.__mro__:
         field = getattr(kind, "model_fields", {}).get(name)
         if field is not None and field.description:

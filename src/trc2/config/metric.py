@@ -42,7 +42,7 @@ class MetricConfig(Section):
 
 
 def register_metric(name: str, metric: MetricPlugin) -> None:
-    """Make a metric known in this process, for `eval.metrics`, without a package; docs/plugins.md."""
+    """Make a metric known in this process, for `eval.metrics`, without a package. See docs/plugins.md."""
     if name in OURS:
         raise UserError(f"'{name}' is a score of every run already: choose another name.")
     if not isinstance(metric, MetricPlugin):

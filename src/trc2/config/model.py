@@ -10,7 +10,7 @@ from trc2.config.backbone import BackboneConfig, at_most, divides, even_heads, r
 from trc2.config.section import Decay, Fraction, NonNegative, Positive, Size
 
 PAPER_STEPS = 22_000  # of its stream: C4 10,000, WikiText-103 10,000, GSM8K 2,000
-SHORTEST_HORIZON = 10  # steps; a shorter average follows the noise of single batches
+SHORTEST_HORIZON = 10  # steps. A shorter average follows the noise of single batches
 
 
 def decay_over(steps: float) -> float:
@@ -24,7 +24,7 @@ PARTS = ("thalamus", "memory", "replay")
 
 
 class TRC2Config(BackboneConfig):
-    """Everything that defines a TRC² network; `docs/fidelity.md` says where each default comes from."""
+    """Everything that defines a TRC² network. `docs/fidelity.md` says where each default comes from."""
 
     switches = PARTS
 
@@ -98,12 +98,12 @@ class TRC2Config(BackboneConfig):
 
     @property
     def slow_heads_decay(self) -> float:
-        """α of the slow heads; the paper's for a model without a stream."""
+        """α of the slow heads. The paper's for a model without a stream."""
         return decay_over(PAPER_STEPS / 11) if self.slow_decay is None else self.slow_decay
 
     @property
     def write_threshold_decay(self) -> float:
-        """β of the write threshold τ; the paper's for a model without a stream."""
+        """β of the write threshold τ. The paper's for a model without a stream."""
         return decay_over(PAPER_STEPS / 220) if self.threshold_decay is None else self.threshold_decay
 
     def memory_bytes_sent(self, rows: int, length: int, micro_batches: int) -> float:

@@ -21,7 +21,7 @@ NAMES = (
 
 
 class _Backbones(Mapping[str, type[BackboneConfig]]):
-    """The settings class of each of our backbones; its file, and with it torch, is imported when it is asked for."""
+    """The settings class of each of our backbones. Its file, and with it torch, is imported when it is asked for."""
 
     def __getitem__(self, name: str) -> type[BackboneConfig]:
         if name not in NAMES:
@@ -50,11 +50,11 @@ def model_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 
 def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Settings of another backbone of the same width, depth and vocabulary; what else it has is at its default."""
+    """Settings of another backbone of the same width, depth and vocabulary. What else it has is at its default."""
     target = _class_of(name).model_fields
     if values.get("name", "trc2") == name:  # the one it is already
         return {**values, "name": name}
-    if name == "hf":  # its folder says what it is; how it replays is not the folder's to say
+    if name == "hf":  # its folder says what it is. How it replays is not the folder's to say
         kept = {field: value for field, value in values.items() if field in target and field.startswith("replay")}
         if {"replay_coefficient", "replay_batch_size"} & kept.keys():
             kept.setdefault("replay_share", None)
@@ -67,7 +67,7 @@ def switch_backbone(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def backbone_class(name: object) -> type[BackboneConfig] | None:
-    """The settings class of the backbone of this name, ours or an installed plug-in's; None if there is none."""
+    """The settings class of the backbone of this name, ours or an installed plug-in's. None if there is none."""
     if not isinstance(name, str) or name in MODELS:
         return MODELS.get(name) if isinstance(name, str) else None
     plugin = find("backbone", name)

@@ -40,7 +40,7 @@ DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_laye
 
 
 class LoraSettings(Section):
-    """Low-rank adapters, trained through `peft`; everything else is frozen."""
+    """Low-rank adapters, trained through `peft`. Everything else is frozen."""
 
     rank: Size = Field(8, description="rank of the maps that learn")
     alpha: Positive = Field(16.0, description="what they add is multiplied by alpha / rank")
@@ -181,14 +181,14 @@ def copy_model_files(pretrained: str, folder: Path) -> None:
 
 
 def _is_of_folder(path: Path) -> bool:
-    """Whether a file is no link to elsewhere; in the hub's own cache all files are links to its store."""
+    """Whether a file is not a link to elsewhere. In the hub's own cache all files are links to its store."""
     target, home = path.resolve(), path.parent.resolve()
     is_stored = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
     return target == home / path.name or is_stored
 
 
 def without_marks(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what names code or places of somebody's machine; a name on the hub is no place."""
+    """Settings without what names code or places of somebody's machine. A name on the hub is kept."""
     return {
         name: value
         for name, value in settings.items()
@@ -228,7 +228,7 @@ def base_facts(pretrained: str, model_files: Path) -> dict[str, str]:
 
 
 def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any:
-    """The config object of transformers; a UserError unless it is of a causal language model that transformers has.
+    """The config object of transformers. Raises UserError unless transformers has this causal language model.
 
     Nothing from the folder is ever run: a model that brings its own code is refused.
     """
@@ -294,7 +294,7 @@ def _check_values(settings: Mapping[str, Any], place: str) -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Transformers tells of its progress; what matters of it we say in our own sentences."""
+    """Transformers tells of its progress. What matters of it we say in our own sentences."""
     from transformers.utils import logging
 
     level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -42,7 +42,7 @@ class NotReadable(ValueError):
 
 
 def parse(text: str) -> Any:
-    """The value a YAML text stands for; None if it is empty."""
+    """The value a YAML text stands for. None if it is empty."""
     try:
         return _document(yaml.parse(text, Loader=PARSER))
     except yaml.MarkedYAMLError as error:
@@ -65,7 +65,7 @@ def _document(events: Iterator[Any]) -> Any:
 
 
 def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
-    """The value that begins with an event; takes all events that belong to it."""
+    """The value that begins with an event. Takes all events that belong to it."""
     if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
         raise _refused(event, "anchors (&) and aliases (*) are not read: write the value out, or share it by `base:`")
     if event.tag is not None:
@@ -104,12 +104,12 @@ def _refused(event: Any, reason: str) -> NotReadable:
 
 
 def read_settings(path: Path, remedy: str = "restore it from a copy") -> dict[str, Any]:
-    """The settings in a YAML file; a UserError if it holds none."""
+    """The settings in a YAML file. Raises UserError if it holds none."""
     return parse_settings(_read_text(path, remedy), str(path), remedy)
 
 
 def parse_settings(text: str, name: str, remedy: str = "correct it") -> dict[str, Any]:
-    """The settings in a text; `name` says where it came from."""
+    """The settings in a text. `name` says where it came from."""
     try:
         values = parse(text)
     except NotReadable as problem:

@@ -49,7 +49,7 @@ def family_names(family: str) -> list[str]:
 
 
 def recipe_layers(name: str, above: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A recipe and those it names as `base`, the lowest first; `above` are those that led here."""
+    """A recipe and those it names as `base`, the lowest first. `above` are those that led here."""
     chain = (*above, name)
     if above and _identity(name) == _identity(above[-1]):
         raise UserError(f"base: {brief(name, 80)} names itself: name another recipe, or leave the base out.")
@@ -83,7 +83,7 @@ def _identity(name: str) -> str:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged field by field; everything else is replaced."""
+    """Sections are merged field by field. Everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)

@@ -154,7 +154,7 @@ def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Settings with `section.field=value` changes laid over them; values are read as YAML.
+    """Settings with `section.field=value` changes laid over them. Values are read as YAML.
 
     An item of a list is named by its number or, if it has one, by its name: `stream.tasks.0.steps=10`.
     """
@@ -187,7 +187,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def _place(target: dict[str, Any] | list[Any], key: str, override: str) -> Any:
-    """The key or index of one part of a path; an item of a list has a number and may have a name."""
+    """The key or index of one part of a path. An item of a list has a number and may have a name."""
     if isinstance(target, dict):
         return key
     names = [item.get("name") if isinstance(item, dict) else None for item in target]

@@ -23,7 +23,7 @@ SHORTHANDS = ("replay", "replay_controlled")
 
 
 class StrategyConfig(Section):
-    """Settings of any strategy; `name` says which one. `trc2.strategies.NAME` holds its own as `Settings`."""
+    """Settings of any strategy. `name` says which one. `trc2.strategies.NAME` holds its own as `Settings`."""
 
     name: str = Field(description="which strategy")
 
@@ -83,7 +83,7 @@ class BudgetConfig(Section):
 
 
 def switch_strategy(values: Mapping[str, Any], name: object) -> dict[str, Any]:
-    """Settings of another strategy, at their defaults; those of the same strategy are kept."""
+    """Settings of another strategy, at their defaults. Those of the same strategy are kept."""
     return {**values, "name": name} if values.get("name", name) == name else {"name": name}
 
 

@@ -35,7 +35,7 @@ SplitPattern = Annotated[str, Field(max_length=1000), AfterValidator(_stays_belo
 
 
 class SplitNames(Section):
-    """How the source calls its splits; for files, patterns below the task's folder."""
+    """How the source calls its splits. For files, patterns below the task's folder."""
 
     train: SplitPattern = Field("train", description="train text")
     validation: SplitPattern | None = Field("validation", description="validation text; None: held out of train")
@@ -126,14 +126,14 @@ class TokenizerConfig(Section):
 
 
 class StreamConfig(Section):
-    """Tasks, and in which order they are learnt. The order changes neither tokenizer nor packed text."""
+    """Tasks, and in which order they are learned. The order changes neither tokenizer nor packed text."""
 
-    tasks: tuple[TaskConfig, ...] = Field(description="the tasks, in the order they are learnt")
+    tasks: tuple[TaskConfig, ...] = Field(description="the tasks, in the order they are learned")
     mode: Literal["sequential", "joint"] = Field(
         "sequential", description="joint: one shuffled mixture of all tasks, with as many tokens of each"
     )
     order: tuple[str, ...] | None = Field(
-        None, description="the names of all tasks in the order they are learnt; None: as they are listed"
+        None, description="the names of all tasks in the order they are learned; None: as they are listed"
     )
     only: tuple[str, ...] | None = Field(None, description="train only these tasks; the others are still measured")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="a saved tokenizer, or how one is trained")
@@ -185,6 +185,6 @@ class StreamConfig(Section):
 
     @property
     def trained(self) -> tuple[TaskConfig, ...]:
-        """The tasks that are trained, in the order they are learnt."""
+        """The tasks that are trained, in the order they are learned."""
         named = {task.name: task for task in self.tasks}
         return tuple(named[name] for name in self.order or named if self.only is None or name in self.only)

@@ -57,7 +57,7 @@ class TaskVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the upper bound is within the limit; NaN is not within any limit."""
+        """Whether the upper bound is within the limit. NaN is not within any limit."""
         return self.limit is None or self.rise.high <= self.limit
 
     @property
@@ -108,13 +108,13 @@ class Verdict:
 
     @property
     def interval_width(self) -> float:
-        """The distance from the largest rise to the largest upper bound; 0 if no text was compared."""
+        """The distance from the largest rise to the largest upper bound. 0 if no text was compared."""
         ends = [task.rise.high for task in self.tasks if task.measure == "perplexity"]
         return float(np.max(ends)) - self.worst if ends else 0.0
 
     @property
     def worst(self) -> float:
-        """The largest rise of a perplexity; NaN if one of them is NaN, or if no text was compared."""
+        """The largest rise of a perplexity. NaN if one of them is NaN, or if no text was compared."""
         rises = [task.rise.value for task in self.tasks if task.measure == "perplexity"]
         return float(np.max(rises)) if rises else float("nan")
 
@@ -155,7 +155,7 @@ def _check_limit(limit: float | None, option: str = "--max-forgetting") -> None:
 def judge_child(
     child: Path, warn: Warn, parent: Path | None = None, limit: float | None = None, *, again: bool = False
 ) -> Verdict | None:
-    """Judge a finished run that has a parent; None if it has none.
+    """Judge a finished run that has a parent. None if it has none.
 
     The limit is the smaller of the child's own and `limit`, which defaults to that of the earlier verdict in the
     folder. The earlier verdict is returned if it is still valid, unless `again`. Without a limit and without `again`, a
@@ -188,7 +188,7 @@ def judge_child(
 
 
 def read_verdict(folder: RunFolder) -> Verdict | None:
-    """The verdict in a run's folder; None if it is missing or damaged."""
+    """The verdict in a run's folder. None if it is missing or damaged."""
     path = folder.path / ACCEPTANCE_FILE
     if not path.is_file():
         return None
@@ -214,7 +214,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
 
 
 def why_not_accepted(folder: RunFolder, step: int) -> str | None:
-    """The reason why the model of this step must not replace its parent; None if it may."""
+    """The reason why the model of this step must not replace its parent. None if it may."""
     lineage, verdict = folder.lineage(), read_verdict(folder)
     limit = None if lineage is None else lineage.limit
     if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):

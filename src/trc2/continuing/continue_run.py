@@ -34,9 +34,9 @@ def continue_run(
     prediction: Prediction | None = None,
     stop_at: float | None = None,
 ) -> Path:
-    """Train a finished run, or a saved model, on more tasks, in a new folder; see `trc2.continuing.fork`.
+    """Train a finished run, or a saved model, on more tasks, in a new folder. See `trc2.continuing.fork`.
 
-    Scores and references of all earlier tasks of a run carry over. Those of a saved model are unknown; `keep` is text
+    Scores and references of all earlier tasks of a run carry over. Those of a saved model are unknown. `keep` is text
     that it should not forget, which is measured and not trained. `limit` is stored in the child, for
     `trc2.continuing.acceptance.judge_child`. The training stops when a past task has risen by more than `stop_at`.
     """

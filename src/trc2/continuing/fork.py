@@ -174,7 +174,7 @@ def _known_tasks(run: FinishedRun, lineage: Lineage) -> dict[str, Any]:
 
 
 def _at_step_zero(checkpoint: Checkpoint) -> Checkpoint:
-    """The same weights, stores and optimizer for a log that begins anew. The references of the old log go with it."""
+    """The same weights, stores and optimizer for a log that begins again. The references of the old log go with it."""
     progress = Progress(loss_mean=float(checkpoint.state["progress"]["loss_mean"]))
     state = {**checkpoint.state, "progress": asdict(progress), "control_post": {}}
     return replace(checkpoint, step=0, state=state)
@@ -263,7 +263,7 @@ def _score_new_tasks(trainer: Trainer, names: list[str]) -> None:
 
 
 def _checkpoint_of_model(trainer: Trainer, weights: dict[str, torch.Tensor], parent: Path) -> Checkpoint:
-    """A checkpoint of step 0 with the weights of a saved model; replay stores that it lacks begin empty."""
+    """A checkpoint of step 0 with the weights of a saved model. Replay stores that it lacks begin empty."""
     beginning = trainer.state.to_checkpoint({})
     saved = {f"model.{name}": tensor for name, tensor in weights.items()}
     shapes = {name: tensor.shape for name, tensor in saved.items()}

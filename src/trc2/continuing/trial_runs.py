@@ -28,7 +28,7 @@ MIN_STEPS, PART = 5, 5  # a branch has a fifth of the steps, and at least five
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch with one share; `predicted` is the largest rise of a past task's perplexity after all steps of the task.
+    """A branch with one share. `predicted` is the largest rise of a past task's perplexity after all steps of the task.
 
     `ceiling` adds the width of the branch's interval, because the acceptance check compares the upper bound.
     """

@@ -41,7 +41,7 @@ def tokens_of(config: BackboneConfig, rows: int, length: int) -> tuple[Tensor, T
 
 
 def learning_pass(net: Backbone, rows: int, length: int) -> Run:
-    """Forward, loss and backward of one micro-batch, with replay if the network has any; nothing is kept."""
+    """Forward, loss and backward of one micro-batch, with replay if the network has any. Nothing is kept."""
     x, y = tokens_of(net.config, rows, length)
 
     def run() -> None:
@@ -107,7 +107,7 @@ RIVALS = ("mixtral", "llama", "mamba")
 def rival(kind: str, config: BackboneConfig) -> nn.Module:
     """The transformers model of the same width, depth, vocabulary and, for mixtral, experts: built, not downloaded.
 
-    Mixtral has no shared expert; it gets as many *active* experts as ours has with its shared one.
+    Mixtral has no shared expert. It gets as many *active* experts as ours has with its shared one.
     """
     if kind not in RIVALS:
         raise UserError(f"There is no rival '{kind}': {did_you_mean(kind, RIVALS)}")

@@ -61,7 +61,7 @@ class Need:
 
 
 def usual_utilisation(config: BackboneConfig) -> float:
-    """What a model of this width may be expected to reach; right within a factor of `SPREAD`, see above."""
+    """What a model of this width may be expected to reach. Right within a factor of `SPREAD`, see above."""
     return REACHED * min(1.0, config.d_model / REACHED_WIDTH)
 
 
@@ -73,7 +73,7 @@ def all_needs(run: RunConfig, device: Device, most: int = MOST_DEVICES) -> list[
 
 
 def need(run: RunConfig, device: Device, devices: int) -> Need:
-    """The first of DDP, DDP with recomputing, FSDP, FSDP with recomputing that fits; the last one if none does."""
+    """The first of DDP, DDP with recomputing, FSDP, FSDP with recomputing that fits. The last one if none does."""
     tried = [need_of(run, device, devices, *kind) for kind in KINDS if devices > 1 or kind[0] == "ddp"]
     return next((way for way in tried if way.fits), tried[-1])
 
@@ -109,7 +109,7 @@ def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompu
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of weights: what learns, what FSDP divides, its largest unit, what is frozen; and bytes of state."""
+    """Numbers of weights: what learns, what FSDP divides, its largest unit, what is frozen, and bytes of state."""
 
     learning: int
     divided: int
@@ -121,7 +121,7 @@ class Sizes:
 
 @lru_cache(maxsize=16)
 def sizes_of(config: BackboneConfig) -> Sizes:
-    """Of a network that is never built; kept, because one takes a second to outline."""
+    """Of a network that is never built. Kept, because one takes a second to outline."""
     net = outline(config.replace(replay=False))
     units, chunks = net.units(), config.replay_recent_chunks + config.replay_long_chunks
     divided: set[Tensor] = {parameter for unit in units for parameter in unit.parameters()}
@@ -164,9 +164,9 @@ def _parts(
     is_divided = parallel == "fsdp" and devices > 1 and sizes.divided > 0
     divided = sizes.divided if is_divided else 0
     held = sizes.learning - divided + divided / devices  # weights whose state this device keeps
-    # FSDP puts two units together at a time, one running and one coming; and the embedding throughout.
+    # FSDP puts two units together at a time, one running and one coming, and the embedding throughout.
     passing = 2 * sizes.largest_unit + run.model.vocab_size * run.model.d_model if is_divided else 0
-    # Between micro-batches whole gradients are accumulated; only the last one divides them.
+    # Between micro-batches whole gradients are accumulated. Only the last one divides them.
     gradients = sizes.learning if micro_batches > 1 else held + passing
     activations, overlap = _activations(run, device, recompute)
     return {
@@ -201,7 +201,7 @@ def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float
 
 
 def _recomputed_share(run: RunConfig) -> float:
-    """The second forward pass of columns or blocks, as a share of all arithmetic; replay is nearly all theirs."""
+    """The second forward pass of columns or blocks, as a share of all arithmetic. Replay is nearly all theirs."""
     config, train = run.model, run.train
     replays = config.replay and run.control.mode != "off"
     costs = step_cost(config, train.batch_size, train.sequence_length, slots=config.read_slots, with_replay=replays)
@@ -215,7 +215,7 @@ def _messages(run: RunConfig, sizes: Sizes, devices: int, micro_batches: int, pa
         return 0.0
     most = (devices - 1) / devices
     divided = sizes.divided if parallel == "fsdp" else 0
-    gradients = 4.0 * most * (2 * (sizes.learning - divided) + divided)  # added up: twice; each its own rows: once
+    gradients = 4.0 * most * (2 * (sizes.learning - divided) + divided)  # added up: twice. Each its own rows: once
     weights = 4.0 * most * 2 * divided * micro_batches  # put together in every forward and every backward pass
     return gradients + weights + remembered_bytes(run, micro_batches)
 

@@ -52,7 +52,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def active_parameters(config: BackboneConfig) -> tuple[int, int]:
     """Parameters a token meets, and those of them that are neither embedding nor positions.
 
-    Of routed experts only the selected ones are met; everything else is, frozen or not.
+    Of routed experts only the selected ones are met. Everything else is, frozen or not.
     """
     net = outline(config)
     idle = 0.0

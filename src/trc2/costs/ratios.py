@@ -45,7 +45,7 @@ REASONS = {
 
 
 def ratios(config: RunConfig) -> dict[str, float | None]:
-    """Every ratio of a run by its name; None where the run has no such part."""
+    """Every ratio of a run by its name. None where the run has no such part."""
     if config.stream is None:
         raise UserError("Ratios need a stream of tasks, and this recipe has only a model: name a recipe with tasks.")
     model, train, tasks = config.model, config.train, config.stream.trained
@@ -75,7 +75,7 @@ def ratios(config: RunConfig) -> dict[str, float | None]:
 
 
 def is_close(ours: float | None, paper: float | None) -> bool:
-    """Whether a ratio is the paper's; a part that is switched off has nothing to compare."""
+    """Whether a ratio is the paper's. A part that is switched off has nothing to compare."""
     return ours is None or paper is None or abs(ours / paper - 1) <= TOLERANCE
 
 
@@ -92,7 +92,7 @@ def ratio_rows(target: str, config: RunConfig) -> list[dict[str, object]]:
 
 
 def ratio_table(target: str, config: RunConfig) -> Table:
-    """The ratios as a table; a dash means that the run has no such part."""
+    """The ratios as a table. A dash means that the run has no such part."""
     table = Table("ratio", target, "paper", "note", title=f"{target} as a scale model of {PAPER}")
     for row in ratio_rows(target, config):
         note = "" if row["close"] else f"differs: {row['reason'] or 'no reason is given'}"

@@ -145,9 +145,9 @@ def score_tasks(
     reads_memory: bool = True,
     quiet: bool = False,
 ) -> list[Score]:
-    """Every metric of every task. `include` is a folder with more tasks; `limit` counts documents per task.
+    """Every metric of every task. `include` is a folder with more tasks. `limit` counts documents per task.
 
-    The harness seeds the random number generators of the process; `quiet` hides its progress.
+    The harness seeds the random number generators of the process. `quiet` hides its progress.
     """
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     if include is not None and not include.is_dir():
@@ -200,7 +200,7 @@ def _scores(task: str, results: Any) -> Iterator[Score]:
 
 @register_model("trc2")
 class HarnessModel(NetworkLM):
-    """A trained network by the name of its folder; `memory=off` leaves an episodic memory unread."""
+    """A trained network by the name of its folder. `memory=off` leaves an episodic memory unread."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ def score_target(
 def _tasks_of_run(
     run: RunFolder, config: RunConfig, tasks: Sequence[str], tokenizer: Tokenizer, *, check_test: bool
 ) -> dict[str, PreparedTask]:
-    """The packed tasks of a run, as it learnt them."""
+    """The packed tasks of a run, as it learned them."""
     assert config.stream is not None
     check_task_names(tasks, [task.name for task in config.stream.tasks])
     if check_test and any(record.kind == "test" and record.metrics for record in run.all_records()):

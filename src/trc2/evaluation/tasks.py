@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards the mode and all random number generators are as before.
+    """Evaluation mode without gradients. Afterwards the mode and all random number generators are as before.
 
     Metric libraries may draw random numbers, even while they are imported.
     """

@@ -22,7 +22,7 @@ class TRC2PretrainedConfig(PreTrainedConfig):
     def __init__(self, backbone: dict[str, Any] | BackboneConfig | None = None, **kwargs: Any) -> None:
         if kwargs.pop("schema", SCHEMA) != SCHEMA:
             raise UserError(f"This model was saved by another version: save it again with schema {SCHEMA}.")
-        kwargs.pop("sha256", None)  # of the file it was read from; what is saved next has its own
+        kwargs.pop("sha256", None)  # of the file it was read from. What is saved next has its own
         kwargs.setdefault("tie_word_embeddings", True)
         if not isinstance(backbone, BackboneConfig):
             backbone = TRC2Config() if backbone is None else model_config(backbone)

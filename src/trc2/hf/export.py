@@ -36,7 +36,7 @@ def export_run(
     anyway: bool = False,
     warn: Warn = lambda message: None,
 ) -> list[Path]:
-    """Weights, memory, tokenizer and model card of a run's newest checkpoint; returns the files.
+    """Weights, memory, tokenizer and model card of a run's newest checkpoint. Returns the files.
 
     A run that began with a Hugging Face folder gives back a folder of the same kind, which needs nothing of ours:
     with its adapters merged, or as the adapters alone.
@@ -92,7 +92,7 @@ def export_run(
 
 
 def _check_is_free(folder: Path) -> None:
-    """A new folder or an empty one; anything else belongs to somebody."""
+    """A new folder or an empty one. Anything else belongs to somebody."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose a new folder.")
     if folder.exists() and any(folder.iterdir()):

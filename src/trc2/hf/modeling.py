@@ -69,7 +69,7 @@ class DecodingCache(Cache):
 
 
 class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
-    """A backbone with the interface of transformers; `net` is the network itself.
+    """A backbone with the interface of transformers. `net` is the network itself.
 
     `labels` are unshifted, as usual there. The memory is only ever read, except in training mode with labels, where
     writes are queued until `MemoryCallback` (or your own loop) flushes them.
@@ -99,14 +99,14 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def wrap(cls, net: Backbone) -> TRC2ForCausalLM:
-        """The face of a network that exists already, in the mode it is in; both share their weights."""
+        """The face of a network that exists already, in the mode it is in. Both share their weights."""
         return cls(TRC2PretrainedConfig(backbone=net.config), net).train(net.training)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """As usual, but a missing tensor is an error: a network with random parts must not pass for a saved one.
 
-        With `output_loading_info=True` the caller is told which tensors are missing; these are as in a new network.
+        With `output_loading_info=True` the caller is told which tensors are missing. These are as in a new network.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
@@ -256,7 +256,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         return_logits: bool,
         num_items: Tensor | int | None,
     ) -> TRC2Output:
-        """Shift the labels to targets and run the network's own objective; in training mode it also queues writes."""
+        """Shift the labels to targets and run the network's own objective. In training mode it also queues writes."""
         targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         logits, aux = self.net(x, targets, valid=mask, return_logits=return_logits, read_memory=reads_memory)
         losses = {name.removeprefix("loss_"): value for name, value in aux.items() if name.startswith("loss_")}
@@ -271,7 +271,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """`generate` gets our state; a cache implementation of transformers would not hold the router's means."""
+        """`generate` gets our state. A cache implementation of transformers would not hold the router's means."""
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = DecodingCache(self.net.start_decoding())
 
@@ -301,7 +301,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _reject(kwargs: dict[str, Any]) -> None:
-    """What would change the result if it were heeded is refused; flags at their harmless value pass."""
+    """What would change the result if it were heeded is refused. Flags at their harmless value pass."""
     for name, value in kwargs.items():
         if value is None or value is False:
             continue

@@ -1,7 +1,7 @@
 """Hidden states and embeddings of a network, read and replaced from outside, without code in the backbones.
 
 Transformers asks for the state that enters every layer, and lets callers bring embeddings of their own. Both are
-hooks on the modules that `Trunk.layers` and `Trunk.embedding` name; they are gone when the forward pass is over.
+hooks on the modules that `Trunk.layers` and `Trunk.embedding` name. They are gone when the forward pass is over.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def replace_embeddings(net: Backbone, embeddings: Tensor | None) -> Iterator[Non
 
 
 def placeholder_ids(net: Backbone, embeddings: Tensor) -> Tensor:
-    """Token ids of the shape (B, T) of embeddings; their values are not read."""
+    """Token ids of the shape (B, T) of embeddings. Their values are not read."""
     if embeddings.ndim != 3 or embeddings.shape[-1] != net.config.d_model:
         raise UserError(
             f"inputs_embeds has shape {tuple(embeddings.shape)}: give (rows, tokens, {net.config.d_model})."

@@ -104,7 +104,7 @@ class ScoreTable:
         return [span for span in self.spans if span.end < step]
 
     def post(self, span: TaskSpan) -> float:
-        """u_k^post, the reference for later forgetting; NaN if it was not measured or is not finite."""
+        """u_k^post, the reference for later forgetting. NaN if it was not measured or is not finite."""
         value = self.value(span.end, span.task) if self.has(span.end, span.task) else math.nan
         return value if math.isfinite(value) else math.nan
 
@@ -129,7 +129,7 @@ def is_divided(table: ScoreTable, span: TaskSpan) -> bool:
 
 
 def _gained(table: ScoreTable, span: TaskSpan) -> float | None:
-    """How much better than the untrained model a task was when it ended; None if the metric does not ask for it."""
+    """How much better than the untrained model a task was when it ended. None if the metric does not ask for it."""
     first = table.steps[0]
     if table.metric.min_gain is None or not table.has(first, span.task):
         return None
@@ -142,7 +142,7 @@ def rise(gap: float) -> float:
 
 
 def forgetting(table: ScoreTable, span: TaskSpan, step: int) -> float:
-    """F_k(t) = max(0, gap from the post-task score), divided by the gain; 0 until the task is past."""
+    """F_k(t) = max(0, gap from the post-task score), divided by the gain. 0 until the task is past."""
     if step <= span.end:
         return 0.0
     gap = table.metric.gap(better=table.post(span), worse=table.value(step, span.task))
@@ -150,7 +150,7 @@ def forgetting(table: ScoreTable, span: TaskSpan, step: int) -> float:
 
 
 def backward_transfer(table: ScoreTable, step: int) -> float | None:
-    """BWT(t): mean signed change of past tasks since their end; negative is forgetting. None without a past."""
+    """BWT(t): mean signed change of past tasks since their end. Negative is forgetting. None without a past."""
     past = [span for span in table.past(step) if table.has(step, span.task)]
     if not past:
         return None

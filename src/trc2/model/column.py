@@ -23,7 +23,7 @@ class ColumnOutput:
 
 
 class CorticalColumn(nn.Module):
-    """Causal attention, then routed experts, each added to the residual stream; L5 reports to the thalamus.
+    """Causal attention, then routed experts, each added to the residual stream. L5 reports to the thalamus.
 
     H̃ = H + Attn(RMSNorm(H), Z);  H⁺ = H̃ + MoE(RMSNorm(H̃));  C = W_L5 H⁺
     """
@@ -43,7 +43,7 @@ class CorticalColumn(nn.Module):
             config.num_active_experts,
             has_shared=config.num_shared_experts > 0,
         )
-        # The last column's L5 has no reader; the paper's parameter counts contain it.
+        # The last column's L5 has no reader. The paper's parameter counts contain it.
         self.layer5 = nn.Linear(d_model, d_model, bias=False) if config.thalamus else None
         self.dropout = nn.Dropout(config.dropout)
 
@@ -61,6 +61,6 @@ class CorticalColumn(nn.Module):
         return ColumnOutput(hidden + self.dropout(mixed), routing)
 
     def report(self, hidden: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
-        """C = W_L5 H⁺; computed only if a router follows."""
+        """C = W_L5 H⁺. Computed only if a router follows."""
         assert self.layer5 is not None, "a column reports only to a thalamus"
         return self.layer5(hidden)

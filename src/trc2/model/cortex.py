@@ -1,4 +1,4 @@
-"""The wiring: early columns, one read of the memory, late columns. Tensors in, values out; nothing is written."""
+"""The wiring: early columns, one read of the memory, late columns. Tensors in, values out. Nothing is written."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Cortex(Trunk):
         return TrunkOutput(self.final_norm(hidden), losses, proposal)
 
     def _losses(self, balance: Float[Tensor, ""], appraisal: Appraisal | None) -> tuple[Loss, ...]:
-        """λ_router (λ_lb Σ A), λ_td L_td and λ_pred L_pred; the last two are 0 without a memory."""
+        """λ_router (λ_lb Σ A), λ_td L_td and λ_pred L_pred. The last two are 0 without a memory."""
         config, zero = self.config, self.embedding.weight.new_zeros(())
         return (
             Loss("load_balance", config.lambda_load_balance * balance, config.lambda_router),

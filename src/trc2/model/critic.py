@@ -25,7 +25,7 @@ class Appraisal:
 
 
 class Predictor(nn.Module):
-    """f_θ: a guess of the next cortical state; two d×d maps with a SiLU between, no biases."""
+    """f_θ: a guess of the next cortical state. Two d×d maps with a SiLU between, no biases."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Predictor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Fast heads learn by gradient; slow heads are their moving averages and judge what is surprising.
+    """Fast heads learn by gradient. Slow heads are their moving averages and judge what is surprising.
 
     c_t = ⟨unit(f(X_t)), unit(X_{t+1})⟩         r_t = max(0, c_fast − c_slow), a constant for the TD loss
     δ_t = clip(r_t + γ V_{t+1} − V_t, ±δ_max)   L_td = ½ mean δ_fast²,  L_pred = mean(1 − c_fast)
@@ -53,7 +53,7 @@ class Critic(nn.Module):
         self.slow_value = PlainLinear(config.d_model, 1).requires_grad_(False)
 
     def forward(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> Appraisal:
-        """Appraise detached cortical states; a transition counts if both of its tokens are real."""
+        """Appraise detached cortical states. A transition counts if both of its tokens are real."""
         # A float32 island: the reward is the positive part of a tiny difference, which rounding would bias upwards.
         with torch.autocast(states.device.type, enabled=False):
             return self._appraise(states.to(self.value.weight.dtype), valid)

@@ -1,4 +1,4 @@
-"""Floating-point operations of TRC²'s matrix products, by formula; a test holds them to torch's own counter."""
+"""Floating-point operations of TRC²'s matrix products, by formula. A test holds them to torch's own counter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def pass_cost(
 ) -> dict[str, Cost]:
     """Cost of running rows × length tokens through the network with `slots` filled memory slots.
 
-    `is_batch` is True for the training batch, whose states are appraised, and False for replayed tokens;
+    `is_batch` is True for the training batch, whose states are appraised, and False for replayed tokens.
     `modulated` is False for replay through the cortex alone.
     """
     d, heads, groups, width = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim

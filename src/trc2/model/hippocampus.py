@@ -27,7 +27,7 @@ from trc2.ops.selection import top_k
 CPU_BLOCK = 2**22
 LARGE_BLOCK = 2**26
 # The slots of a block are counted as if it had at most this many queries. With fewer queries, as in decoding, a block
-# has more slots; with more queries it has no fewer slots, and the queries are spread over several blocks.
+# has more slots. With more queries it has no fewer slots, and the queries are spread over several blocks.
 MANY_QUERIES = 1024
 
 
@@ -101,7 +101,7 @@ class Hippocampus(nn.Module):
         return int(self.cursor.pointer)
 
     def forget(self) -> None:
-        """Empty the store and reset the threshold; the slots keep their numbers, which are not read."""
+        """Empty the store and reset the threshold. The slots keep their numbers, which are not read."""
         self.cursor.set(0, 0)
         self.threshold.zero_()
 
@@ -140,7 +140,7 @@ class Hippocampus(nn.Module):
         return self.output(mixed, torch.sigmoid(self.output_gate))
 
     def retrieve(self, hidden: Float[Tensor, "P D"]) -> Retrieval | None:
-        """The top-k_H slots of every position; None while the memory is empty."""
+        """The top-k_H slots of every position. None while the memory is empty."""
         if torch.compiler.is_compiling():
             return self._retrieve_masked(hidden)
         if not (window := self.read_ranges()):
@@ -148,14 +148,14 @@ class Hippocampus(nn.Module):
         query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
         with torch.autocast(query.device.type, enabled=False):  # a float32 island: half scores pick other slots
             slots = self.search(query.detach(), window)
-        # Selecting carries no gradient; only the selected scores are formed again with one.
+        # Selecting carries no gradient. Only the selected scores are formed again with one.
         scores = (query.unsqueeze(1) * self.keys[slots].to(query.dtype)).sum(dim=-1)
         return Retrieval(slots, scores.softmax(dim=-1))
 
     def _retrieve_masked(self, hidden: Float[Tensor, "P D"]) -> Retrieval:
         """`retrieve` for a compiled graph: all slots are scored and those out of view masked.
 
-        No shape depends on the counters, so what is read follows them without compiling anew. Slots out of view, all
+        No shape depends on the counters, so what is read follows them without compiling again. Slots out of view, all
         of them while the memory is empty, have weight 0.
         """
         query = at_least_float32(self.query(hidden)) / math.sqrt(self.keys.shape[1])
@@ -168,7 +168,7 @@ class Hippocampus(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Float[Tensor, "P K"], window: list[range]) -> Int[Tensor, "P k"]:
-        """Slots of the k best scores; ties go to the lowest slot.
+        """Slots of the k best scores. Ties go to the lowest slot.
 
         The window is scanned in chunks of at least `read_chunk` slots: more where a block of scores has room for them,
         which is faster and gives the same result. All blocks use one buffer, whose size depends neither on the number
@@ -209,7 +209,7 @@ class Hippocampus(nn.Module):
     def propose(
         self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None
     ) -> tuple[Appraisal, Proposal | None]:
-        """Appraise detached states and pick the k_W most surprising of each sequence; changes nothing."""
+        """Appraise detached states and pick the k_W most surprising of each sequence. Changes nothing."""
         appraisal = self.critic(states, valid)
         rows, length, _ = states.shape
         if length < 2:
@@ -236,7 +236,7 @@ class Hippocampus(nn.Module):
     def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
         """Move the threshold by the union of all candidates of all ranks, then write those above it, in order.
 
-        τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep);  write where s > τ.
+        τ ← β τ + (1 − β) Quantile(candidates, 1 − ρ_keep).  Write where s > τ.
 
         Scores are gathered first and give every rank the same τ. So each rank knows which of its own candidates
         survive, and sends only those.
@@ -264,7 +264,7 @@ class Hippocampus(nn.Module):
 
     @torch.no_grad()
     def write(self, states: Float[Tensor, "N D"], origins: Int[Tensor, "N 4"] | None = None) -> None:
-        """K = X W_K, V = X W_V; event n goes to slot (pointer + n) mod N_s, in place."""
+        """K = X W_K, V = X W_V. Event n goes to slot (pointer + n) mod N_s, in place."""
         total = states.shape[0]
         first = max(0, total - self.num_slots)  # of more events than slots only the last ones would survive
         slots = (self.pointer + torch.arange(first, total, device=self.keys.device)) % self.num_slots
@@ -277,7 +277,7 @@ class Hippocampus(nn.Module):
 
 @dataclass(frozen=True)
 class _Union:
-    """The candidates of several micro-batches, end to end; of each batch Σ s, max s and the number of tokens."""
+    """The candidates of several micro-batches, end to end. Of each batch Σ s, max s and the number of tokens."""
 
     scores: Float[Tensor, " N"]
     states: Float[Tensor, "N D"]
@@ -298,7 +298,7 @@ def _union(pending: Sequence[Pending], nothing: Float[Tensor, "0 D"]) -> _Union:
 
 
 def _facts(proposal: Proposal) -> Float[Tensor, " 3"]:
-    """Σ s, max s and the number of tokens; padding adds exact zeros to the sum."""
+    """Σ s, max s and the number of tokens. Padding adds exact zeros to the sum."""
     surprise = proposal.surprise
     tokens = torch.as_tensor(proposal.num_tokens, dtype=torch.float64, device=surprise.device)
     return torch.stack((surprise.sum().double(), surprise.max().double(), tokens))

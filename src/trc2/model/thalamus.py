@@ -62,7 +62,7 @@ class ThalamicRouter(nn.Module):
 def past_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum | None = None) -> Float[Tensor, "B T R"]:
     """μ^{<t}: mean over strictly earlier real tokens, 0 where there is none.
 
-    While decoding, `before` holds the sum over the tokens before this segment; the sum over these is added to it.
+    While decoding, `before` holds the sum over the tokens before this segment. The sum over these is added to it.
     """
     z = at_least_float32(z)
     return mean_of_earlier(z, segment.valid) if before is None else _continued_mean(z, segment, before)

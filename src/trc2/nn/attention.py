@@ -75,7 +75,7 @@ def attend(
     v: Float[Tensor, "B S G K"],
     valid: Bool[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B T H K"]:
-    """Causal attention of the last T of S tokens of each row; padding is never attended to."""
+    """Causal attention of the last T of S tokens of each row. Padding is never attended to."""
     if valid is None and suits(q, k):
         return staircase_attention(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
@@ -94,7 +94,7 @@ def attend(
 def causal_mask(valid: Bool[Tensor, "B S"], queries: int) -> Bool[Tensor, "B 1 T S"]:
     """True where one of the last `queries` tokens may look: at itself and at earlier real tokens.
 
-    A padded query looks at itself so that its softmax is finite; its output is not used.
+    A padded query looks at itself so that its softmax is finite. Its output is not used.
     """
     keys = valid.shape[1]
     past = torch.ones(queries, keys, dtype=torch.bool, device=valid.device).tril(keys - queries)

@@ -15,7 +15,7 @@ FIRST_CAPACITY = 64
 
 
 class State:
-    """Named tensors whose first dimension is the row of the batch; empty until the first tokens have run."""
+    """Named tensors whose first dimension is the row of the batch. Empty until the first tokens have run."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -50,7 +50,7 @@ class KeyValues(State):
     def append(
         self, k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
     ) -> tuple[Float[Tensor, "B S G K"], Float[Tensor, "B S G K"]]:
-        """Add T tokens; returns all S ≥ T of them."""
+        """Add T tokens. Returns all S ≥ T of them."""
         stop = self.length + k.shape[1]
         for name, new in (("keys", k), ("values", v)):
             if name not in self.tensors or self.tensors[name].shape[2] < stop:
@@ -88,7 +88,7 @@ class RunningSum(State):
     """Sum over a row's real tokens so far."""
 
     def add(self, total: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-        """Add a stretch of tokens; returns the sum as it was before it."""
+        """Add a stretch of tokens. Returns the sum as it was before it."""
         before = self.tensors.get("total")
         self.tensors["total"] = total if before is None else before + total
         return torch.zeros_like(total) if before is None else before

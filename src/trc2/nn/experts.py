@@ -19,7 +19,7 @@ FEW_TOKENS = 64  # with so few, calls cost more than arithmetic
 
 
 class SwiGLU(ResidualBranch):
-    """W_2 (SiLU(W_1 u) ⊙ W_3 u); W_1 and W_3 are the two halves of `gate_up`, so that both cost one product."""
+    """W_2 (SiLU(W_1 u) ⊙ W_3 u). W_1 and W_3 are the two halves of `gate_up`, so that both cost one product."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def divergence_sum(
     teacher_hidden: Float[Tensor, "P D"],
     temperature: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Σ over positions of τ² KL(teacher ‖ student), both softened by τ; gradients reach the student only.
+    """Σ over positions of τ² KL(teacher ‖ student), both softened by τ. Gradients reach the student only.
 
     τ² keeps the size of the gradient as τ changes. Each chunk of logits is computed again in the backward pass,
     unless there is only one.

@@ -25,7 +25,7 @@ def normal_(tensor: Tensor, std: float, generator: torch.Generator | None = None
 
 
 def init_weights(root: nn.Module, num_layers: int, generator: torch.Generator | None = None) -> None:
-    """Matrices get std 0.02; the `residual_outputs` of every `ResidualBranch` get it divided by sqrt(2L).
+    """Matrices get std 0.02. The `residual_outputs` of every `ResidualBranch` get it divided by sqrt(2L).
 
     Vectors and scalars keep the values of their module: gains 1, biases and gates 0.
     """

@@ -24,6 +24,6 @@ class RMSNorm(nn.Module):
 def cosine(
     x: Float[Tensor, "*P D"], y: Float[Tensor, "*P D"], size_of_y: Float[Tensor, "*P"], eps: float = 1e-6
 ) -> Float[Tensor, "*P"]:
-    """⟨x / (‖x‖ + ε), y / (‖y‖ + ε)⟩: the ε stands outside the root, as in the paper; `size_of_y` is ‖y‖."""
+    """⟨x / (‖x‖ + ε), y / (‖y‖ + ε)⟩: the ε stands outside the root, as in the paper. `size_of_y` is ‖y‖."""
     size = torch.linalg.vector_norm(x, dim=-1)
     return (x * y).sum(dim=-1) / ((size + eps) * (size_of_y + eps))

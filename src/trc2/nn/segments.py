@@ -23,7 +23,7 @@ class Earlier:
 class Segment:
     """`rows` sequences of `length` tokens that occupy packed positions `start … stop-1`.
 
-    `valid` marks real tokens where some are padding; None means that all are real. While decoding, `earlier` describes
+    `valid` marks real tokens where some are padding. None means that all are real. While decoding, `earlier` describes
     the tokens of the same rows before these.
     """
 
@@ -43,7 +43,7 @@ class Segment:
         return rows.unflatten(0, (self.rows, self.length))
 
     def positions(self, device: torch.device) -> Int[Tensor, "B T"]:
-        """Positions inside each row; padding does not advance them, so left-padding changes nothing."""
+        """Positions inside each row. Padding does not advance them, so left-padding changes nothing."""
         valid = self.valid_so_far()
         if valid is None:
             first = 0 if self.earlier is None else self.earlier.length
@@ -57,7 +57,7 @@ class Segment:
         return self.earlier.length if self.earlier.valid is None else self.earlier.valid.sum(1, keepdim=True)
 
     def valid_so_far(self) -> Bool[Tensor, "B S"] | None:
-        """Which tokens are real, from the first of the row to the last of this segment; None means all."""
+        """Which tokens are real, from the first of the row to the last of this segment. None means all."""
         # `Decoding.pack` marks the tokens of a segment if any earlier ones were marked, so None means all so far.
         if self.earlier is None or self.valid is None:
             return self.valid
@@ -92,7 +92,7 @@ def positions_of(segments: Sequence[Segment], device: torch.device) -> Int[Tenso
 
 
 def pack(blocks: Sequence[Int[Tensor, "_B _T"]], valid: Bool[Tensor, "B T"] | None = None) -> Packed:
-    """Lay blocks of token rows end to end; `valid` belongs to the first one."""
+    """Lay blocks of token rows end to end. `valid` belongs to the first one."""
     segments: list[Segment] = []
     start = 0
     for block in blocks:

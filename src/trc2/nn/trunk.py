@@ -1,7 +1,7 @@
 """The contract between a trunk and the shell around it.
 
 A trunk is the part of a language model that its paper describes: packed tokens in, normalised states out. It returns
-what it computed and writes nothing; candidates for the memory are returned as a `Proposal`. The shell, in
+what it computed and writes nothing. Candidates for the memory are returned as a `Proposal`. The shell, in
 `trc2.backbones.shell`, owns everything else: losses, replay, the queue of proposals, and the time of their commit.
 """
 
@@ -113,7 +113,7 @@ class Trunk(nn.Module):
 
     @property
     def head(self) -> Head:
-        """From states to logits and losses; by default the head shares its weights with the embedding."""
+        """From states to logits and losses. By default the head shares its weights with the embedding."""
         return Head(self.embedding.weight)
 
     @property
@@ -141,11 +141,11 @@ class Trunk(nn.Module):
         return with_gradient(partial(checkpoint, unit, use_reentrant=False), unit, *args)
 
     def units(self) -> list[nn.Module]:
-        """The modules that hold most weights and run as wholes; they can be divided over ranks and recomputed."""
+        """The modules that hold most weights and run as wholes. They can be divided over ranks and recomputed."""
         return []
 
     def layers(self) -> list[nn.Module]:
-        """For every layer, the module whose first argument is the state (P, D) that enters it; may be empty."""
+        """For every layer, the module whose first argument is the state (P, D) that enters it. May be empty."""
         return []
 
     def new_states(self) -> Sequence[State]:
@@ -155,7 +155,7 @@ class Trunk(nn.Module):
     def commit(self, pending: Sequence[Pending], ranks: Ranks = ALONE) -> WriteReport:
         """Write the proposals of a step, in their order. Nothing else changes a memory.
 
-        `pending` holds the proposals of this rank; all ranks write the same events.
+        `pending` holds the proposals of this rank. All ranks write the same events.
         """
         return WriteReport()
 
@@ -173,7 +173,7 @@ class Trunk(nn.Module):
         return 0
 
     def subsystems(self) -> dict[str, list[nn.Module]]:
-        """The trunk's modules by subsystem; the first subsystem also counts modules that are not named."""
+        """The trunk's modules by subsystem. The first subsystem also counts modules that are not named."""
         raise NotImplementedError
 
     def unused_parameters(self) -> list[str]:

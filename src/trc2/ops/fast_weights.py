@@ -102,7 +102,7 @@ def _cut(tokens: Float[Tensor, "B T H K"], chunk: int, filler: float = 0.0) -> F
 
 
 class _Chunks(torch.autograd.Function):
-    """The recurrence over N chunks of C tokens, for A = B·H heads at once; keeps the states between chunks only.
+    """The recurrence over N chunks of C tokens, for A = B·H heads at once. Keeps the states between chunks only.
 
     Inside a chunk that begins with S, let E_t = γ_1 ⋯ γ_t, c its value in the middle, F = E/c and F_0 = 1/c. Then
 
@@ -112,7 +112,7 @@ class _Chunks(torch.autograd.Function):
 
     A decay from s to t is F_t/F_s: products keep the relative precision that sums of logarithms lose, and counting
     from the middle halves the exponent of the largest factor. The first line is a triangular system for each value
-    channel; substitution, token by token over all channels at once, never builds its matrices.
+    channel. Substitution, token by token over all channels at once, never builds its matrices.
     """
 
     @staticmethod
@@ -211,8 +211,8 @@ def _backward(
         grad_qx[n, :, length:] += torch.baddbmm(from_writing, grad_products.mT, qx[n])
         grad_state = torch.baddbmm(grad_state * _swap(total[n]), qx[n].mT, scaled)
 
-    # E_t multiplies o_t and divides v_{t+1}, E_C multiplies the state (above); log γ_t is in all E from t on, and in
-    # the gain η_t/γ_t.
+    # E_t multiplies o_t and divides v_{t+1}, E_C multiplies the state (above). The term log γ_t is in all E from t on,
+    # and in the gain η_t/γ_t.
     grad_log_decay[:, :-1].addcmul_(grad_v[:, 1:], v[:, 1:], value=-1)
     for t in reversed(range(length - 1)):
         grad_log_decay[:, t] += grad_log_decay[:, t + 1]
@@ -249,14 +249,14 @@ class _System:
         torch.div(write, keep, out=self.gain)
 
     def solve(self) -> None:
-        """Substitution, token by token over all channels; leaves the bracket in `target`."""
+        """Substitution, token by token over all channels. Leaves the bracket in `target`."""
         for target, gain, solution, unsolved, gram in self.visits:
             torch.mul(target, gain, out=solution)
             unsolved.addcmul_(gram, solution, value=-1)
 
 
 def _decays(keep: Float[Tensor, "N C A J"]) -> tuple[Tensor, Tensor, Tensor]:
-    """F, c and E_C of every chunk; F is built outwards from the middle, for E itself may be too small for float32."""
+    """F, c and E_C of every chunk. F is built outwards from the middle, for E itself may be too small for float32."""
     half = (keep.shape[1] - 1) // 2
     decay = torch.empty_like(keep)
     decay[:, half] = 1.0

@@ -84,7 +84,7 @@ def _sum_over_chunks(
     grad_hidden: Float[Tensor, "P D"] | None = None,
     grad_weight: Float[Tensor, "V D"] | None = None,
 ) -> Float[Tensor, ""]:
-    """The loss; fills `grad_hidden` and adds to `grad_weight`, where they are given.
+    """The loss. Fills `grad_hidden` and adds to `grad_weight`, where they are given.
 
     One buffer serves all chunks, and few passes go over it: Σ exp divides the narrow factors of the products, not the
     wide one. In half precision the wide one is divided, because Σ exp may exceed what the type can hold.

@@ -21,7 +21,7 @@ class PastSums(NamedTuple):
 
 
 def mean_of_earlier(z: Float[Tensor, "B T R"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T R"]:
-    """μ_t = Σ_{s<t} z_s / max(1, how many these are), over the real tokens of each row; `valid` None: all are real."""
+    """μ_t = Σ_{s<t} z_s / max(1, how many these are), over the real tokens of each row. `valid` None: all are real."""
     # The short form below counts all tokens and needs cumsum, of which torch has no deterministic version on CUDA.
     if valid is not None or z.is_cuda:
         return plain_mean_of_earlier(z, valid)
@@ -79,7 +79,7 @@ def _one_over_earlier(z: Float[Tensor, "B T R"]) -> Float[Tensor, "T 1"]:
 
 
 def _running_sum(z: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
-    """cumsum over tokens; as a product with a triangle where torch has no deterministic cumsum."""
+    """cumsum over tokens. As a product with a triangle where torch has no deterministic cumsum."""
     if z.is_cuda and torch.are_deterministic_algorithms_enabled():
         length = z.shape[1]
         return torch.ones(length, length, dtype=z.dtype, device=z.device).tril() @ z

@@ -26,7 +26,7 @@ def plain_rms_norm(x: Float[Tensor, "*P D"], gain: Float[Tensor, " D"], eps: flo
 
 
 class _RMSNorm(torch.autograd.Function):
-    """y = r x ⊙ g with r = (mean(x²) + ε)^(−½); about half the passes over memory of torch's own gradient.
+    """y = r x ⊙ g with r = (mean(x²) + ε)^(−½). About half the passes over memory of torch's own gradient.
 
     ∂x = r (∂y ⊙ g) − r³/D ⟨∂y ⊙ x, g⟩ x;  ∂g = Σ r (∂y ⊙ x)
     """

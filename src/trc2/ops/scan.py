@@ -34,9 +34,9 @@ def selective_scan(
 ) -> Scanned:
     """s_t = exp(Δ_t A) ∘ s_{t−1} + (Δ_t x_t) ⊗ B_t;  y_t = s_t C_t: every channel of x drives N states of its own.
 
-    Runs in float32 or better. Of the T×D×N states only those of one chunk are ever held; training also keeps the one
+    Runs in float32 or better. Of the T×D×N states only those of one chunk are ever held. Training also keeps the one
     that enters each chunk, from which the backward pass runs the chunk again. The recurrence is computed as it is
-    written, so no decay is ever divided out; A < 0 and Δ ≥ 0 keep every factor at most 1. A token with Δ = 0 leaves
+    written, so no decay is ever divided out. A < 0 and Δ ≥ 0 keep every factor at most 1. A token with Δ = 0 leaves
     the state as it is.
     """
     x, delta, A, B, C = (at_least_float32(tensor) for tensor in (x, delta, A, B, C))
@@ -53,7 +53,7 @@ def plain_selective_scan(
     C: Float[Tensor, "B T N"],
     initial_state: Float[Tensor, "B D N"],
 ) -> Scanned:
-    """The same in torch operations, token by token; autograd would keep every state of every token."""
+    """The same in torch operations, token by token. Autograd would keep every state of every token."""
     state, outputs = initial_state, []
     for t in range(x.shape[1]):
         decay = torch.exp(delta[:, t].unsqueeze(2) * A)
@@ -63,7 +63,7 @@ def plain_selective_scan(
 
 
 class _Scan(torch.autograd.Function):
-    """Keeps the inputs and the states that enter the chunks; the backward pass runs every chunk again from there."""
+    """Keeps the inputs and the states that enter the chunks. The backward pass runs every chunk again from there."""
 
     @staticmethod
     def forward(
@@ -186,7 +186,7 @@ def _rates(A: Float[Tensor, "D N"]) -> Float[Tensor, "N D"]:
 
 
 def _buffers(x: Tensor, A: Tensor, chunk: int, count: int) -> list[Tensor]:
-    """Buffers of the size of the c + 1 states of a chunk; all chunks share them."""
+    """Buffers of the size of the c + 1 states of a chunk. All chunks share them."""
     return [x.new_empty(min(chunk, x.shape[1]) + 1, x.shape[0], A.shape[1], A.shape[0]) for _ in range(count)]
 
 
@@ -195,5 +195,5 @@ def _time_first(*tensors: Float[Tensor, "B T _"]) -> list[Tensor]:
 
 
 def _chunks(size: int, *tensors: Float[Tensor, "T B _"]) -> Iterator[tuple[Tensor, ...]]:
-    """The same stretch of every tensor, from the first to the last; writing to a stretch writes to its tensor."""
+    """The same stretch of every tensor, from the first to the last. Writing to a stretch writes to its tensor."""
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)

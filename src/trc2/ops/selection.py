@@ -55,7 +55,7 @@ def _blocked_top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]
 
 
 def top_k_mask(scores: Float[Tensor, "*P S"], k: int) -> Bool[Tensor, "*P S"]:
-    """True at the k largest scores of each row, ties by lowest index; for k too large for `top_k` passes."""
+    """True at the k largest scores of each row, ties by lowest index. For k too large for `top_k` passes."""
     if k >= scores.shape[-1]:
         return torch.ones_like(scores, dtype=torch.bool)
     *_, smallest_kept, best_left = scores.topk(k + 1, dim=-1).values.split(1, dim=-1)

@@ -30,7 +30,7 @@ def suits(q: Float[Tensor, "B T H K"], k: Float[Tensor, "B S G K"]) -> bool:
 def staircase_attention(
     q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
 ) -> Float[Tensor, "B T H K"]:
-    """softmax(QKᵀ/√K + causal) V; H/G neighbouring query heads share a key head."""
+    """softmax(QKᵀ/√K + causal) V. H/G neighbouring query heads share a key head."""
     return with_gradient(_Staircase.apply, _without_gradient, q, k, v)
 
 
@@ -88,7 +88,7 @@ def _climb(
     values: Float[Tensor, "A T K"],
     kept: list[Tensor] | None = None,
 ) -> Float[Tensor, "B T H K"]:
-    """Attention step by step, for A = B·G key heads; adds the queries and weights of every step to `kept`.
+    """Attention step by step, for A = B·G key heads. Adds the queries and weights of every step to `kept`.
 
     The queries of a step see the keys up to its end: of these only the triangle on the step itself is masked.
     """

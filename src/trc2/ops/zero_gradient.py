@@ -14,7 +14,7 @@ def anchor(x: Tensor, *parameters: Tensor) -> Tensor:
     """Return x unchanged, and let the parameters receive an exact zero gradient instead of None.
 
     An empty memory or a missing signal makes a path's derivative exactly zero. Computing the path to find that out
-    costs matrix products; leaving it out gives None, on which optimizers and DDP behave differently.
+    costs matrix products. Leaving it out gives None, on which optimizers and DDP behave differently.
     """
     live = [parameter for parameter in parameters if parameter.requires_grad]
     return with_gradient(_Anchor.apply, _unchanged, x, *live) if live else x

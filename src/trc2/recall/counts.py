@@ -56,7 +56,7 @@ class Match:
 
 
 class Counts:
-    """P_n(w | c) = max(0, N(cw) − D)/N(c) + D · followers(c)/N(c) · P_{n−1}(w | shorter c); P_0 is uniform.
+    """P_n(w | c) = max(0, N(cw) − D)/N(c) + D · followers(c)/N(c) · P_{n−1}(w | shorter c). P_0 is uniform.
 
     At the highest order N counts occurrences, below it the different tokens that come before (continuations).
     """

@@ -35,7 +35,7 @@ def transformer(config: TransformerConfig) -> Forward:
 
 
 def moe(config: MoEConfig) -> Forward:
-    """TRC²'s experts and balance loss; the weights contain no shared expert."""
+    """TRC²'s experts and balance loss. The weights contain no shared expert."""
 
     def mixture(u: Tensor, weights: Weights) -> Tensor:
         return trc2.mixture(u, weights, config.num_active_experts)
@@ -100,7 +100,7 @@ def residual_stream(
 
 
 def attention_residuals(x: Tensor, weights: Weights, config: BlkAttnResConfig) -> Pass:
-    """The method's own pseudocode: every sub-layer looks at all its sources anew."""
+    """The method's own pseudocode: every sub-layer looks at all its sources again."""
     num_sublayers = 2 * config.num_layers
     size = (num_sublayers + config.num_residual_blocks - 1) // config.num_residual_blocks
     blocks = [embed(x, weights)]
@@ -126,7 +126,7 @@ def attention_residuals(x: Tensor, weights: Weights, config: BlkAttnResConfig) -
 
 
 def embed(x: Tensor, weights: Weights) -> Tensor:
-    """E[token] + P[position]; with rotary positions, E[token] alone."""
+    """E[token] + P[position]. With rotary positions, E[token] alone."""
     token, position = weights["embedding.weight"], weights.get("positions.weight")
     if position is None:
         return torch.stack([torch.stack([token[i] for i in row]) for row in x])
@@ -141,7 +141,7 @@ def head(hidden: Tensor, weights: Weights, config: BaselineConfig) -> Tensor:
 
 
 def attention(config: BaselineConfig) -> Part:
-    """As many key heads as query heads, no shift; rotated unless positions are learned."""
+    """As many key heads as query heads, no shift. Rotated unless positions are learned."""
     heads, base = config.num_heads, config.rotation_base
     return lambda u, weights: trc2.attention(u, None, weights, heads, heads, base)
 

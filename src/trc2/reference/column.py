@@ -21,7 +21,7 @@ def rms_norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, position: int, base: float | None) -> Tensor:
-    """One head's vector: the pair (x_i, x_{i+K/2}) turned by position · base^(−2i/K); without a base, not at all."""
+    """One head's vector: the pair (x_i, x_{i+K/2}) turned by position · base^(−2i/K). Without a base, not at all."""
     if base is None:
         return x
     half = x.shape[0] // 2
@@ -77,7 +77,7 @@ def swiglu(u: Tensor, weights: Weights) -> Tensor:
 
 
 def largest(scores: Tensor, k: int) -> list[int]:
-    """Indices of the k largest entries of a vector; the lowest index wins a tie."""
+    """Indices of the k largest entries of a vector. The lowest index wins a tie."""
     values = scores.tolist()
     return sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
 

@@ -119,7 +119,7 @@ def commit(
     target_writes: int,
     decay: float,
 ) -> float:
-    """Write the survivors of pending (X, s) pairs into the store; returns the new threshold."""
+    """Write the survivors of pending (X, s) pairs into the store. Returns the new threshold."""
     candidates: list[tuple[float, Tensor]] = []
     for states, scores in pending:
         for x, s in zip(states, scores, strict=True):

@@ -66,7 +66,7 @@ def space(moment: Tensor, threshold: float, normalize: bool) -> Tensor:
 
 @dataclass
 class Adam:
-    """Adam's moments of one tensor; `step` gives the finished update, which the caller projects and adds."""
+    """Adam's moments of one tensor. `step` gives the finished update, which the caller projects and adds."""
 
     first: Tensor
     second: Tensor

@@ -38,7 +38,7 @@ def mix_row(u: Tensor, weights: Weights, config: MambaConfig) -> Tensor:
 
 
 def convolve(xs: list[Tensor], kernel: Tensor, bias: Tensor) -> list[Tensor]:
-    """Channel c of token t: bias_c + Σ_k kernel_{c,k} x_{t−W+1+k,c}; there is nothing before the first token."""
+    """Channel c of token t: bias_c + Σ_k kernel_{c,k} x_{t−W+1+k,c}. There is nothing before the first token."""
     width = kernel.shape[1]
     outputs = []
     for t in range(len(xs)):

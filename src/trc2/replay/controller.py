@@ -19,7 +19,7 @@ class ControllerState:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """λ_rep, B_R and ρ_long; with a share, that and ρ_long."""
+    """λ_rep, B_R and ρ_long. With a share, that and ρ_long."""
 
     coefficient: float
     batch_size: int

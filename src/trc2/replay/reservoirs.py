@@ -29,7 +29,7 @@ def last_for_each(slots: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tens
 def weighted_slots(
     keys: Float[Tensor, " M"], weights: Float[Tensor, " n"], draws: Float[Tensor, " n"]
 ) -> Int[Tensor, " n"]:
-    """Keep chunks with probabilities that grow with their weights (Efraimidis and Spirakis); updates `keys` in place.
+    """Keep chunks with probabilities that grow with their weights (Efraimidis and Spirakis). Updates `keys` in place.
 
     A chunk's key is log(u) / w, and the M largest keys stay: a sample without replacement by weight. −∞ marks an empty
     slot. Slot M means that the chunk is dropped. Empty slots are filled from the first on, because draws from a store

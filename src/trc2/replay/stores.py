@@ -99,11 +99,11 @@ class ReplayStores(HostState):
     # ------------------------------------------------------------------------------------------------------ reading
 
     def sample(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
-        """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir; None if nothing is stored."""
+        """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir. None if nothing is stored."""
         return self.draw(int(self.batch_size), float(self.long_fraction), "replay draw", step, micro_step)
 
     def sample_share(self, tokens: int, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
-        """So many chunks that R / (tokens + R) = share on average, ρ_long of them from the reservoir; None for 0.
+        """So many chunks that R / (tokens + R) = share on average, ρ_long of them from the reservoir. None for 0.
 
         Numbers of chunks are rounded up or down at random, by (step, micro-step), so that their means are exact.
         """
@@ -114,7 +114,7 @@ class ReplayStores(HostState):
         return self.draw(chunks, from_long / chunks, "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks as a function of the seed and the key; None if the stores are empty."""
+        """Chunks as a function of the seed and the key. None if the stores are empty."""
         seen = int(self.seen)
         if seen == 0:
             return None

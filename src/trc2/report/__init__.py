@@ -1,1 +1,1 @@
-"""Run folders in; tables, pictures and sentences out."""
+"""Run folders in. Tables, pictures and sentences out."""

@@ -1,4 +1,4 @@
-"""A model card from a run folder: what was learnt, in which order, what was forgotten, and what the model is not."""
+"""A model card from a run folder: what was learned, in which order, what was forgotten, and what the model is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model_card(
     run: Run, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None,
     *, is_adapter: bool = False,
 ) -> str:  # fmt: skip
-    """README.md of an exported model, in the form the Hugging Face hub reads; `refusal` is why it was not accepted."""
+    """README.md of an exported model, in the form the Hugging Face hub reads. `refusal` is why it was not accepted."""
     files, config = RunFolder(run.folder), run.config
     facts, weights, lineage = _base_facts(run), files.first_weights(), files.lineage()
     is_from_model = lineage is not None and not lineage.is_run
@@ -51,6 +51,6 @@ def model_card(
 
 
 def _base_facts(run: Run) -> dict[str, str]:
-    """Name and licence of the Hugging Face model it began with; nothing for a model of ours."""
+    """Name and licence of the Hugging Face model it began with. Nothing for a model of ours."""
     model = run.config.model
     return base_facts(model.pretrained, RunFolder(run.folder).model_files) if isinstance(model, HFConfig) else {}

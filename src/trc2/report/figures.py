@@ -80,7 +80,7 @@ def log_perplexities(task: str) -> Callable[[Run], Points]:
 
 
 def changes(run: Run, span: TaskSpan) -> Points:
-    """How much worse a task's log-perplexity is than right after its own training; below 0 it is better."""
+    """How much worse a task's log-perplexity is than right after its own training. Below 0 it is better."""
     table = run.perplexity
     after = [step for step in table.steps if step >= span.end and table.has(step, span.task)]
     post = table.post(span)
@@ -98,7 +98,7 @@ def mean_changes(run: Run) -> Points:
 
 
 def draw_curve(axes: Any, curve: pd.DataFrame, colour: str, transform: Callable[[Any], Any] = np.asarray) -> float:
-    """A line with a band from the lowest to the highest seed; returns the height of its end."""
+    """A line with a band from the lowest to the highest seed. Returns the height of its end."""
     if curve.empty:
         return math.nan
     steps = curve.index.to_numpy()
@@ -326,7 +326,7 @@ def final_figure(table: RunTable) -> Figure:
 
 
 def _rows(axes: Any, frame: pd.DataFrame, colours: dict[str, str], *, first: bool) -> None:
-    """One row per variant: a dot with its interval; names on the left panel only."""
+    """One row per variant: a dot with its interval. Names on the left panel only."""
     places = np.arange(len(frame))[::-1]
     middles = frame["mean"].to_numpy()
     span = np.nanmax(middles) - np.nanmin(middles) if np.isfinite(middles).any() else 1.0
@@ -518,7 +518,7 @@ def _exp(value: float) -> float:
 
 
 def _draw_run(axes: Any, run: Run, points: dict[str, Points]) -> list[tuple[float, str, str]]:
-    """One line per task, with gaps where a value is not a number; returns their ends for `label_ends`."""
+    """One line per task, with gaps where a value is not a number. Returns their ends for `label_ends`."""
     ends = []
     for span, colour in zip([s for s in run.spans if s.task in points], palette(), strict=False):
         steps = [step for step, _ in points[span.task]]

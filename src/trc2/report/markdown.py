@@ -35,7 +35,7 @@ def code(text: str) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
-    """A table. `align` has l or r for each column; by default all columns but the first hold numbers."""
+    """A table. `align` has l or r for each column. By default all columns but the first hold numbers."""
     rule = "|".join("---" if side == "l" else "---:" for side in align or "l" + "r" * (len(heads) - 1))
     return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
 

@@ -47,7 +47,7 @@ def _charting_library() -> str:
 
 
 def write_page(table: RunTable, findings: Sequence[str], path: Path) -> Path:
-    """Write the page; it opens with at most six variants, and a list of check boxes chooses others."""
+    """Write the page. It opens with at most six variants, and a list of check boxes chooses others."""
     try:
         import altair as alt
     except ImportError:

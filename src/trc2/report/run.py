@@ -45,7 +45,7 @@ class Run:
 
     @cached_property
     def perplexity(self) -> ScoreTable:
-        """The perplexities; an empty table if none were measured."""
+        """The perplexities. An empty table if none were measured."""
         return self.tables.get("perplexity") or ScoreTable(PERPLEXITY, self.spans, {})
 
     @cached_property
@@ -103,7 +103,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder; a UserError names a part that is missing or damaged."""
+    """Read a run folder. A UserError names a part that is missing or damaged."""
     files = RunFolder(folder)
     config = files.config()
     if config.stream is None:
@@ -145,7 +145,7 @@ def own_part(run: Run, lineage: Lineage) -> Run:
     first = lineage.first_step
     trained = {span.task for span in run.spans}
     old = [task for task in run.tasks if task not in lineage.tasks]
-    # A parent run did not learn tasks that it only measured; if the log starts with the child, all count as learned.
+    # A parent run did not learn tasks that it only measured. If the log starts with the child, all count as learned.
     spans = [TaskSpan(task, 0, 0) for task in old if task in trained or first == 0]
     spans += [TaskSpan(s.task, s.start - first, s.end - first) for s in run.spans if s.task in lineage.tasks]
     tables = {
@@ -200,7 +200,7 @@ def _log(value: float | None) -> float:
 
 
 def own_score(task: str, metric: str = "perplexity") -> Callable[[Run], float | None]:
-    """The score of a task right after its own training; None if the run did not train it."""
+    """The score of a task right after its own training. None if the run did not train it."""
 
     def of(run: Run) -> float | None:
         ends = [span.end for span in run.spans if span.task == task]

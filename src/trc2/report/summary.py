@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 def write_summary(folder: Path, target: Path | None = None) -> list[Path]:
-    """Write summary.md, summary.png and, with a memory, hippocampus.png, by default into the run; return the paths."""
+    """Write summary.md, summary.png and, with a memory, hippocampus.png, by default into the run. Return the paths."""
     from trc2.report.figures import memory_figure, run_figure
     from trc2.system.plot_style import style
 
@@ -111,7 +111,7 @@ def _share(value: float) -> str:
     return f"{percent:,.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
 
 
-MIN_OVERLAP = 0.05  # of evaluation text that is also train text; less is common phrases
+MIN_OVERLAP = 0.05  # of evaluation text that is also train text. Less is common phrases
 MAX_OVERLAPS = 5
 
 
@@ -127,7 +127,7 @@ def overlaps_of(run: Run, least: float) -> list[tuple[float, str, str]]:
 
 
 def acceptance_table(run: Run) -> str:
-    """The verdict of the acceptance check on every task that the parent knew; empty if it was not asked."""
+    """The verdict of the acceptance check on every task that the parent knew. Empty if it was not asked."""
     path = run.folder / ACCEPTANCE_FILE
     if not path.is_file():
         return ""
@@ -166,7 +166,7 @@ def forgetting_text(run: Run) -> str:
 
 
 def boundary_table(run: Run, first: str = "step 0") -> str:
-    """The score matrix: every task's perplexity at every boundary, as Markdown; `first` is the name of step 0."""
+    """The score matrix: every task's perplexity at every boundary, as Markdown. `first` is the name of step 0."""
     table = run.perplexity
     ends = [0, *[span.end for span in run.spans if span.end > 0]]
     rows = []

@@ -38,7 +38,7 @@ INTERVALS = "Mean [95 % t-interval] over n seeds; A/A repeats of a seed are aver
 
 
 class NotWritten(Exception):
-    """A table or figure that these runs cannot fill; the message says what is missing."""
+    """A table or figure that these runs cannot fill. The message says what is missing."""
 
 
 def interval_text(row: Any) -> str:
@@ -210,7 +210,7 @@ def _variant_table(
     table: RunTable, name: str, title: str, caption: str, variants: Sequence[str], measures: Sequence[Measure],
     *, first: Sequence[Column] = (),
 ) -> Table:  # fmt: skip
-    """One row per variant, one column per measure; names of variants get their dagger here."""
+    """One row per variant, one column per measure. Names of variants get their dagger here."""
     chosen = table.variants.loc[list(variants)].set_axis(variant_titles(table, variants))
     columns = [*first, Column("parameters", chosen.parameters), Column("n", chosen.n)]
     for measure, column in zip(measures, measure_columns(table, variants, measures), strict=True):
@@ -219,7 +219,7 @@ def _variant_table(
 
 
 def measure_columns(table: RunTable, variants: Sequence[str], measures: Iterable[Measure]) -> list[Column]:
-    """A column for each measure: means with intervals; names of variants get their dagger here."""
+    """A column for each measure: means with intervals. Names of variants get their dagger here."""
     titles = dict(zip(variants, variant_titles(table, variants), strict=True))
     columns = []
     for measure in measures:
@@ -248,7 +248,7 @@ def score_measures(table: RunTable, when: Callable[[str, str], Callable[[Any], f
 
 
 def _is_main(measure: Measure) -> bool:
-    """Perplexity and metrics of plug-ins are shown; BLEU and token accuracy are in the CSV."""
+    """Perplexity and metrics of plug-ins are shown. BLEU and token accuracy are in the CSV."""
     name = measure.name.split("/")[0]
     return name == "perplexity" or name not in METRICS
 

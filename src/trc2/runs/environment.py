@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine and source revision; no user or host names."""
+    """Versions, machine and source revision. No user or host names."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -70,7 +70,7 @@ def _git_revision() -> str | None:
 
 
 def weight_checksums(pretrained: str, cache: Path) -> dict[str, str]:
-    """The sha256 of every weight file of a model, by file name; checksums in the cache are not computed again."""
+    """The sha256 of every weight file of a model, by file name. Checksums in the cache are not computed again."""
     files = weight_files(locate(pretrained, with_weights=True))
     checksums = known_checksums(files, expanded(cache) / "weights")
     return {path.name: checksum for path, checksum in zip(files, checksums, strict=True)}

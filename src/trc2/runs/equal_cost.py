@@ -52,7 +52,7 @@ def equal_budgets(a: Budget, b: Budget) -> bool:
     """Whether the steps of two runs are the same amount of work, by one of three measures.
 
     The measures are new tokens, all tokens with replayed ones (within 5 %), and FLOPs with a teacher's passes (within
-    5 %). The first does not charge for replayed tokens; the other two do.
+    5 %). The first does not charge for replayed tokens. The other two do.
     """
     tokens = [budget.tokens_per_step + budget.replayed_tokens_per_step for budget in (a, b)]
     flops = [budget.training_flops_per_step for budget in (a, b)]
@@ -60,7 +60,7 @@ def equal_budgets(a: Budget, b: Budget) -> bool:
 
 
 def training_flops(config: RunConfig, train: TrainConfig, slots: int) -> float:
-    """FLOPs of a micro-batch of this run with the batches of `train`; `slots` are filled memory slots.
+    """FLOPs of a micro-batch of this run with the batches of `train`. `slots` are filled memory slots.
 
     They include replay and a strategy's own passes: a teacher's, or passes over old text that it draws itself.
     """

@@ -46,7 +46,7 @@ Warn = Callable[[str], None]
 
 
 class RunFolder:
-    """The files of a run; a UserError names a file that is missing or damaged."""
+    """The files of a run. A UserError names a file that is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,7 +162,7 @@ class RunFolder:
         )
 
     def lineage(self) -> Lineage | None:
-        """The parent that this run continues; None if it has none."""
+        """The parent that this run continues. None if it has none."""
         return read_lineage(self.parent_file) if self.parent_file.exists() else None
 
     def stop(self) -> Stop | None:
@@ -175,7 +175,7 @@ class RunFolder:
         return schedule if stop is None else schedule.ending_at(stop.step)
 
     def variant(self) -> dict[str, Any] | None:
-        """The name of this run in the matrix of a sweep; None if it is not of a sweep."""
+        """The name of this run in the matrix of a sweep. None if it is not of a sweep."""
         if not self.variant_file.exists():
             return None
         with reading(self.variant_file):
@@ -204,7 +204,7 @@ class RunFolder:
         return read_all_records(self.compressed_metrics_file if is_compressed else self.metrics_file)
 
     def newest_checkpoint(self, warn: Warn) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None before the first one; a warning names damaged ones.
+        """The newest checkpoint that is whole, or None before the first one. A warning names damaged ones.
 
         A whole checkpoint of another run, or of other settings, data or metrics log, is refused.
         """
@@ -296,7 +296,7 @@ class RunFolder:
             )
 
     def note_environment(self, step: int) -> dict[str, str]:
-        """Record the environment with which the run is resumed; returns the versions that have changed."""
+        """Record the environment with which the run is resumed. Returns the versions that have changed."""
         with reading(self.environment_file):
             first = json.loads(self.environment_file.read_text(encoding="utf-8"))
             later = list(first.get("resumed", []))

@@ -22,7 +22,7 @@ REPETITION = ("train.seed", "stream.order")
 
 
 def learning_settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting that changes what is learnt, by its path."""
+    """Every setting that changes what is learned, by its path."""
     values = flat(config.model_dump(mode="json"))
     return {path: value for path, value in values.items() if not is_within(path, EXECUTION)}
 
@@ -39,7 +39,7 @@ def variant_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The learning settings in which two runs differ: both values by path; None where a run lacks the setting."""
+    """The learning settings in which two runs differ: both values by path. None where a run lacks the setting."""
     old, new = learning_settings(a), learning_settings(b)
     return {
         path: (old.get(path), new.get(path))
@@ -84,7 +84,7 @@ def learning_hash(config_file: Path) -> str:
 def check_binding(
     checkpoint: Checkpoint, config_file: Path, data_file: Path, fingerprint: str, metrics_file: Path
 ) -> None:
-    """Refuse a checkpoint whose settings, data or metrics log differ from those of its folder; name the file."""
+    """Refuse a checkpoint whose settings, data or metrics log differ from those of its folder. Name the file."""
     bound, name = checkpoint.run, f"checkpoints/{checkpoint.name}"
     if bound.get("learning") != learning_hash(config_file):
         raise UserError(

@@ -77,7 +77,7 @@ class Lineage:
 
 
 def relative_to(child: Path, parent: Path) -> str | None:
-    """The parent as seen from the child's folder; None on another drive."""
+    """The parent as seen from the child's folder. None on another drive."""
     try:
         return os.path.relpath(parent.resolve(), child.resolve())
     except ValueError:

@@ -19,7 +19,7 @@ from trc2.system.files import about, reading, refuse_link, to_json
 SCHEMA = 1
 Kind = Literal["train", "eval", "control", "boundary", "test", "resume", "nonfinite", "end", "stop"]
 KINDS = get_args(Kind)
-TAIL = 2**16  # bytes; a record is much shorter
+TAIL = 2**16  # bytes. A record is much shorter
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Record:
 
 
 def parse(line: str | bytes) -> Record:
-    """One line of a metrics log; ValueError if it is not a record."""
+    """One line of a metrics log. Raises ValueError if it is not a record."""
     content = json.loads(line)
     if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
         raise ValueError("not a record")
@@ -115,7 +115,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
-    """The whole records of a metrics log and their number of bytes; a bad line before a good one is an error."""
+    """The whole records of a metrics log and their number of bytes. A bad line before a good one is an error."""
     records: list[Record] = []
     keep = start = 0
     bad: int | None = None

@@ -12,7 +12,7 @@ from trc2.runs.equal_cost import budget_of
 
 @dataclass(frozen=True)
 class TaskSchedule:
-    """The stream laid out over optimizer steps; `steps` is each task's own share of them."""
+    """The stream laid out over optimizer steps. `steps` is each task's own share of them."""
 
     spans: tuple[TaskSpan, ...]
     train: TrainConfig
@@ -20,7 +20,7 @@ class TaskSchedule:
 
     @classmethod
     def of(cls, stream: StreamConfig, train: TrainConfig, scale: float = 1.0) -> TaskSchedule:
-        """Task after task; in a joint stream all of them at once, from the first step to the last.
+        """Task after task. In a joint stream all of them at once, from the first step to the last.
 
         `scale` stretches every task, see `trc2.runs.equal_cost`.
         """
@@ -67,11 +67,11 @@ class TaskSchedule:
         return self.spans.index(self.at(step))
 
     def past(self, step: int) -> list[str]:
-        """Tasks that ended before the step; one that ends right now is still current."""
+        """Tasks that ended before the step. One that ends right now is still current."""
         return [span.task for span in self.spans if span.end < step]
 
     def anneal_start(self, span: TaskSpan) -> int | None:
-        """The step before which a task's anneal begins; None without one."""
+        """The step before which a task's anneal begins. None without one."""
         if not self.train.branches:
             return None
         return span.end - max(1, round(self.train.anneal_share * (span.end - span.start)))
@@ -87,7 +87,7 @@ class TaskSchedule:
         return self.anneal_start(ended[-1]) or None if ended else None
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task anew.
+        """Linear warm-up, then cosine to min_lr_ratio: over the whole stream, or over each task again.
 
         Without a horizon: warm-up once, then the peak (wsd), or a cosine to the constant rate (infinite), and before
         every boundary a line down to min_lr_ratio.

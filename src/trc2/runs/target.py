@@ -19,7 +19,7 @@ from trc2.stream.tokenizer import Tokenizer, read_tokenizer
 
 @dataclass(frozen=True)
 class Target:
-    """A named model. `folder` holds its weights; it is None for a recipe.
+    """A named model. `folder` holds its weights. It is None for a recipe.
 
     `config` is that of the recipe or the run. For a saved model it has only the network and the sequence length.
     """
@@ -37,7 +37,7 @@ class Target:
         return RunFolder(self.folder).model(warn)[0] if self.is_run else load_model(self.folder)
 
     def trained_model(self, warn: Warn) -> tuple[Backbone, Tokenizer]:
-        """The network and its tokenizer; an error for a recipe, whose weights would be random."""
+        """The network and its tokenizer. An error for a recipe, whose weights would be random."""
         if self.folder is None:
             raise UserError(f"'{self.name}' is a recipe, which has no weights yet: name a run folder or a saved model.")
         net, tokenizer = self.model(warn), read_tokenizer(self.folder)
@@ -52,7 +52,7 @@ class Target:
 
 
 def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
-    """Recipes first by name, then folders, then files; overrides are for recipes only."""
+    """Recipes first by name, then folders, then files. Overrides are for recipes only."""
     path = Path(name)
     if not _is_folder(path):
         return Target(name, load_recipe(name, overrides), None, is_run=False)
@@ -86,5 +86,5 @@ def check_vocabulary(model: int, tokenizer: int, name: str = "") -> None:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long or has a NUL; the recipe loader reports it
+    except (OSError, ValueError):  # a name that is too long or has a NUL. The recipe loader reports it
         return False

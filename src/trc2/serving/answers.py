@@ -173,7 +173,7 @@ async def begin_completion(shelf: Shelf, request: CompletionRequest, limits: Ans
 
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """The prompts one by one; a list of numbers is one prompt."""
+    """The prompts one by one. A list of numbers is one prompt."""
     prompt = "" if request.prompt is None else request.prompt
     if isinstance(prompt, str):
         return [prompt]

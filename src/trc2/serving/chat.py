@@ -47,7 +47,7 @@ class ChatTemplate:
 
 
 def read_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat template in a model's folder; None if it has none."""
+    """The chat template in a model's folder. None if it has none."""
     settings = _settings(folder)
     path = folder / TEMPLATE_FILE
     source = settings.get("chat_template")

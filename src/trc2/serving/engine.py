@@ -31,7 +31,7 @@ class EngineClosed(UserError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is drawn. `logprobs` is how many of the likeliest tokens are named; None names no scores at all."""
+    """How an answer is drawn. `logprobs` is how many of the likeliest tokens are named. None names no scores at all."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token with its log-probability, and the likeliest tokens at its place; a prompt's first token has no score."""
+    """A token with its log-probability, and the likeliest tokens at its place. A prompt's first token has no score."""
 
     id: int
     text: str
@@ -94,7 +94,7 @@ class Ticket:
     open_choices: int = 0
 
     def cancel(self) -> None:
-        """Forget the request; its rows leave before the next token."""
+        """Forget the request. Its rows leave before the next token."""
         self.is_cancelled = True
 
 
@@ -199,7 +199,7 @@ class Engine:
             self._wake.notify()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the thread, after `close`; returns whether it has ended."""
+        """Wait for the end of the thread, after `close`. Returns whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -272,7 +272,7 @@ class Engine:
         self.largest_batch = max(self.largest_batch, len(self._batches[0].rows))
 
     def _run_prompt(self, ticket: Ticket, number: int, prompt: list[int], decoding: Decoding) -> Tensor:
-        """The scores of the token after the prompt; delivers those of the prompt's own tokens if they are wanted."""
+        """The scores of the token after the prompt. Delivers those of the prompt's own tokens if they are wanted."""
         ids = torch.tensor([prompt], device=self.device)
         if not ticket.sampling.scores_prompt:
             logits = self.net.decode(ids, decoding, last=1)[0, -1].float().cpu()
@@ -308,7 +308,7 @@ class Engine:
             self._batches.remove(batch)
 
     def _advance(self, row: _Row, logits: Tensor) -> bool:
-        """Draw the next token of a row and deliver what it gained; returns whether the row goes on."""
+        """Draw the next token of a row and deliver what it gained. Returns whether the row goes on."""
         sampling = row.ticket.sampling
         token = sample(logits, sampling.temperature, sampling.top_p, row.rng)
         if token == self.tokenizer.end_of_text:

@@ -165,7 +165,7 @@ class ChatRequest(GenerationRequest):
 
 
 def parse(kind: type[M], body: bytes) -> M:
-    """The request in a body of JSON; the first thing wrong with it is the error."""
+    """The request in a body of JSON. The first thing wrong with it is the error."""
     try:
         return kind.model_validate_json(body or b"{}")
     except ValidationError as error:

@@ -40,7 +40,7 @@ class Speed:
 
 
 def measure_speed(run: RunConfig, seconds: float) -> Speed:
-    """Train and score random text as the trainer would, for about so many seconds; the text does not matter."""
+    """Train and score random text as the trainer would, for about so many seconds. The text does not matter."""
     keep_freed_memory()
     net = prepared_model(run.model).to(choose_device(run.output.device))
     begun, worked = time.perf_counter(), time.thread_time()

@@ -1,1 +1,1 @@
-"""Statistics over repeated runs: intervals, paired tests and equivalence, as pure functions; see docs/statistics.md."""
+"""Statistics over repeated runs: intervals, paired tests and equivalence, as pure functions. See docs/statistics.md."""

@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)  # (seed, order): runs with equal keys form
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of a − b over pairs, its interval and its p-value; `p_holm` is p until a family corrects it."""
+    """The mean of a − b over pairs, its interval and its p-value. `p_holm` is p until a family corrects it."""
 
     spread: Moments  # of the differences
     interval: Interval

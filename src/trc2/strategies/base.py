@@ -36,7 +36,7 @@ class Strategy:
         return ()
 
     def correct_gradients(self, step: int) -> dict[str, float]:
-        """Called once per step with the accumulated, unscaled gradients, before clipping; returns metrics."""
+        """Called once per step with the accumulated, unscaled gradients, before clipping. Returns metrics."""
         return {}
 
     def after_step(self) -> None:
@@ -83,5 +83,5 @@ class Strategy:
 
 
 def plain_gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """∂loss/∂θ; None for parameters without influence on the loss."""
+    """∂loss/∂θ. None for parameters without influence on the loss."""
     return torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Dark experience replay (DER++): predictions on stored text stay as they were, and stored text is learnt again."""
+"""Dark experience replay (DER++): predictions on stored text stay as they were, and stored text is learned again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Settings(StrategyConfig):
 
 
 class LearningWithoutForgetting(Strategy):
-    """λ τ² KL(p* ‖ p), a mean over the new batch's labelled tokens; p* by the weights of the last task boundary.
+    """λ τ² KL(p* ‖ p), a mean over the new batch's labelled tokens. p* has the last boundary's weights.
 
     It needs no old text and costs one more forward pass. It does nothing before the first boundary.
     """

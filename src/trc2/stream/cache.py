@@ -47,7 +47,7 @@ def sole_maker(entry: Path, waiting: Waiting) -> Iterator[None]:
 
 
 def partial_of(entry: Path) -> Path:
-    """The path at which an entry is made before it gets its name; for use inside `sole_maker`."""
+    """The path at which an entry is made before it gets its name. For use inside `sole_maker`."""
     return entry.with_name(f".{entry.name}.partial")
 
 
@@ -127,7 +127,7 @@ def _checksums(files: dict[str, Path], note: Path | None) -> dict[str, str]:
     if note is not None and stamps != known:
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(note)  # of a process that was killed; a live one tries again next time
+            _remove_leftovers(note)  # of a process that was killed. A live one tries again next time
             write_atomically(note, json.dumps(stamps).encode())
     return {name: stamp[-1] for name, stamp in stamps.items()}
 

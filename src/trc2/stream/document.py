@@ -16,7 +16,7 @@ DUPLICATE = "duplicate"
 FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 BY_LINE = "wikitext"  # rows are lines, which `join_articles` joins
 TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # of WikiText: " = Title = ", but not the " = = Title = = " of a section
-BLANK = " "  # in the original files; the hub has empty rows instead
+BLANK = " "  # in the original files. The hub has empty rows instead
 NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
 
 Format = Callable[[Mapping[str, Any], int], str]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trc2.stream.cache import CACHE_SCHEMA, Waiting, digest, remembered
 from trc2.stream.packed import PreparedTask
 
-NGRAM = 13  # tokens; shorter ones occur by chance, longer ones miss edited copies
+NGRAM = 13  # tokens. Shorter ones occur by chance, longer ones miss edited copies
 CHUNK = 1_000_000
 MAX_EVAL_NGRAMS = 2_000_000
 _PRIME = np.uint64(0x9E3779B97F4A7C15)

@@ -123,7 +123,7 @@ def file_checksums(splits: Mapping[str, SplitInfo]) -> dict[str, str]:
 
 
 def open_task(folder: Path, key: str) -> PreparedTask | None:
-    """The packed task in a folder of the cache; None if it is missing or damaged."""
+    """The packed task in a folder of the cache. None if it is missing or damaged."""
     path = folder / "manifest.json"
     if not path.is_file():  # reading a pipe of this name would block
         return None

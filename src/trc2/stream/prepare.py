@@ -27,7 +27,7 @@ from trc2.system.files import about, refuse_special, replace_folder, sync_folder
 
 WAITING = "waiting for another process that prepares it"
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once, which decides peak memory
-MAX_DOCUMENT_HASHES = 2_000_000  # bounds the memory for finding duplicates; later duplicates stay
+MAX_DOCUMENT_HASHES = 2_000_000  # bounds the memory for finding duplicates. Later duplicates stay
 
 Watch = Callable[[str], None]
 """Called with what is being done, such as "packing prose/train: 100 documents, 20,000 tokens"."""
@@ -73,7 +73,7 @@ def prepare_stream(
 
 
 def _prepare_seed(name: str, stream: StreamConfig, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
-    """A file, or the train text of a folder; its path is tried as it is and below the data root."""
+    """A file, or the train text of a folder. Its path is tried as it is and below the data root."""
     path, below = expanded(name), expanded(stream.data_root or Path()) / name
     path = below if not path.exists() and below.exists() else path
     if not path.is_dir():

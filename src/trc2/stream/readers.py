@@ -69,7 +69,7 @@ def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """rows, text or table by the ending before any compression; None for other files.
+    """rows, text or table by the ending before any compression. None for other files.
 
     A file without an ending, such as LICENSE, is text unless a zero byte is near its start.
     """

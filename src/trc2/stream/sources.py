@@ -92,7 +92,7 @@ def source_of(task: TaskConfig, stream: StreamConfig) -> Source:
 
 @dataclass(frozen=True)
 class BuiltinSource(Source):
-    """A corpus that comes with Python or is computed; see `trc2.stream.builtin`."""
+    """A corpus that comes with Python or is computed. See `trc2.stream.builtin`."""
 
     task: TaskConfig
 

@@ -22,7 +22,7 @@ class Launcher(Protocol):
 
     @property
     def most_threads(self) -> int | None:
-        """A run may not have more; None where this process cannot know."""
+        """A run may not have more. None where this process cannot know."""
 
     def start(self, name: str, arguments: list[str], threads: int, log: Path) -> None:
         """Begin `trc2 ARGUMENTS` with a number of threads. The log gets the command, then its output."""
@@ -79,7 +79,7 @@ class LocalLauncher:
 
 
 def _threads_of_environment() -> int | None:
-    """OMP_NUM_THREADS, of which OpenMP lets users list one number per level; None if it says nothing useful."""
+    """OMP_NUM_THREADS, of which OpenMP lets users list one number per level. None if it says nothing useful."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
 

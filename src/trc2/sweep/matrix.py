@@ -28,7 +28,7 @@ EVERY_ORDER = "stream.order=all"
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The config of one of the runs that differ in nothing but their seed; the others are as valid and as long."""
+    """The config of one of the runs that differ in nothing but their seed. The others are as valid and as long."""
 
     config: RunConfig
 
@@ -90,7 +90,7 @@ class Grid(Section):
 
     @property
     def num_cells(self) -> int:
-        """How many runs there are at least; how many orders `all` are is known when the recipe is read."""
+        """How many runs there are at least. How many orders `all` are is known when the recipe is read."""
         axes = (self.seeds, self.recipes, *map(_entries, (self.sizes, self.ablations, self.strategies)))
         return math.prod(map(len, axes))
 
@@ -144,7 +144,7 @@ class Matrix(Section):
     grids: tuple[Grid, ...] = Field(min_length=1)
 
     def cells(self, extra: Iterable[str] = ()) -> list[Cell]:
-        """Every run once; `extra` overrides are laid over all. Seeds outermost over all grids."""
+        """Every run once. `extra` overrides are laid over all. Seeds outermost over all grids."""
         by_name: dict[str, Cell] = {}
         extra = tuple(extra)
         least = sum(grid.num_cells for grid in self.grids)  # counted before any of them is made

@@ -14,7 +14,7 @@ from trc2.system.console import clock
 
 
 def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], slots: int) -> float | None:
-    """What is still to train, by the seconds a step took in runs of the same backbone, or in any; None before that."""
+    """What is still to train, by the seconds a step took in runs of the same backbone, or in any. None before that."""
     rates: dict[str, list[float]] = {}
     for name, status in standings.items():
         if status.step > 0 and status.seconds > 0:
@@ -32,7 +32,7 @@ def seconds_left(standings: Mapping[str, Standing], cells: Mapping[str, Cell], s
 
 
 class Board:
-    """A bar over all steps of all runs on a terminal; elsewhere a line every minute, and when a run ends."""
+    """A bar over all steps of all runs on a terminal. Elsewhere a line every minute, and when a run ends."""
 
     def __init__(self, cells: Mapping[str, Cell], console: Console, slots: int, every: float = 60.0) -> None:
         self.cells, self.console, self.slots, self.every = cells, console, slots, every

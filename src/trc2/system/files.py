@@ -54,7 +54,7 @@ def about(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the disk has the names in a folder: a new file is lost without its name."""
-    if sys.platform == "win32":  # folders cannot be opened there; NTFS keeps a journal of names
+    if sys.platform == "win32":  # folders cannot be opened there. NTFS keeps a journal of names
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -60,7 +60,7 @@ def peak_memory_bytes() -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc to keep freed memory; False without glibc, or where the environment has its own settings.
+    """Ask glibc to keep freed memory. False without glibc, or where the environment has its own settings.
 
     glibc returns large buffers to the system and takes them again in the next step, page by page, each cleared by the
     kernel. A training step uses the same buffers every time, so keeping them saves up to 6 % of its time on a CPU

@@ -20,7 +20,7 @@ def number_text(value: float, spread: float = math.nan) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits, or the whole number from 1,000 on; NaN and infinity as Python writes them."""
+    """Three digits, or the whole number from 1,000 on. NaN and infinity as Python writes them."""
     return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 

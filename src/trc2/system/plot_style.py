@@ -29,7 +29,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 MAX_SERIES = len(COLOURS)
 DPI = 150
 WIDTH = 8.0  # inches: 800 px at 100 dpi, at which 9 pt text is legible
-MAX_PIXELS = 2**15  # of the longer side; larger pictures cannot be saved
+MAX_PIXELS = 2**15  # of the longer side. Larger pictures cannot be saved
 THEMES = {
     "light": {"ground": "#ffffff", "ink": "#222222", "grey": "#5a5a5a", "pale": "#b8b8b8", "bands": "#f5f7f9 #e9eef3"},
     "dark": {"ground": "#14181d", "ink": "#e8e8e8", "grey": "#b0b0b0", "pale": "#5f6770", "bands": "#1a1f26 #222932"},
@@ -48,7 +48,7 @@ def ink(name: str = "ink") -> str:
 
 
 def palette() -> tuple[str, ...]:
-    """The colours of at most six series; lighter in the dark theme."""
+    """The colours of at most six series. Lighter in the dark theme."""
     return COLOURS if _theme == "light" else tuple(_mix(colour, "#ffffff", 0.25) for colour in COLOURS)
 
 

@@ -46,7 +46,7 @@ class MetricPlugin:
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point, and whose it is; or, without an entry point, what this process registered."""
+    """One entry point, and whose it is, or, without an entry point, what this process registered."""
 
     kind: Kind
     name: str
@@ -87,7 +87,7 @@ def missing_hint(kind: Kind) -> str:
 
 
 def installed(kind: Kind) -> list[Plugin]:
-    """What installed packages offer and this process registered, by name; nothing of packages is imported."""
+    """What installed packages offer and this process registered, by name. Nothing of packages is imported."""
     from importlib.metadata import entry_points  # `trc2 --help` need not wait for it
 
     packaged = [Plugin(kind, entry.name, entry) for entry in entry_points(group=GROUPS[kind])]
@@ -100,7 +100,7 @@ def installed_names(kind: Kind) -> list[str]:
 
 
 def find(kind: Kind, name: str) -> Plugin | None:
-    """The plug-in of this name; None if no package brings one."""
+    """The plug-in of this name. None if no package brings one."""
     matches = [plugin for plugin in installed(kind) if plugin.name == name]
     if len(matches) > 1:
         owners = " and ".join(sorted(plugin.owner for plugin in matches))
@@ -139,7 +139,7 @@ def load_settings(plugin: Plugin, attribute: str, parent: type[Settings], functi
 
 
 def blamed(error: BaseException) -> str | None:
-    """The sentence for an error that was raised in a plug-in's own code; None if it was not."""
+    """The sentence for an error that was raised in a plug-in's own code. None if it was not."""
     for frame, line in reversed(list(walk_tb(error.__traceback__))):
         plugin = _loaded.get(str(frame.f_globals.get("__name__", "")).partition(".")[0])
         if plugin is not None:

@@ -10,7 +10,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class Place:
-    """This process among those that train together; one process alone by default."""
+    """This process among those that train together. One process alone by default."""
 
     rank: int = 0
     world: int = 1
@@ -49,7 +49,7 @@ def is_worker() -> bool:
 
 
 def world_of_process() -> int:
-    """How many processes train together; 1 for a process alone."""
+    """How many processes train together. 1 for a process alone."""
     return place_of_process().world
 
 

@@ -70,7 +70,7 @@ class StreamData:
             stores.commit(chunks)
 
     def sequences(self, task: str, steps: Iterable[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, y) of a task's own steps, batch by batch; a batch is made when the iterator reaches it."""
+        """(x, y) of a task's own steps, batch by batch. A batch is made when the iterator reaches it."""
         for step in steps:
             for batch in self.tasks[task].train_batches(step):
                 yield batch.x.to(device), batch.y.to(device)

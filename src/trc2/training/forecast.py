@@ -17,7 +17,7 @@ SCORING_SPEED = 3.0  # of scoring a token relative to training on it
 
 
 def tokens_to_score(config: RunConfig, schedule: TaskSchedule, data: StreamData) -> NDArray[np.int64]:
-    """For every step, the tokens scored from its end to the end of the run; at 0 also those before training."""
+    """For every step, the tokens scored from its end to the end of the run. At 0 also those before training."""
     evaluation, control, total = config.eval, config.control, schedule.total_steps
     is_steered = control.mode == "closed_loop" and config.model.replay
     after = np.zeros(total + 1, dtype=np.int64)
@@ -53,7 +53,7 @@ class Forecast:
         trained = np.arange(schedule.total_steps, -1, -1) * config.train.tokens_per_step
         self.work_left = trained + tokens_to_score(config, schedule, data) / SCORING_SPEED
         self.first: tuple[int, float] | None = None
-        self.left: float | None = None  # seconds to the end of the run; None before the second step
+        self.left: float | None = None  # seconds to the end of the run. None before the second step
 
     def see(self, record: Record, now: float) -> None:
         if record.kind not in ("train", "nonfinite"):

@@ -37,7 +37,7 @@ def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> di
 
 @contextmanager
 def no_side_effects(is_on: bool, model: Backbone, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Fail if the state differs after the block; if off, do nothing."""
+    """Fail if the state differs after the block. If off, do nothing."""
     if not is_on:
         yield
         return
@@ -54,7 +54,7 @@ class RanksDiffer(RuntimeError):
 
 
 def check_ranks_agree(ranks: Ranks, model: Backbone, others: dict[str, Tensor]) -> None:
-    """Compare hashes of weights, memory, stores, clock and `others` over all ranks; name what differs.
+    """Compare hashes of weights, memory, stores, clock and `others` over all ranks. Name what differs.
 
     A divided tensor is its own on every rank, so it is left out.
     """

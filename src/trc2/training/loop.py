@@ -148,7 +148,7 @@ class Trainer:
         self.stopped_early = True
 
     def restore_pre_anneal_weights(self) -> None:
-        """The last task was annealed on a branch; the next task starts from the weights before the anneal."""
+        """The last task was annealed on a branch. The next task starts from the weights before the anneal."""
         before = self.schedule.step_before_anneal(self.state.progress.step)
         if before is not None:
             self.ranks.on_first(self.writer.wait)
@@ -173,7 +173,7 @@ class Trainer:
                 with autocast(state.device, state.dtype):
                     _, aux = state.parallel(x, y, origin=batch.origin, return_logits=False)
                 label_share, weight = batch.num_labels / max(1, num_labels), 1 / self.config.train.micro_batches
-                # |Ω| is counted over the whole step; the other losses are averaged over its micro-batches.
+                # |Ω| is counted over the whole step. The other losses are averaged over its micro-batches.
                 loss = aux["loss_lm"] * label_share + (aux["loss"] - aux["loss_lm"]) * weight
                 state.scaler.scale(loss).backward()
             parts = {name: value * weight for name, value in aux.items() if name.startswith("loss")}

@@ -16,7 +16,7 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
     """Weight decay on tensors of two or more dimensions, the embedding included, but not on those that the model
     names in `tensors_without_decay`.
 
-    Tensors that no loss can reach (`unused_parameters`) get no gradient; they are left out, so that decay cannot
+    Tensors that no loss can reach (`unused_parameters`) get no gradient. They are left out, so that decay cannot
     move them either.
     """
     idle, spared = set(model.unused_parameters()), set(model.tensors_without_decay())
@@ -30,7 +30,7 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
 def _groups(parameters: list[nn.Parameter], weight_decay: float, first: int) -> list[dict[str, Any]]:
     """One group, or two if some tensors are divided over ranks: torch cannot update both kinds together.
 
-    `numbers` are the indices of the tensors when nothing is divided; checkpoints name the tensors by them.
+    `numbers` are the indices of the tensors when nothing is divided. Checkpoints name the tensors by them.
     """
     numbered = list(enumerate(parameters, start=first))
     whole = [(number, p) for number, p in numbered if not is_divided(p)]

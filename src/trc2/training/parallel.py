@@ -42,11 +42,11 @@ class Parallel:
 
     @contextmanager
     def micro_step(self, is_last: bool) -> Iterator[None]:
-        """Context of forward and backward of one micro-batch; the last of a step adds the gradients of all ranks."""
+        """Context of forward and backward of one micro-batch. The last of a step adds the gradients of all ranks."""
         yield
 
     def clip(self, limit: float, *, critic_apart: bool) -> dict[str, float]:
-        """Scale the gradients down to a norm of `limit` if it is larger; returns the norms before, by group.
+        """Scale the gradients down to a norm of `limit` if it is larger. Returns the norms before, by group.
 
         The critic's gradient is often the larger one. Clipped together, it would shrink the steps of the network.
         """
@@ -65,7 +65,7 @@ class Parallel:
         return float(nn.utils.clip_grad_norm_(parameters, limit))
 
     def gradients_of(self, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """∂loss/∂θ of a loss that every rank computes alike; leaves the step's own gradients as they are."""
+        """∂loss/∂θ of a loss that every rank computes alike. Leaves the step's own gradients as they are."""
         return plain_gradients(loss, parameters)
 
     def divide(self, tensors: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ class Parallel:
 
 
 class DataParallel(Parallel):
-    """A copy of the model on every rank; DDP adds the gradients while the last backward pass still runs.
+    """A copy of the model on every rank. DDP adds the gradients while the last backward pass still runs.
 
     Every tensor of DDP gets a gradient in every step, possibly zeros (`trc2.ops.zero_gradient`). Tensors that no loss
     can reach are left out by name, so DDP does not have to search for unused tensors. If a task boundary changes which

@@ -108,7 +108,7 @@ def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, cons
 
 
 def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
-    """Warn about and record changed versions of libraries; a lost or damaged file is only a warning."""
+    """Warn about and record changed versions of libraries. A lost or damaged file is only a warning."""
     try:
         changed = folder.note_environment(step)
     except UserError as problem:
@@ -121,14 +121,14 @@ def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[st
 
 
 def _newest_checkpoint(folder: RunFolder, console: Console, ranks: Ranks) -> Checkpoint | None:
-    """The first rank finds the newest whole checkpoint; the others load the same one."""
+    """The first rank finds the newest whole checkpoint. The others load the same one."""
     newest = ranks.on_first(lambda: folder.newest_checkpoint(warn_on(console)))
     step = ranks.first_says(-1 if newest is None else newest.step)
     return newest if ranks.is_first or step < 0 else folder.checkpoint_of(step)
 
 
 def _resumed_config(folder: RunFolder, overrides: Iterable[str]) -> RunConfig:
-    """The run's own config; overrides may change *execution* (output.…), never *learning*."""
+    """The run's own config. Overrides may change *execution* (output.…), never *learning*."""
     config = folder.config()
     changed = RunConfig(**apply_overrides(config.model_dump(mode="json"), overrides))
     changed = changed.replace(output={**changed.output.model_dump(), "folder": folder.path})

@@ -84,7 +84,7 @@ def begin_run(config: RunConfig, console: Console, ranks: Ranks) -> None:
 def describe_run(
     folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, parent: RunFolder | None = None
 ) -> None:
-    """Write the files of a run that never change; computing the checksums of large weights takes a while."""
+    """Write the files of a run that never change. Computing the checksums of large weights takes a while."""
     # Rich's status needs ipywidgets in a notebook.
     with console.status("writing down what the run begins with") if console.is_terminal else nullcontext():
         folder.describe(config, prepared, parent)
@@ -108,7 +108,7 @@ class Interrupted(UserError):
 
 
 def run_trainer(trainer: Trainer) -> None:
-    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives; close the observers."""
+    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives. Close the observers."""
 
     def stop(signum: int, _frame: object) -> None:
         trainer.stop_requested = True
@@ -142,7 +142,7 @@ def prepare_with_progress(
     config: RunConfig, console: Console, tokenizer: Tokenizer | None = None, known: Mapping[str, Any] | None = None,
     *, with_notes: bool = True,
 ) -> PreparedStream:  # fmt: skip
-    """The run's data, prepared with a progress line; `known` are the tasks in the run's data.json.
+    """The run's data, prepared with a progress line. `known` are the tasks in the run's data.json.
 
     `with_notes` prints which files were used and which were not.
     """
@@ -192,7 +192,7 @@ def warn_if_fast(config: RunConfig, console: Console) -> None:
 
 
 def add_observers(trainer: Trainer, console: Console) -> None:
-    """Add the metrics log, the screen and the configured trackers; of several ranks, to the first."""
+    """Add the metrics log, the screen and the configured trackers. Of several ranks, to the first."""
     if not trainer.ranks.is_first:
         return
     output, observers = trainer.config.output, trainer.recorder.observers

@@ -42,7 +42,7 @@ class Progress:
 
 
 class RunState:
-    """Model, optimizer, scaler and strategy, the progress, and the decisions of the controller; no observers."""
+    """Model, optimizer, scaler and strategy, the progress, and the decisions of the controller. No observers."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, ranks: Ranks = ALONE, *, will_restore: bool = False
@@ -107,7 +107,7 @@ class RunState:
         check_ranks_agree(self.ranks, self.model, others)
 
     def to_checkpoint(self, run: dict[str, Any]) -> Checkpoint:
-        """The current state; `run` says to which run it belongs. The tensors are views: copy them before training."""
+        """The current state. `run` says to which run it belongs. The tensors are views: copy them before training."""
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         tensors |= pack_optimizer(self.optimizer)
         tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.tensors.items()}
@@ -124,7 +124,7 @@ class RunState:
         return Checkpoint(self.progress.step, whole, state, run, rows)
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
-        """Restore weights and optimizer of an earlier checkpoint; stores, controller, strategy and clock stay."""
+        """Restore weights and optimizer of an earlier checkpoint. Stores, controller, strategy and clock stay."""
         checkpoint = replace(checkpoint, tensors=self.parallel.divide(checkpoint.tensors, self.optimizer))
         stay = ("model.replay.", "model.clock.")
         now = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}

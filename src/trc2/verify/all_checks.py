@@ -71,7 +71,7 @@ class Report:
 def run_checks(
     model: Backbone, name: str = "model", seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Put a model through every check; `watch` is called with the name of each before it runs."""
+    """Put a model through every check. `watch` is called with the name of each before it runs."""
     tested = ModelUnderTest(model, seed)
     start = time.monotonic()
     checks: list[Check] = []

@@ -20,7 +20,7 @@ def _logits(model: Backbone, x: Tensor, y: Tensor | None = None) -> Tensor:
 def _with_every_fill(
     tested: ModelUnderTest, name: str, claim: str, measure: Callable[[Fill], float], bound: float | None = None
 ) -> list[Check]:
-    """The check in every state of memory and stores; the bound is the model's rounding unless it is given."""
+    """The check in every state of memory and stores. The bound is the model's rounding unless it is given."""
     bound = tested.rounding if bound is None else bound
     return [Check("A", tested.label(name, fill), claim, measure(fill), "<=", bound) for fill in tested.fills]
 
@@ -141,7 +141,7 @@ def write_scores(tested: ModelUnderTest) -> list[Check]:
 
 
 def _scores(tested: ModelUnderTest, fill: Fill, x: Tensor, y: Tensor) -> Tensor:
-    """The queued scores; NaN, which keeps no bound, where nothing was queued."""
+    """The queued scores. NaN, which keeps no bound, where nothing was queued."""
     model = tested.fresh(fill).train()
     _logits(model, x, y)
     return model.pending[-1].proposal.surprise if model.pending else torch.full(x.shape, float("nan"))

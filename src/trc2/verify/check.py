@@ -23,7 +23,7 @@ Fill = Literal["empty", "filled"]
 
 @dataclass(frozen=True)
 class Check:
-    """One measured number and the bound it must keep; `passed` is None where the check does not apply."""
+    """One measured number and the bound it must keep. `passed` is None where the check does not apply."""
 
     group: str
     name: str
@@ -114,7 +114,7 @@ class ModelUnderTest:
         return clone
 
     def tokens(self, name: str, *, length: int | None = None) -> Tensor:
-        """A random batch; the same name gives the same tokens."""
+        """A random batch. The same name gives the same tokens."""
         shape = (self.batch, length or self.length)
         return torch.randint(self.vocab_size, shape, generator=keyed_generator("verify", self.seed, name))
 
@@ -148,7 +148,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 def largest(values: list[float]) -> float:
-    """The maximum; unlike Python's own, a NaN anywhere makes it NaN."""
+    """The maximum. Unlike Python's own, a NaN anywhere makes it NaN."""
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 

@@ -21,7 +21,7 @@ FLOOR = 1e-19  # where an exact zero is drawn on the logarithmic axis
 
 
 def as_table(report: Report, width: int = 120) -> Table:
-    """Every check with its measured number and its bound; a narrow terminal does without the claims."""
+    """Every check with its measured number and its bound. A narrow terminal does without the claims."""
     has_claims = width >= 110
     table = Table(title=f"{report.model}: {report.num_parameters:,} parameters, float64, seed {report.seed}")
     table.add_column("")

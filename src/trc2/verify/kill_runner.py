@@ -45,7 +45,7 @@ def kill_and_restart(
     trial: Trial, target: Path, whole: Path, kills: int, length: float, rng: random.Random, losses: Losses,
     watch: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Kill a command `kills` times, starting it again each time; whenever it ends, compare with the undisturbed one.
+    """Kill a command `kills` times, starting it again each time. Whenever it ends, compare with the undisturbed one.
 
     `length` is what an undisturbed one takes, in seconds.
     """
@@ -72,7 +72,7 @@ def kill_concurrently(
     trial: Trial, target: Path, whole: Path, processes: int, kills: int, length: float, rng: random.Random,
     losses: Losses,
 ) -> None:  # fmt: skip
-    """Many processes at once on one target, some of them killed; those that are left must all end well."""
+    """Many processes at once on one target, some of them killed. Those that are left must all end well."""
     running = [_start(trial.attempt, target, None) for _ in range(processes)]
     for process in running[:kills]:
         process.join(rng.uniform(0.0, length))
@@ -91,7 +91,7 @@ def kill_concurrently(
 def run_in_child(
     attempt: Attempt, target: Path, point: str | None = None, delay: float | None = None, exit_code: int = 0
 ) -> float:
-    """Run in a process of its own, which must end with `exit_code`; seconds it took, or −1 if it was killed.
+    """Run in a process of its own, which must end with `exit_code`. Seconds it took, or −1 if it was killed.
 
     Forked, so that a hundred kills do not import torch a hundred times.
     """

@@ -35,7 +35,7 @@ from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_runner import Losses, Trial, kill_and_restart, kill_concurrently, run_in_child
 
-# What depends on the clock; everything else must be equal to the bit.
+# What depends on the clock. Everything else must be equal to the bit.
 TIMED = ("train/tokens_per_second", "efficiency/")
 WORDS = {
     "fruit": ("apple", "pear", "plum", "fig"),
@@ -76,7 +76,7 @@ class ResumeReport:
 def verify_resume(
     folder: Path, kills: int, seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> ResumeReport:
-    """Run every command that writes once undisturbed and many times with kills; compare all they leave behind."""
+    """Run every command that writes once undisturbed and many times with kills. Compare all they leave behind."""
     begun = time.monotonic()
     rng = random.Random(seed)
     write_small_data(folder / "data", WORDS)
@@ -110,7 +110,7 @@ def verify_resume(
 
 
 def shares(kills: int) -> dict[str, int]:
-    """Kills by command; `kills` in all, and every command gets some if there are enough."""
+    """Kills by command. `kills` in all, and every command gets some if there are enough."""
     least = 1 if kills >= len(SHARES) else 0
     counts = {name: max(least, int(kills * share)) for name, share in SHARES.items() if name != "train"}
     return {"train": kills - sum(counts.values()), **counts}
@@ -193,7 +193,7 @@ def small_run(folder: Path) -> RunConfig:
 
 
 def compare_runs(whole: Path, parted: Path) -> tuple[list[str], int, int]:
-    """Names of everything that differs: tensors, state and records; time aside."""
+    """Names of everything that differs: tensors, state and records, time aside."""
     a, b = (load_checkpoint(list_checkpoints(RunFolder(path).checkpoints)[-1]) for path in (whole, parted))
     differences = [
         name
@@ -212,7 +212,7 @@ def compare_runs(whole: Path, parted: Path) -> tuple[list[str], int, int]:
 
 
 def _timeless(records: list[Record]) -> list[str]:
-    """Records as text without what depends on the clock; resume marks are not part of the story."""
+    """Records as text without what depends on the clock. Resume marks are not part of the story."""
     lines = []
     for record in records:
         if record.kind != "resume":
@@ -242,7 +242,7 @@ def _exit_as(verdict: Verdict | None) -> None:
 
 
 def _different_files(whole: Path, parted: Path) -> list[str]:
-    """Names of files that are not the same, byte for byte, but for the stamps of when they were; and what was left."""
+    """Names of files that are not the same, byte for byte, but for the stamps of when they were, and what was left."""
     first, second = (
         {
             path.relative_to(root).as_posix(): path.read_bytes()

@@ -55,7 +55,7 @@ def memory_persists(tested: ModelUnderTest) -> list[Check]:
 
 
 def _readout(model: Backbone, probe: Tensor) -> Tensor:
-    """R at the real injection point, caught on its way into the output map; zeros where nothing was read."""
+    """R at the real injection point, caught on its way into the output map. Zeros where nothing was read."""
     memory = memory_of(model)
     assert memory is not None
     caught: list[Tensor] = []

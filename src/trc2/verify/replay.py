@@ -10,14 +10,14 @@ from trc2.verify.check import Check, ModelUnderTest, changed, skipped, state_of,
 
 
 def _counts(model: Backbone) -> tuple[int, int, int]:
-    """Chunks in the ring, in the reservoir, and ever seen: the last still grows when both stores are full."""
+    """Chunks in the recency buffer, in the reservoir, and ever seen: the last still grows when both stores are full."""
     stores = model.replay
     assert stores is not None
     return stores.num_recent, stores.num_long, stores.num_seen
 
 
 def counts(tested: ModelUnderTest) -> list[Check]:
-    """A training forward with targets stores every chunk of the batch; nothing else stores any."""
+    """A training forward with targets stores every chunk of the batch. Nothing else stores any."""
     name, claim = (
         "stores grow in training",
         "chunks missing or surplus after a training forward with targets, and after its flush",
@@ -54,7 +54,7 @@ def counts(tested: ModelUnderTest) -> list[Check]:
 
 
 def never_the_current_batch(tested: ModelUnderTest) -> list[Check]:
-    """The first step has nothing to replay; the second replays chunks of the first only."""
+    """The first step has nothing to replay. The second replays chunks of the first only."""
     name, claim = "replay before insertion", "replayed chunks that are not from an earlier step"
     if not tested.has_replay:
         return skipped("D", name, claim, "no replay")

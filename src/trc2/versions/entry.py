@@ -56,7 +56,7 @@ class Version:
 
     @property
     def run(self) -> Path | None:
-        """The finished run with its last checkpoint; None of a saved model, and where pruning removed it."""
+        """The finished run with its last checkpoint. None for a saved model, and where pruning removed it."""
         return self.folder / RUN if any(name.startswith(CHECKPOINTS) for name in self.present) else None
 
     @property
@@ -83,7 +83,7 @@ class Version:
         return self.removed != "all"
 
     def check(self, parts: Iterable[str] = (MODEL, RUN)) -> Version:
-        """Compare the files with their hashes; returns this version."""
+        """Compare the files with their hashes. Returns this version."""
         if not self.has_model:
             raise UserError(f"The files of {self.name} were pruned, only its description is left: name a later one.")
         prefixes = tuple(f"{part}/" for part in parts)
@@ -147,7 +147,7 @@ def name_of(number: int, content: str) -> str:
 
 
 def copy_tree(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Copy files and folders of these names, as far as they are there; links are not followed."""
+    """Copy files and folders of these names, as far as they are there. Links are not followed."""
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = source / name
@@ -181,6 +181,6 @@ def protect(folder: Path) -> None:
 
 
 def write_description(folder: Path, content: dict[str, Any]) -> str:
-    """Write version.json; returns its sha256."""
+    """Write version.json. Returns its sha256."""
     write_durably(folder / DESCRIPTION, json.dumps({"schema": SCHEMA, **content}, indent=1).encode())
     return file_checksum(folder / DESCRIPTION)

@@ -41,7 +41,7 @@ def now() -> str:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events, oldest first; a line that is not what was written is an error."""
+    """All events, oldest first. A line that is not what was written is an error."""
     events: list[Event] = []
     with reading(path):
         lines = path.read_bytes().split(b"\n")
@@ -74,7 +74,7 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 
 def accepted(events: Sequence[Event]) -> str | None:
-    """The name of the accepted version; None before the first."""
+    """The name of the accepted version. None before the first."""
     return next((event.version for event in reversed(events) if event.kind in MOVES), None)
 
 
