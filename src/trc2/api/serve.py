@@ -17,6 +17,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     tokens: str | Path | None = None,
+    data: str | Path | None = None,
     max_rows: int = 8,
     max_requests: int = 64,
     per_minute: int = 100_000,
@@ -26,6 +27,7 @@ def serve(
     model         a run folder, a folder with a saved model, or a versions folder
     host, port    where it listens; port 0 takes a free one
     tokens        a file with a right (ask, teach or admin), a token and a name on each line
+    data          a folder for uploaded documents
     max_rows      answers that are written at once, in one batch
     max_requests  requests that are answered or wait; one more gets status 429
     per_minute    requests of one caller in a minute; more get status 429
@@ -35,5 +37,5 @@ def serve(
     if not (0 <= port < 2**16 and min(max_rows, max_requests, per_minute) >= 1):
         raise UserError("A number is out of range: port is 0 to 65535, the others are at least 1.")
     limits = Limits(requests=max_requests, per_minute=per_minute)
-    path = None if tokens is None else Path(tokens)
-    return Server(ServerSettings(Path(model), host, port, path, max_rows, limits=limits))
+    files, folder = (None if path is None else Path(path) for path in (tokens, data))
+    return Server(ServerSettings(Path(model), host, port, files, folder, max_rows, limits=limits))

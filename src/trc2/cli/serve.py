@@ -20,6 +20,9 @@ def serve(
     tokens: Annotated[
         Path | None, typer.Option(help="A file with a right (ask, teach or admin), a token and a name on each line.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder for uploaded documents; without one there is nothing to upload to.")
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, max=1024, help="Answers that are written at once, in one batch.")] = 8,
     max_requests: Annotated[
         int, typer.Option(min=1, max=MAX_COUNT, help="Requests that are answered or wait; one more gets status 429.")
@@ -35,7 +38,7 @@ def serve(
     from trc2.serving.server import AnswerLimits, Limits, Server, ServerSettings, log_to
 
     limits = Limits(requests=max_requests, per_minute=per_minute, answers=AnswerLimits(max_tokens=max_tokens))
-    server = Server(ServerSettings(model, host, port, tokens, max_rows, limits=limits), warn)
+    server = Server(ServerSettings(model, host, port, tokens, data, max_rows, limits=limits), warn)
     err.print(f"{server.settings.model} at {server.url}/v1, until Ctrl-C.", soft_wrap=True)
     with log_to(err):
         server.run()

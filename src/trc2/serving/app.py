@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trc2.errors import UserError, sentence_of
-from trc2.serving import answers, version_routes
+from trc2.serving import answers, file_routes, version_routes
 from trc2.serving.answers import Asked, event_line
 from trc2.serving.auth import Right, check_origin, check_right, find_caller
 from trc2.serving.service import Endpoint, Service, read_body
@@ -244,6 +244,11 @@ ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [
     ("GET", "/v1/models/{model}", "ask", retrieve_model),
     ("POST", "/v1/completions", "ask", completions),
     ("POST", "/v1/chat/completions", "ask", chat_completions),
+    ("POST", "/v1/files", "teach", file_routes.upload),
+    ("GET", "/v1/files", "teach", file_routes.list_files),
+    ("GET", "/v1/files/{file}", "teach", file_routes.retrieve),
+    ("GET", "/v1/files/{file}/content", "teach", file_routes.content),
+    ("DELETE", "/v1/files/{file}", "teach", file_routes.delete),
     ("GET", "/v1/versions", "ask", version_routes.list_versions),
     ("GET", "/v1/versions/{version}", "ask", version_routes.retrieve_version),
     ("POST", "/v1/versions/rollback", "admin", version_routes.rollback),

@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from trc2.errors import UserError
 from trc2.runs.folder import Warn
+from trc2.runs.lock import lock_folder
 from trc2.serving.auth import Token, is_local, read_tokens
 
 try:
@@ -25,8 +26,10 @@ try:
 
     from trc2.serving.answers import AnswerLimits
     from trc2.serving.app import make_app
+    from trc2.serving.files import Files
     from trc2.serving.service import Limits, Service
     from trc2.serving.shelf import Shelf, find_source
+    from trc2.serving.store import open_database
 except ModuleNotFoundError as error:
     raise UserError(
         f"The server's libraries are not installed ({error}): use `pip install '.[serve]'` in the checkout."
@@ -34,6 +37,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["AnswerLimits", "Limits", "Server", "ServerSettings", "check_address", "log_to"]
 
+DATABASE = "serve.db"
 GRACE_SECONDS = 30  # for answers that are being written when the server stops
 
 
@@ -45,6 +49,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     tokens: Path | None = None
+    data: Path | None = None
     max_rows: int = 8
     max_loaded: int = 2
     limits: Limits = field(default_factory=Limits)
@@ -59,8 +64,13 @@ class Server:
         check_address(settings.host, tokens)
         self.settings = settings
         shelf = Shelf(source, settings.max_rows, settings.max_loaded, warn)
-        self.service = Service(shelf, tokens, settings.limits)
+        self._held = ExitStack()
         self._socket = _listen(settings.host, settings.port)
+        self._held.callback(self._socket.close)
+        with self._held.pop_all() as held:  # an error closes what is open so far
+            files = None if settings.data is None else _open_data(settings.data, settings.limits, held)
+            self.service = Service(shelf, tokens, settings.limits, files)
+            self._held = held.pop_all()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         config = uvicorn.Config(
@@ -76,7 +86,7 @@ class Server:
         try:
             asyncio.run(self._serve())
         finally:
-            self._socket.close()
+            self._held.close()
 
     async def _serve(self) -> None:
         await self.service.shelf.refresh()  # a model that cannot be read is an error before the first request
@@ -107,6 +117,14 @@ class Server:
         self._server.should_exit = True
         assert self._thread is not None
         self._thread.join()
+
+
+def _open_data(folder: Path, limits: Limits, held: ExitStack) -> Files:
+    """The data folder, which belongs to one server at a time."""
+    held.enter_context(lock_folder(folder))
+    database = open_database(folder / DATABASE)
+    held.callback(database.dispose)
+    return Files(folder, database, limits.file_bytes)
 
 
 def check_address(host: str, tokens: tuple[Token, ...]) -> None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from trc2.serving.answers import AnswerLimits
 from trc2.serving.auth import RateLimit, Token
+from trc2.serving.files import Files
 from trc2.serving.shelf import Shelf
 from trc2.serving.wire import ApiError
 
@@ -21,6 +22,7 @@ class Limits:
     """Bounds of everything that a client decides."""
 
     body_bytes: int = 4 * 2**20
+    file_bytes: int = 512 * 2**20
     requests: int = 64  # answers that are being written or wait
     per_minute: int = 600
     answers: AnswerLimits = field(default_factory=AnswerLimits)
@@ -33,6 +35,7 @@ class Service:
     shelf: Shelf
     tokens: tuple[Token, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    files: Files | None = None  # None without a data folder
     open_requests: int = 0
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     started: float = field(default_factory=time.time)

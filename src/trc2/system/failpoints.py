@@ -20,6 +20,7 @@ PREPARING = ("pack", "pack rename")
 PROMOTING = ("version", "version rename", "version event")  # whole; it has its name; it is in the table
 GOING_BACK = ("rollback", "rolled back")
 PRUNING = ("prune",)  # the event is in the table, the files are still there
+UPLOADING = ("file", "file rename", "file row")  # before a file gets its name, before its row, before the answer
 _passed: Counter[str] = Counter()
 
 
