@@ -42,7 +42,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(elsewhere: Path, capsys:
     grown = names["grown"]
     assert (grown.parent, list(grown.gate()["tasks"])) == ("models/first", ["fruit"])
     assert grown.config.stream.only == ("metals",)
-    with pytest.raises(UserError, match="does not say what it learnt"):
+    with pytest.raises(UserError, match="does not say what it learned"):
         trc2.continue_from("models/first", {"salts": ["a b"]}, max_forgetting=0.1)
     assert "has no scores of 'perplexty': did you mean 'perplexity'?" in capsys.readouterr().out
 

@@ -161,7 +161,7 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     arguments = ["continue", str(model), *small(data), "--task", f"colours={data / 'colours'}", "--steps", "2"]
     unknown = trc2(*arguments, "--out", str(tmp_path / "a"), "--max-forgetting", "0.1")
     assert unknown.code == 2
-    assert "does not say what it learnt" in unknown.err
+    assert "does not say what it learned" in unknown.err
     plain = trc2(*arguments, "--out", str(tmp_path / "a"))
     assert plain.code == 0, plain.err
     assert "what was forgotten is unknown" in " ".join(plain.out.split())

@@ -92,7 +92,7 @@ def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(
 def test_seeds_without_stores_are_refused(tiny_run: Callable[..., RunConfig]) -> None:
     stream = {**tiny_run().stream.model_dump(), "replay_prefill_files": ["x.jsonl"]}  # type: ignore[union-attr]
     hard = {**tiny_run().model.model_dump(), "replay_keep": "loss"}
-    with pytest.raises(UserError, match=r"stream.replay_prefill_files were never learnt: choose uniform or balanced"):
+    with pytest.raises(UserError, match=r"stream.replay_prefill_files were never learned: choose uniform or balanced"):
         tiny_run(stream=stream, model=hard)
     with pytest.raises(UserError, match=r"stream.replay_prefill_files fills replay stores, but model.replay is false"):
         tiny_run(stream=stream, model={**tiny_run().model.model_dump(), "replay": False})

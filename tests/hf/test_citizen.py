@@ -149,7 +149,7 @@ def test_embeddings_are_learned_from_unless_replay_would_have_to_store_them() ->
     assert embeddings.grad is not None
     assert embeddings.grad.any()
     replaying = TRC2ForCausalLM.wrap(CortexNet(tiny_config())).train()
-    with pytest.raises(UserError, match="inputs_embeds cannot be learnt from where tokens are stored"):
+    with pytest.raises(UserError, match="inputs_embeds cannot be learned from where tokens are stored"):
         replaying(inputs_embeds=embeddings.detach(), labels=x)
 
 

@@ -46,7 +46,7 @@ def test_a_summary_says_in_words_what_became_of_each_task(tmp_path: Path) -> Non
     folder = write_run(tmp_path / "run", 3, lambda step, task: scores[-(-step // 10) * 10][task])
     text = summary_text(read_run(folder), None)
     assert "task0 lost 26 % (perplexity 85 → 107)." in text
-    assert "task1 was not learnt" in text
+    assert "task1 was not learned" in text
     assert "(perplexity 40" not in text  # the last task has no past
 
 

@@ -230,7 +230,7 @@ def test_home_folders_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert isinstance(source, FileSource)
         assert len(texts(source, "train")) == 60
     nobody = StreamConfig(tasks=[{"name": "x", "folder": "one"}], data_root="~nobody-of-this-name/data")
-    with pytest.raises(UserError, match="home folder of nobody here"):
+    with pytest.raises(UserError, match="home of a user that is not known here"):
         source_of(nobody.tasks[0], nobody)
 
 

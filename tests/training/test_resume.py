@@ -244,7 +244,7 @@ def test_learning_may_not_change_on_resume_but_execution_may(
     with pytest.raises(UserError, match=r"model\.thalamus from True to False"):
         resume_run(tmp_path / "run", ["model.thalamus=false"], QUIET)
     for section in ("stream=null", "model=transformer", "strategy=ewc"):
-        with pytest.raises(UserError, match="which changes what is learnt"):
+        with pytest.raises(UserError, match="which changes what is learned"):
             resume_run(tmp_path / "run", [section], QUIET)
     resume_run(tmp_path / "run", ["output.keep_checkpoints=1", f"stream.cache={tmp_path / 'other'}"], QUIET)
 

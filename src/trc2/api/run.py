@@ -261,7 +261,7 @@ class Run:
             f"<tr><td>{html.escape(task)}</td>{''.join(map(_cell, (s.before, s.learnt, s.kept)))}</tr>"
             for task, s in scores.items()
         )
-        head = "<tr><th>perplexity</th><th>before</th><th>just learnt</th><th>now</th></tr>"
+        head = "<tr><th>perplexity</th><th>before</th><th>just learned</th><th>now</th></tr>"
         return (
             f"<p><b>{html.escape(repr(self))}</b></p><table>{head}{rows}</table>"
             f'<img src="data:image/png;base64,{figure}" style="max-width:100%">'
@@ -297,7 +297,7 @@ def continue_from(
 ) -> Run:
     """Go on with new tasks from a run, or from a saved model: an export of ours, or any causal Hugging Face folder.
 
-    A saved model does not say what it learnt. `keep` is text it should go on knowing, given like tasks: measured
+    A saved model does not say what it learned. `keep` is text it should go on knowing, given like tasks: measured
     against the model as it was, never trained. The other arguments are those of `Run.continue_`.
     """
     parent = Path(source)

@@ -106,7 +106,7 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
         out.print(f"The perplexity of past tasks rose by {risen:.1%} on average since their own training.")
     elif not verdict.tasks:
         out.print(
-            f"{verdict.parent} is a saved model, which does not say what it learnt, so what was forgotten is unknown: "
+            f"{verdict.parent} is a saved model, which does not say what it learned, so what was forgotten is unknown: "
             "name text it should go on knowing by --keep NAME=FOLDER.",
             style="yellow",
         )

@@ -97,7 +97,7 @@ def continue_(
     """Teach a finished run, or a saved model, more tasks, in a new folder that points to its parent.
 
     Parent and child are compared task by task on held-out text, with 95 % intervals from a bootstrap over documents.
-    A saved model does not say what it learnt: name text it should go on knowing by --keep.
+    A saved model does not say what it learned: name text it should go on knowing by --keep.
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
     from trc2.continuing.acceptance import check_acceptance, judge_child

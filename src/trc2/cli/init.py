@@ -64,7 +64,10 @@ def init(
     size = f"{config.model.depth} {'columns' if model is None else 'layers'} of width {config.model.d_model}"
     shown.print(f"{size}, {proposal.steps} steps at {speed.tokens_per_second(config):,.0f} tokens/s.")
     if proposal.seconds < 40 * minutes:
-        shown.print("The text is known by heart before the time is up: more of it would be worth more than more steps.")
+        shown.print(
+            "More steps would read this text more than ten times, so the recipe takes less than the given time. "
+            "More text would help more than more steps."
+        )
     shown.print(
         f"{recipe}: about {proposal.seconds / 60:.1f} minutes. Begin with `trc2 train {recipe}`.", soft_wrap=True
     )

@@ -27,7 +27,7 @@ class BackboneConfig(Section):
 
     # replay
     replay: bool = Field(False, description="whether chunks of earlier text are stored and trained on again")
-    replay_recent_chunks: Size = Field(2048, description="size of the ring of recent chunks")
+    replay_recent_chunks: Size = Field(2048, description="number of chunks in the recency buffer")
     replay_long_chunks: Size = Field(16_384, description="size of the reservoir of all chunks ever seen")
     replay_chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(128, description="tokens of a stored chunk")
     replay_batch_size: Size = Field(4, description="B_0: chunks replayed per micro-batch")

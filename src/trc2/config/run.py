@@ -101,8 +101,8 @@ class RunConfig(Section):
             )
         if self.model.replay_keep in ("loss", "surprise"):
             raise ValueError(
-                f"model.replay_keep={self.model.replay_keep} weighs a chunk by how hard it was when it was learnt, and "
-                "stream.replay_prefill_files were never learnt: choose uniform or balanced, or leave the files out."
+                f"model.replay_keep={self.model.replay_keep} weighs a chunk by how hard it was in training, and "
+                "stream.replay_prefill_files were never learned: choose uniform or balanced, or leave the files out."
             )
         return self
 

@@ -139,7 +139,7 @@ def check_acceptance(
         _check_limit(value, option)
         if value is not None and not keep and is_model:
             raise UserError(
-                f"{parent} is a saved model, which does not say what it learnt, so {option} {value} has nothing to "
+                f"{parent} is a saved model, which does not say what it learned, so {option} {value} has nothing to "
                 "look at: name text it should go on knowing by --keep NAME=FOLDER."
             )
 

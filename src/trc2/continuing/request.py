@@ -138,7 +138,7 @@ def _as_ended(parent: RunFolder) -> RunConfig:
 
 
 def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRequest, folder: Path) -> RunConfig:
-    """The parent's settings with more tasks; a schedule with a horizon starts anew per task."""
+    """The parent's settings with more tasks; a schedule with a horizon starts again with each task."""
     if config.stream is None:
         raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
     if request.keep:
@@ -171,7 +171,7 @@ def _restarted_config(parent: RunFolder, config: RunConfig, request: Continuatio
         raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
     if config.model.name == "lora_drs":
         raise UserError(
-            f"{parent} has an adapter for each of its tasks (lora_drs), which cannot be counted anew: give the new "
+            f"{parent} has an adapter for each of its tasks (lora_drs), which cannot be counted again: give the new "
             "task a name of its own, outside of a versions folder."
         )
     taught = [task.name for task in request.tasks]

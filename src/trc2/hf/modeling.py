@@ -237,7 +237,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         """Reject embeddings in training with replay: the stores would keep placeholders instead of token ids."""
         if embeddings is not None and self.net.training and self.net.replay is not None:
             raise UserError(
-                "inputs_embeds cannot be learnt from where tokens are stored for replay: give token ids as input_ids."
+                "inputs_embeds cannot be learned from where tokens are stored for replay: give token ids as input_ids."
             )
 
     def _decode(

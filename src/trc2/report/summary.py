@@ -98,7 +98,7 @@ def _changes(run: Run) -> list[str]:
         before, learnt, now = (table.scores.get(step, {}).get(span.task, math.nan) for step in (0, span.end, last))
         numbers = f"(perplexity {short(learnt)} → {short(now)})"
         if span.end > 0 and before <= learnt:
-            sentences.append(f"{span.task} was not learnt, so it could not be forgotten {numbers}.")
+            sentences.append(f"{span.task} was not learned, so it could not be forgotten {numbers}.")
         elif math.isfinite(now / learnt):
             change = now / learnt - 1.0
             kept = f"lost {_share(change)}" if change > 0 else f"improved by {_share(-change)}"

@@ -292,7 +292,7 @@ class RunFolder:
         if isinstance(config.model, HFConfig) and self._pretrained_checksums(config) != self.first_weights():
             raise UserError(
                 f"The weights in {config.model.pretrained} are not those that {self} began with, see "
-                f"{self.first_weights_file.name}: restore them, or train anew into another folder."
+                f"{self.first_weights_file.name}: restore them, or train again into another folder."
             )
 
     def note_environment(self, step: int) -> dict[str, str]:

@@ -29,13 +29,13 @@ from trc2.training.data import StreamData
 from trc2.training.forecast import tokens_to_score
 
 MIN_STEPS = 150  # of a task, before a larger model is worth its time
-MAX_PASSES = 10  # over a task's text, after which more steps teach the text by heart
+MAX_PASSES = 10  # over a task's text. More steps would only memorise it
 EVALUATIONS = 4  # per task
 UTILISATION = 0.25  # of a large product's speed, to begin with; the probe corrects it
 BYTES_PER_TOKEN = 3.0
 OVERHEAD = 1.03  # metrics log, checkpoints
 SHARE_OF_SCORING = 0.15  # of the time, at most
-REPLAY_SHARE = 0.4444  # of a step's tokens: what forgot least (docs/which-recipe.md)
+REPLAY_SHARE = 0.4444  # of a step's tokens: the best trade-off that we found (docs/which-recipe.md)
 NEW_ROWS = 5 / 8  # of a step without such a share: with its replay a step costs as much as one of the paper's
 PROBE_SECONDS = 4.0
 COMPRESSION = 3
@@ -179,7 +179,7 @@ def _sized(
 
 
 def _timed(proposal: Proposal, corpora: list[Corpus], stream_data: StreamData, seconds: float) -> Proposal:
-    """Scale the steps until steps and evaluations take the time; a text that is soon known by heart takes less."""
+    """Scale the steps until steps and evaluations take the time. A short text, read `MAX_PASSES` times, takes less."""
     per_step = stream_data.tasks[corpora[0].name].batch_size * stream_data.tasks[corpora[0].name].micro_batches
     most = {c.name: max(1, MAX_PASSES * stream_data.tasks[c.name].num_pool // per_step) for c in corpora}
     steps = {name: max(1, proposal.steps // len(corpora)) for name in most}
@@ -321,7 +321,7 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
         "model": "the model you have, and a tenth of every step's tokens from earlier text"
         if isinstance(config.model, HFConfig)
         else "the largest of the ladder with enough steps in the time; replay_share of their tokens is earlier text",
-        "stream": "tasks in the order they are learnt; of large folders no more is read than the steps need",
+        "stream": "tasks in the order they are learned. Of large folders only as much is read as the steps need",
         "train": "a step reads batch_size × micro_batches new rows of sequence_length tokens; replay comes on top",
         "control": "how often forgetting is measured; mode: closed_loop lets it steer replay"
         if config.control.mode == "fixed"

@@ -152,4 +152,4 @@ def expanded(path: Path | str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"{path} names the home folder of nobody here: write the path out.") from None
+        raise UserError(f"{path} names the home of a user that is not known here: write the whole path.") from None

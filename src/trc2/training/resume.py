@@ -143,6 +143,6 @@ def _check_learning(folder: RunFolder, config: RunConfig, changed: RunConfig) ->
     changes = [f"{path} from {old!r} to {new!r}" for path, (old, new) in differences(config, changed).items()]
     if changes:
         raise UserError(
-            f"Resuming {folder} would change {brief('; '.join(changes), 400)}, which changes what is learnt: only "
+            f"Resuming {folder} would change {brief('; '.join(changes), 400)}, which changes what is learned: only "
             "output.…, stream.cache and stream.data_root may change; start a new run instead."
         )
