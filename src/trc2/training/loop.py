@@ -11,12 +11,12 @@ from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
 from trc2.runs.records import Kind, Record
-from trc2.runs.stopping import Stop, StopRule, rises_since
 from trc2.stream.packed import PreparedStream
 from trc2.system.failpoints import failpoint
 from trc2.system.precision import autocast, choose_device
 from trc2.training.checkpoint_writer import CheckpointWriter
 from trc2.training.data import StreamData
+from trc2.training.early_stop import EarlyStop
 from trc2.training.evaluation import Evaluator, add_up_losses, dynamics
 from trc2.training.observers import Observer, Recorder
 from trc2.training.optimizer import set_learning_rate
@@ -37,13 +37,10 @@ class Trainer:
         self.state = RunState(config, choose_device(config.output.device), ranks, will_restore=will_restore)
         self.recorder = Recorder(observers)
         self.evaluator = Evaluator(config, self.schedule, self.stream_data, self.state, self.recorder)
-        lineage = folder.lineage()
-        self.watched = () if lineage is None else lineage.watched  # measured at every evaluation
-        self.stop_rule = StopRule.of(lineage)
-        self.keep_steps = {span.end for span in self.schedule.spans} | self.schedule.branch_points
-        self.writer = CheckpointWriter(folder.checkpoints, config.output.keep_checkpoints, self.keep_steps, ranks)
+        keep_steps = {span.end for span in self.schedule.spans} | self.schedule.branch_points
+        self.writer = CheckpointWriter(folder.checkpoints, config.output.keep_checkpoints, keep_steps, ranks)
+        self.early_stop = EarlyStop(folder, self.recorder, self.writer, ranks)
         self.stop_requested = self.stopped = False
-        self.stopped_early = False  # a past task passed the limit: the run must be resumed to end at an earlier step
 
     def run(self) -> None:
         """Train from the current step to the end of the stream."""
@@ -55,7 +52,7 @@ class Trainer:
         if self.folder.stop_file.exists() and progress.boundary_step < progress.step:
             self.end_task(tasks)  # the run stopped within a task
             self.writer.save(state, self.recorder)
-        self.keep_last_good()
+        self.early_stop.keep_last_good()
         self.stopped = self.ranks.total(self.stop_requested) > 0
         while progress.step < schedule.total_steps and not self.stopped:
             if progress.step == schedule.at(progress.step).start:
@@ -71,31 +68,25 @@ class Trainer:
             is_boundary = schedule.is_boundary(progress.step)
             is_evaluated = is_boundary or progress.step % config.eval.every_steps == 0
             if is_evaluated:
-                evaluator.evaluate(tasks if is_boundary else self.measured())
-                if self.is_limit_passed():
-                    self.stop_early()
+                evaluator.evaluate(tasks if is_boundary else self.early_stop.with_watched(schedule.seen(progress.step)))
+                if self.early_stop.is_due(state):
                     return
             if is_boundary:
                 self.end_task()
             if progress.step % config.control.period == 0:
                 evaluator.update_replay()
             self.stopped = self.ranks.total(self.stop_requested) > 0
-            is_wanted = progress.step in schedule.branch_points or (is_evaluated and self.stop_rule is not None)
+            is_wanted = progress.step in schedule.branch_points or (is_evaluated and self.early_stop.is_on)
             if is_boundary or is_wanted or self.stopped or progress.step % config.output.checkpoint_every == 0:
                 self.ranks.on_first(self.stream_data.check_unchanged)
                 if progress.nonfinite_streak == 0 or progress.step == schedule.total_steps:
                     self.writer.save(state, self.recorder)  # of a failing step only at the end
                     if is_evaluated:
-                        self.keep_last_good()
+                        self.early_stop.keep_last_good()
         if progress.step == schedule.total_steps:
             evaluator.finish()
             self.ranks.on_first(self.stream_data.check_unchanged)
         self.writer.wait()
-
-    def measured(self) -> list[str]:
-        """The tasks that an evaluation within a task scores."""
-        seen = self.schedule.seen(self.state.progress.step)
-        return [*seen, *(task for task in self.watched if task not in seen)]
 
     def end_task(self, tasks: list[str] | None = None) -> None:
         """Bring the current task to its end. `tasks` are scored first, unless they were just scored."""
@@ -107,45 +98,6 @@ class Trainer:
         sequences = self.stream_data.sequences(task, self.stream_data.steps_of(task), state.device)
         state.strategy.end_task(sequences)
         state.progress.boundary_step = step
-
-    def is_limit_passed(self) -> bool:
-        """Whether the newest evaluation shows that a past task became worse than --stop-at allows."""
-        rule, step = self.stop_rule, self.state.progress.step
-        if rule is None:
-            return False
-        rises = rises_since(self.recorder.evaluations, rule.first_step, rule.tasks)
-        return not rule.is_within(rises.get(step, {}))
-
-    def keep_last_good(self) -> None:
-        """Protect the checkpoint of the last evaluation within the limit from being pruned."""
-        if (good := self.last_good()) is not None:
-            self.writer.keep_steps = self.keep_steps | {good}
-
-    def last_good(self) -> int | None:
-        """The step of the last evaluation within the limit that has a checkpoint."""
-        if self.stop_rule is None:
-            return None
-        self.writer.wait()
-        steps = self.stop_rule.last_good(self.recorder.evaluations)
-        good = self.ranks.first_says(next((step for step in steps if self.folder.has_checkpoint(step)), -1))
-        return None if good < 0 else good
-
-    def stop_early(self) -> None:
-        """Note that the run ends at the last evaluation within the limit. Resuming it brings it to that end.
-
-        Without such an evaluation there is nothing to go back to, and the run ends here, above its limit.
-        """
-        rule, step = self.stop_rule, self.state.progress.step
-        assert rule is not None
-        good = self.last_good()
-        if good is None:
-            self.writer.save(self.state, self.recorder)
-        self.writer.wait()
-        failpoint("stop")
-        rises = rises_since(self.recorder.evaluations, rule.first_step, rule.tasks)[step]
-        stop = Stop(rule.limit, step if good is None else good, step, rises)
-        self.ranks.on_first(lambda: stop.write(self.folder.stop_file))
-        self.stopped_early = True
 
     def restore_pre_anneal_weights(self) -> None:
         """The last task was annealed on a branch. The next task starts from the weights before the anneal."""

@@ -104,7 +104,7 @@ def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, cons
     if stop is not None and not (is_noted and trainer.state.progress.boundary_step == stop.step):
         trainer.recorder.emit(stop.record(trainer.evaluator.current_task))
     run_trainer(trainer)
-    return trainer.stopped_early
+    return trainer.early_stop.has_stopped
 
 
 def _note_environment(folder: RunFolder, step: int, console: Console) -> dict[str, str]:
