@@ -16,7 +16,8 @@ from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
 from trc2.continuing.continue_run import continue_run
-from trc2.continuing.request import default_folder
+from trc2.continuing.dreams import dream_task
+from trc2.continuing.request import ContinuationRequest, child_config, default_folder
 from trc2.errors import UserError, did_you_mean
 from trc2.evaluation.score import score_target
 from trc2.generate.sampling import stream_text
@@ -167,6 +168,7 @@ class Run:
         folder: str | Path | None = None,
         max_forgetting: float | None = None,
         stop_at: float | None = None,
+        max_drift: float | None = None,
         replay_share: float | None = None,
         overrides: Iterable[str] = (),
         quiet: bool = False,
@@ -176,11 +178,13 @@ class Run:
 
         Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
         task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept. The training stops when an
-        evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within.
+        evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within. `max_drift` limits
+        how far the predictions may move from the parent's, in nats.
         """
         return continue_from(
             self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
-            stop_at=stop_at, replay_share=replay_share, overrides=overrides, quiet=quiet, **settings,
+            stop_at=stop_at, max_drift=max_drift, dream=None, replay_share=replay_share, overrides=overrides,
+            quiet=quiet, **settings,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ using it
@@ -290,6 +294,8 @@ def continue_from(
     folder: str | Path | None = None,
     max_forgetting: float | None = None,
     stop_at: float | None = None,
+    max_drift: float | None = None,
+    dream: int | None = None,
     replay_share: float | None = None,
     overrides: Iterable[str] = (),
     quiet: bool = False,
@@ -298,19 +304,24 @@ def continue_from(
     """Go on with new tasks from a run, or from a saved model: an export of ours, or any causal Hugging Face folder.
 
     A saved model does not say what it learned. `keep` is text it should go on knowing, given like tasks: measured
-    against the model as it was, never trained. The other arguments are those of `Run.continue_`.
+    against the model as it was, never trained. With `dream` the model generates so many tokens of such text itself. The
+    other arguments are those of `Run.continue_`.
     """
     parent = Path(source)
     cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
     kept = task_configs(keep, None, cache) if keep else []
-    check_acceptance(parent, kept, max_forgetting, stop_at)
     new = task_configs(tasks, steps, cache)
+    changes = [*as_overrides(settings), *listed(overrides)]
+    if dream is not None:
+        plain = ContinuationRequest(tuple(new), None, tuple(changes), tuple(kept))
+        kept = [*kept, dream_task(parent, child_config(parent, plain, Path("child")), dream)]
+    check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
     child = default_folder(parent, new) if folder is None else Path(folder)
     console = PlainConsole(quiet=quiet)
-    changes = [*as_overrides(settings), *listed(overrides)]
     continue_run(
-        parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, stop_at=stop_at
-    )
+        parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, stop_at=stop_at,
+        max_drift=max_drift, generated=None if dream is None else kept[-1].name,
+    )  # fmt: skip
     if is_first_process():
         judge_child(child, warn_on(console), parent)
         write_summary(child)

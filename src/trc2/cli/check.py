@@ -86,9 +86,9 @@ def exit_unless_accepted(verdict: Verdict) -> None:
     """Exit with 3 and say why if the acceptance check refused a run; NaN is not within any limit."""
     if verdict.passed:
         return
-    limit = "not accepted" if verdict.limit is None else f"not within --max-forgetting {verdict.limit:.1%}"
+    limits = f"not within {verdict.limits}" if verdict.limits else "not accepted"
     err.print(
-        f"acceptance check: {limit} ({verdict.failing}): keep using {verdict.parent}.",
+        f"acceptance check: {limits} ({verdict.failing}): keep using {verdict.parent}.",
         style="bold red", soft_wrap=True,
     )  # fmt: skip
     raise typer.Exit(REFUSED)
@@ -107,7 +107,7 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
     elif not verdict.tasks:
         out.print(
             f"{verdict.parent} is a saved model, which does not say what it learned, so what was forgotten is unknown: "
-            "name text it should go on knowing by --keep NAME=FOLDER.",
+            "name text it should go on knowing by --keep NAME=FOLDER, or let it generate some by --dream.",
             style="yellow",
         )
     if verdict.stop is not None:
@@ -119,5 +119,11 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
         bounds = f"{task.rise.low:+.1%} … {task.rise.high:+.1%}"
         worse = "" if task.measure == "perplexity" else f"{task.measure} lost "
         out.print(f"Against the parent, {task.text}: {worse}{task.rise.value:+.1%} ({bounds}), {task.word}.")
+    for drift in verdict.drifts:
+        bounds = f"{drift.nats.low:.3g} … {drift.nats.high:.3g}"
+        limit = "" if drift.limit is None else f", {'within' if drift.passed else 'not within'} {drift.limit:g}"
+        out.print(f"Predictions moved by {drift.nats.value:.3g} nats a token ({bounds}{limit}) on {drift.text}.")
+    if lineage is not None and not lineage.is_run and verdict.tasks:
+        out.print(verdict.not_measured)
     for sentence in advice(child, verdict):
         out.print(sentence, soft_wrap=True)

@@ -76,6 +76,22 @@ def continue_(
             min=0,
         ),
     ] = None,
+    dream: Annotated[
+        int | None,
+        typer.Option(
+            help="Without old text: let a saved model generate so many tokens, replay half of them and judge the rest.",
+            min=1,
+            max=MAX_COUNT,
+        ),
+    ] = None,
+    max_drift: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit with 3 unless the predictions on held-out new text surely moved by no more than this, as mean "
+            "KL divergence from the parent's, in nats a token.",
+            min=0,
+        ),
+    ] = None,
     replay_share: Annotated[
         float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
     ] = None,
@@ -126,6 +142,13 @@ def continue_(
     parent = folder_to_continue(parent)
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())
+    if dream is not None:
+        from trc2.continuing.dreams import dream_task
+
+        plain = ContinuationRequest(tuple(tasks), None, changes, tuple(kept))
+        with progress("dreaming") as watch:
+            kept.append(dream_task(parent, child_config(parent, plain, target), dream, watch))
+    generated = None if dream is None else kept[-1].name
     if minutes is not None:
         from trc2.setup.speed_probe import steps_within
 
@@ -135,7 +158,9 @@ def continue_(
         tasks = [new_task.replace(steps=steps) for new_task in tasks]
     is_begun = False
     if versions is not None:
-        request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, stop_at=stop_at)
+        request = ContinuationRequest(
+            tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, None, stop_at, max_drift, generated
+        )
         attempt = plan_attempt(versions, request, folder)
         if attempt.taught_by is not None:
             text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
@@ -144,7 +169,7 @@ def continue_(
         parent, target, kept, is_begun = attempt.parent, attempt.folder, list(attempt.keep), attempt.is_begun
         if nproc > 1:
             os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
-    check_acceptance(parent, kept, max_forgetting, stop_at)
+    check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
     if rehearse:
         if max_forgetting is None:
             raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
@@ -164,7 +189,9 @@ def continue_(
             raise typer.Exit(REFUSED)
         return
     predicted = prediction(parent, target, tasks, replay_share, changes, warn)
-    request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at)
+    request = ContinuationRequest(
+        tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at, max_drift, generated
+    )
     config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
@@ -190,6 +217,8 @@ def continue_(
             limit=max_forgetting,
             prediction=predicted,
             stop_at=stop_at,
+            max_drift=max_drift,
+            generated=generated,
         )
     if not is_first_process():
         return

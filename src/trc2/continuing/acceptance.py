@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trc2.backbones.saved import CONFIG_FILE, load_model
 from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
+from trc2.continuing.drift import Drift, drift_from, measure_drift, texts_to_compare
 from trc2.continuing.fork import parent_weights
 from trc2.continuing.heldout import HeldOut, held_out
 from trc2.errors import UserError, brief
@@ -27,6 +28,7 @@ from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lineage import Lineage, Prediction
 from trc2.runs.stopping import Stop, stop_from
 from trc2.stream.batches import SplitWindows
+from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.failpoints import failpoint
@@ -91,12 +93,17 @@ class Verdict:
     parent_step: int | None = None  # None: a saved model has no steps
     child_step: int | None = None
     stop: Stop | None = None  # of a child whose training stopped early
+    drifts: tuple[Drift, ...] = ()
+    max_drift: float | None = None
+    not_measured: str = ""  # a sentence
 
     @property
     def passed(self) -> bool:
-        """With a limit, the check fails if no task could be compared, or if no evaluation was within --stop-at."""
+        """With a limit, the check fails if nothing could be compared, or if no evaluation was within --stop-at."""
         has_good_end = self.stop is None or self.stop.is_within
-        return has_good_end and all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
+        has_kept = all(task.passed for task in self.tasks) and (bool(self.tasks) or self.limit is None)
+        has_stayed = all(drift.passed for drift in self.drifts) and (bool(self.drifts) or self.max_drift is None)
+        return has_good_end and has_kept and has_stayed
 
     @property
     def failing(self) -> str:
@@ -104,7 +111,18 @@ class Verdict:
         reasons = [f"{task.task} is {task.word}" for task in self.tasks if not task.passed]
         if self.stop is not None and not self.stop.is_within:
             reasons.append(f"no evaluation was within --stop-at {self.stop.limit:.1%}")
-        return ", ".join(reasons) or "no task could be compared"
+        reasons += [
+            f"drift on {d.task} is {d.nats.value:.3g} nats (at most {d.nats.high:.3g})"
+            for d in self.drifts
+            if not d.passed
+        ]
+        return ", ".join(reasons) or "nothing could be compared"
+
+    @property
+    def limits(self) -> str:
+        """The limits of the check, as the options that set them."""
+        given = [] if self.limit is None else [f"--max-forgetting {self.limit:.1%}"]
+        return " and ".join([*given, *([] if self.max_drift is None else [f"--max-drift {self.max_drift:g}"])])
 
     @property
     def interval_width(self) -> float:
@@ -122,6 +140,10 @@ class Verdict:
         names = ("parent", "parent_step", "child", "child_step", "limit")
         content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "confidence": CONFIDENCE}
         content |= {"passed": self.passed, "tasks": {task.task: task.describe() for task in self.tasks}}
+        if self.drifts or self.max_drift is not None:
+            content["max_drift"] = self.max_drift
+            content["drift"] = {drift.task: drift.describe() for drift in self.drifts}
+        content["not_measured"] = self.not_measured
         if self.stop is not None:
             content["stop"] = finite(asdict(self.stop))
         if self.prediction is not None:
@@ -131,16 +153,21 @@ class Verdict:
 
 
 def check_acceptance(
-    parent: Path, keep: Sequence[TaskConfig], limit: float | None, stop_at: float | None = None
+    parent: Path,
+    keep: Sequence[TaskConfig],
+    limit: float | None,
+    stop_at: float | None = None,
+    max_drift: float | None = None,
 ) -> None:
     """Reject a limit that cannot be checked, before training."""
+    _check_limit(max_drift, "--max-drift")
     is_model = not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file()
     for option, value in (("--max-forgetting", limit), ("--stop-at", stop_at)):
         _check_limit(value, option)
         if value is not None and not keep and is_model:
             raise UserError(
                 f"{parent} is a saved model, which does not say what it learned, so {option} {value} has nothing to "
-                "look at: name text it should go on knowing by --keep NAME=FOLDER."
+                "look at: name text it should go on knowing by --keep NAME=FOLDER, or let it generate some by --dream."
             )
 
 
@@ -170,12 +197,13 @@ def judge_child(
         limit = earlier.limit
     limit = min((one for one in (limit, lineage.limit) if one is not None), default=None)
     total = folder.schedule().total_steps
-    if earlier is not None and earlier.limit == limit and earlier.child_step == total and not again:
+    has_same_limits = earlier is not None and (earlier.limit, earlier.max_drift) == (limit, lineage.max_drift)
+    if earlier is not None and has_same_limits and earlier.child_step == total and not again:
         return earlier
     try:
         verdict = judge(parent or lineage.find(child), child, limit, warn, lineage.prediction)
     except UserError as problem:
-        if limit is not None or again:
+        if limit is not None or lineage.has_limit or again:
             raise
         warn(f"{child} was not compared with its parent: {problem}")
         return Verdict(lineage.parent, str(child), None, ())
@@ -208,7 +236,13 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
             steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
             stop = None if content.get("stop") is None else stop_from(content["stop"])
-            return Verdict(content["parent"], content["child"], limit, tasks, prediction, *steps, stop)
+            max_drift = content.get("max_drift")
+            drifts = tuple(drift_from(name, drift, max_drift) for name, drift in content.get("drift", {}).items())
+            not_measured = str(content.get("not_measured", ""))
+            return Verdict(
+                content["parent"], content["child"], limit, tasks, prediction, *steps, stop, drifts, max_drift,
+                not_measured,
+            )  # fmt: skip
     except UserError:
         return None
 
@@ -220,9 +254,10 @@ def why_not_accepted(folder: RunFolder, step: int) -> str | None:
     if verdict is not None and verdict.child_step in (step, None) and (limit is None or verdict.limit is not None):
         if verdict.passed:
             return None
-        limits = "" if verdict.limit is None else f"; limit {verdict.limit:.1%}"
-        return f"was refused by its acceptance check ({verdict.failing}{limits})"
-    return None if limit is None else f"has a limit of {limit:.1%} on forgetting and was not judged at step {step}"
+        return f"was refused by its acceptance check ({'; '.join(filter(None, (verdict.failing, verdict.limits)))})"
+    if lineage is None or not lineage.has_limit:
+        return None
+    return f"has a limit{'' if limit is None else f' of {limit:.1%}'} on forgetting and was not judged at step {step}"
 
 
 def judge(
@@ -249,6 +284,9 @@ def judge(
     prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
     folder.check_data(prepared)
     texts = held_out(config, lineage, prepared, split)
+    drifts: tuple[Drift, ...] = ()
+    if split == "test" and (lineage.max_drift is not None or lineage.generated is not None or not texts):
+        drifts = _drifts_of(_parent_model(parent, lineage), folder.model_of(last), lineage, prepared, config)
     before = after = ModelScores({}, [])
     if texts or config.eval.lm_tasks:  # one model after the other: two may not fit into memory
         before = _score_model(_parent_model(parent, lineage), texts, prepared.tokenizer, config)
@@ -262,7 +300,33 @@ def judge(
     for score, fall in falls(before.lm_scores, after.lm_scores, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = lineage.step if lineage.is_run else None
-    return Verdict(str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step, folder.stop())
+    return Verdict(
+        str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step, folder.stop(), drifts,
+        lineage.max_drift, _not_measured(lineage, verdicts),
+    )  # fmt: skip
+
+
+def _drifts_of(
+    before: Backbone, after: Backbone, lineage: Lineage, prepared: PreparedStream, config: RunConfig
+) -> tuple[Drift, ...]:
+    device = choose_device("auto")
+    texts = texts_to_compare(lineage, prepared)
+    return measure_drift(before.to(device), after.to(device), texts, config, lineage.max_drift, device)
+
+
+def _not_measured(lineage: Lineage, verdicts: Sequence[TaskVerdict]) -> str:
+    """One sentence on what the check says nothing about."""
+    texts = {verdict.task for verdict in verdicts if verdict.measure == "perplexity"}
+    others = [] if lineage.generated is None else ["text that it generated itself"]
+    if any(verdict.measure != "perplexity" for verdict in verdicts):
+        others.append("tasks of the lm-evaluation-harness")
+    if lineage.is_run:
+        return "What the parent can do beyond the tasks that are listed was not measured."
+    if texts - {lineage.generated}:
+        return "Of what the parent had learned, only the texts that are listed were measured."
+    if others:
+        return f"No text that the parent had learned from was measured, only {' and '.join(others)}."
+    return "No text that the parent had learned from was measured, so what it forgot is unknown."
 
 
 def check_parent(parent: Path, lineage: Lineage, child: Path, cache: Path) -> None:

@@ -33,15 +33,20 @@ def continue_run(
     limit: float | None = None,
     prediction: Prediction | None = None,
     stop_at: float | None = None,
+    max_drift: float | None = None,
+    generated: str | None = None,
 ) -> Path:
     """Train a finished run, or a saved model, on more tasks, in a new folder. See `trc2.continuing.fork`.
 
     Scores and references of all earlier tasks of a run carry over. Those of a saved model are unknown. `keep` is text
     that it should not forget, which is measured and not trained. `limit` is stored in the child, for
     `trc2.continuing.acceptance.judge_child`. The training stops when a past task has risen by more than `stop_at`.
+    `max_drift` is how far the predictions may move, and `generated` names the text in `keep` that the parent generated.
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
-    request = ContinuationRequest(tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at)
+    request = ContinuationRequest(
+        tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at, max_drift, generated
+    )
     config = child_config(parent, request, path)
     with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)

@@ -29,13 +29,13 @@ from trc2.nn.keyed import keyed_generator
 from trc2.runs.checkpoint import Checkpoint, load_state, name_of, weights_of
 from trc2.runs.environment import weight_checksums
 from trc2.runs.folder import RunFolder
-from trc2.runs.lineage import Lineage, relative_to
+from trc2.runs.lineage import Lineage, generated_text, relative_to
 from trc2.runs.lock import LOCK, OWNER, lock_folder
 from trc2.runs.records import Record
 from trc2.strategies import build_strategy
 from trc2.stream.cache import digest
 from trc2.system.failpoints import failpoint
-from trc2.system.files import sync_folder
+from trc2.system.files import sync_folder, write_atomically
 from trc2.system.rng import rng_unchanged
 from trc2.training.loop import Trainer
 from trc2.training.setup import describe_run, keep_metrics_log, prepare_with_progress, set_up_process, warn_on
@@ -109,7 +109,7 @@ def _lineage(
         str(parent), step, taught, is_run=run is not None,
         weights=parent_weights(parent, None if run is None else step, config.stream.cache), limit=request.limit,
         prediction=request.prediction, kept=kept, relative=relative_to(path, parent), starts_over=is_restarted,
-        stop_at=request.stop_at,
+        stop_at=request.stop_at, max_drift=request.max_drift, generated=request.generated,
     )  # fmt: skip
     return replace(lineage, watched=tuple(known_before(config, lineage)))
 
@@ -142,6 +142,9 @@ def _write_child(
     will_restore = run is not None or not is_plain(parent)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=will_restore)
     ranks.on_first(lambda: lineage.write(folder.parent_file))
+    if lineage.generated is not None:
+        text = generated_text(config, lineage)
+        ranks.on_first(lambda: write_atomically(folder.dream_file, text.read_bytes()))
     ranks.on_first(lambda: describe_run(folder, config, prepared, console, None if run is None else run.folder))
     ranks.on_first(lambda: write_held_out(folder.held_out, held_out_documents(folder, config, prepared)))
     if run is not None and lineage.starts_over:

@@ -45,7 +45,8 @@ class ContinuationRequest:
 
     `keep` is text that a saved model knows: it is measured, not trained. `share` replaces the replay settings and the
     controller of the parent. `limit` is how much the perplexity of a past task may rise. `prediction` is the result of
-    trial runs. `stop_at` is the rise at which the training stops.
+    trial runs. `stop_at` is the rise at which the training stops. `max_drift` is how far the predictions may move.
+    `generated` is the name of the text in `keep` that the parent generated itself.
     """
 
     tasks: tuple[TaskConfig, ...]
@@ -55,6 +56,8 @@ class ContinuationRequest:
     limit: float | None = None
     prediction: Prediction | None = None
     stop_at: float | None = None
+    max_drift: float | None = None
+    generated: str | None = None
 
 
 def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:

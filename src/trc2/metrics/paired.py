@@ -31,17 +31,18 @@ def paired_rise(
     `before` and `after` are Σ −log p of each document under the two models. The bootstrap draws documents in pairs, so
     that difficulty for both models cancels. NaN stays NaN. The bounds of a single document are infinite.
     """
-    mean = _paired_mean(after - before, tokens, rng)
+    mean = document_mean(after - before, tokens, rng)
     low, high = (float(np.expm1(bound)) if np.isfinite(bound) else bound for bound in (mean.low, mean.high))
     return Interval(float(np.expm1(mean.value)), low, high)
 
 
 def paired_fall(before: NDArray[np.float64], after: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """By how much the mean of a score per document fell, with the same interval."""
-    return _paired_mean(before - after, np.ones(len(before), dtype=np.int64), rng)
+    return document_mean(before - after, np.ones(len(before), dtype=np.int64), rng)
 
 
-def _paired_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], rng: np.random.Generator) -> Interval:
+def document_mean(difference: NDArray[np.float64], weights: NDArray[np.int64], rng: np.random.Generator) -> Interval:
+    """Σ difference / Σ weights over documents, with the same interval."""
     value = float(difference.sum() / max(1, weights.sum()))
     if len(weights) < 2 or not np.isfinite(difference).all():
         bound = float("inf") if np.isfinite(value) else float("nan")

@@ -139,8 +139,26 @@ def acceptance_table(run: Run) -> str:
             rise, low, high = (f"{float(str(task[key])):+.1%}" for key in ("rise", "low", "high"))  # may be "nan"
             text = markdown(", ".join(filter(None, (task["split"], _documents(task)))))
             rows.append([markdown(name), text, rise, f"{low} … {high}", markdown(task["verdict"])])
-    table = markdown_table(("task", "held-out text", "worse by", "95 %", "verdict"), rows, "llrrl")
-    return f"Against the parent on held-out text ({limit}):\n\n{table}" if rows else ""
+        parts = []
+        if rows:
+            table = markdown_table(("task", "held-out text", "worse by", "95 %", "verdict"), rows, "llrrl")
+            parts.append(f"Against the parent on held-out text ({limit}):\n\n{table}")
+        parts += [_drift_table(verdict), markdown(str(verdict.get("not_measured", "")))]
+    return "\n\n".join(filter(None, parts))
+
+
+def _drift_table(verdict: dict[str, Any]) -> str:
+    """How far the predictions moved, where that was measured."""
+    rows = []
+    for name, drift in verdict.get("drift", {}).items():
+        nats, low, high = (f"{float(str(drift[key])):.3g}" for key in ("nats", "low", "high"))
+        within = "within" if drift["passed"] else "not within"
+        text = markdown(f"{drift['split']}, {int(drift['documents'])} documents")
+        rows.append([markdown(name), text, nats, f"{low} … {high}", within])
+    limit = "no limit" if verdict.get("max_drift") is None else f"limit {float(verdict['max_drift']):g}"
+    table = markdown_table(("text", "held-out part", "KL, nats a token", "95 %", "verdict"), rows, "llrrl")
+    caption = f"Mean KL divergence of the predictions from those of the parent ({limit}):"
+    return f"{caption}\n\n{table}" if rows else ""
 
 
 def _documents(task: dict[str, object]) -> str:

@@ -60,6 +60,7 @@ class RunFolder:
         self.parent_file = path / "parent.json"
         self.variant_file = path / "variant.json"  # the name that a sweep gives this run, docs/sweeps.md
         self.stop_file = path / "stopped.json"  # of a run that ended before the end of its schedule
+        self.dream_file = path / "dream.jsonl"  # the text that its parent generated
         self.checkpoints = path / "checkpoints"
         self.held_out = path / "held_out"  # documents on which later runs are judged, see trc2.continuing.earlier
         self.first_weights_file = path / "pretrained.sha256"

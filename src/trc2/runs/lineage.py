@@ -8,10 +8,12 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trc2.config import RunConfig
 from trc2.errors import UserError
 from trc2.system.files import reading, to_json, write_atomically
 
 SCHEMA = 4
+DREAM = "dream"  # the name of text that the parent generated
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Lineage:
     follows a run and begins a log of its own at 0, see `trc2.continuing.earlier`. `weights` is the checksum
     of the weights that the child began with. `limit` is how much the perplexity of a past task may rise. It is stored
     with the child, so that every command that finishes the run checks the same limit. `stop_at` is the rise at which
-    the training stops. `watched` are the tasks that the parent knew: they are measured at every evaluation.
+    the training stops. `watched` are the tasks that the parent knew: they are measured at every evaluation. `max_drift`
+    is how far the predictions may move, in nats. `generated` is the text in `kept` that the parent generated.
     """
 
     parent: str
@@ -45,6 +48,13 @@ class Lineage:
     starts_over: bool = False
     stop_at: float | None = None
     watched: tuple[str, ...] = ()
+    max_drift: float | None = None
+    generated: str | None = None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the child must be judged before it may replace its parent."""
+        return any(limit is not None for limit in (self.limit, self.stop_at, self.max_drift))
 
     @property
     def first_step(self) -> int:
@@ -54,10 +64,8 @@ class Lineage:
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        content |= {
-            name: getattr(self, name)
-            for name in ("tasks", "weights", "limit", "kept", "relative", "stop_at", "watched")
-        }
+        names = ("tasks", "weights", "limit", "kept", "relative", "stop_at", "watched", "max_drift", "generated")
+        content |= {name: getattr(self, name) for name in names}
         if self.starts_over:
             content["starts_over"] = True
         if self.prediction is not None:
@@ -76,6 +84,14 @@ class Lineage:
         )
 
 
+def generated_text(config: RunConfig, lineage: Lineage) -> Path:
+    """The file in the cache that holds the text that the parent generated."""
+    assert config.stream is not None
+    folder = next(task.folder for task in config.stream.tasks if task.name == lineage.generated)
+    assert folder is not None
+    return Path(folder) / "train.jsonl"
+
+
 def relative_to(child: Path, parent: Path) -> str | None:
     """The parent as seen from the child's folder. None on another drive."""
     try:
@@ -90,8 +106,8 @@ def read_lineage(path: Path) -> Lineage:
         tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
         if type(step) is not int or not isinstance(parent, str) or not all(isinstance(task, str) for task in tasks):
             raise TypeError("it does not say from where the run goes on")
-        stop_at = content.get("stop_at")
-        for number in (limit, stop_at):
+        stop_at, max_drift, generated = (content.get(name) for name in ("stop_at", "max_drift", "generated"))
+        for number in (limit, stop_at, max_drift):
             if number is not None and not (isinstance(number, float | int) and math.isfinite(number)):
                 raise TypeError("its limit is not a number")
         trial = content.get("trial")
@@ -100,5 +116,6 @@ def read_lineage(path: Path) -> Lineage:
             None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
             content.get("starts_over") is True,
-            stop_at, tuple(map(str, content.get("watched", ()))),
+            stop_at, tuple(map(str, content.get("watched", ()))), max_drift,
+            None if generated is None else str(generated),
         )  # fmt: skip

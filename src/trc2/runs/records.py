@@ -76,7 +76,8 @@ def last_record(path: Path) -> Record | None:
 def current(records: Iterable[Record]) -> list[Record]:
     """The records without those that a later `resume` or `stop` record superseded.
 
-    A resumed run ends again, so an earlier end and its test scores are superseded too. A second `stop` record means
+    A resumed run ends again, so an earlier end and its test scores are superseded too. A run that is resumed at step 0
+    is evaluated again before its first step. A second `stop` record means
     that the run was killed at its end, so the first one and the scores after it are superseded.
     """
     kept: list[Record] = []
@@ -85,7 +86,8 @@ def current(records: Iterable[Record]) -> list[Record]:
             first = next((number for number, earlier in enumerate(kept) if earlier.kind == "stop"), len(kept))
             kept = kept[:first]
         if record.kind == "resume":
-            kept = [r for r in kept if r.step <= record.step and r.kind not in ("test", "end")]
+            is_begun = record.step > 0
+            kept = [r for r in kept if is_begun and r.step <= record.step and r.kind not in ("test", "end")]
         kept.append(record)
     return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,10 +16,13 @@ from trc2.errors import UserError, brief
 from trc2.runs.checkpoint import Checkpoint, drop_checkpoints_after, put_back_replaced
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
+from trc2.runs.lineage import generated_text
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import Record
 from trc2.stream.packed import PreparedStream
+from trc2.stream.texts import keep_texts
 from trc2.system.failpoints import failpoint
+from trc2.system.files import reading
 from trc2.system.torchrun import num_restarts
 from trc2.training.loop import Trainer
 from trc2.training.setup import (
@@ -58,6 +62,7 @@ def _resume(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks
     with ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(lock_folder(folder.path)))
         ranks.on_first(folder.refuse_links)
+        ranks.on_first(lambda: _put_back_generated(folder, config))
         set_up_process(config)
         warn_if_crowded(console)
         prepared = prepare_with_progress(
@@ -66,6 +71,17 @@ def _resume(folder: RunFolder, config: RunConfig, console: Console, ranks: Ranks
         folder.check_data(prepared)
         while _run_on(folder, config, prepared, console, ranks):
             failpoint("stopped")
+
+
+def _put_back_generated(folder: RunFolder, config: RunConfig) -> None:
+    """Write the text that the parent generated into the cache again, if the cache was emptied."""
+    lineage = folder.lineage()
+    if lineage is None or lineage.generated is None or generated_text(config, lineage).is_file():
+        return
+    assert config.stream is not None
+    with reading(folder.dream_file):
+        rows = [json.loads(line) for line in folder.dream_file.read_text(encoding="utf-8").splitlines()]
+    keep_texts(lineage.generated, rows, config.stream.cache)
 
 
 def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, ranks: Ranks) -> bool:
@@ -93,7 +109,7 @@ def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, cons
     if any(record.kind == "end" for record in history) and start >= trainer.schedule.total_steps:
         console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
         return False
-    kept = [record for record in history if record.step <= start]
+    kept = [record for record in history if record.step <= start and start > 0]
     if checkpoint is not None:
         trainer.state.restore(checkpoint)
         trainer.recorder.resume_from(kept, trainer.state.progress.total_seconds)

@@ -100,6 +100,7 @@ def _is_same(
         return (
             lineage is not None
             and (lineage.limit, lineage.stop_at) == (request.limit, request.stop_at)
+            and lineage.max_drift == request.max_drift
             and lineage.find(run.path).resolve() == parent.resolve()
             and (verdict is None or verdict.passed)
             and is_same_run(run.config(), config)
