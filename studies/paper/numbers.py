@@ -107,7 +107,7 @@ ROUTER_RANGE = (0.0397, 0.0901)  # section E, d768-l4
 ROUTER_AT_END = 0.0421  # section E
 COLUMNS_SHARE = (97.94, 99.67)  # Table E.3, per cent of parameters
 COMPACT_PARAMETERS = 8_520_244  # section F
-VOCABULARY = 50_257  # recovered from the counts, see docs/fidelity.md
+VOCABULARY = 50_257  # recovered from the counts, see docs/open-points.md
 
 
 def baselines() -> list[Row]:

@@ -24,7 +24,7 @@ PARTS = ("thalamus", "memory", "replay")
 
 
 class TRC2Config(BackboneConfig):
-    """Everything that defines a TRC² network. `docs/fidelity.md` says where each default comes from."""
+    """Everything that defines a TRC² network. `docs/open-points.md` says where each default comes from."""
 
     switches = PARTS
 
