@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.heldout import held_out_split
 from trc2.runs.folder import RunFolder
-from trc2.stream.document import BadRows, limited
-from trc2.stream.packed import PreparedStream
+from trc2.stream.packed import PreparedStream, PreparedTask
 from trc2.stream.prepare import prepare_stream
-from trc2.stream.sources import source_of
 from trc2.stream.texts import keep_texts
+from trc2.stream.tokenizer import Tokenizer
 from trc2.system.files import write_durably
 
 SUFFIX = "-earlier"  # of the earlier text of a task that is taught again
@@ -54,10 +53,18 @@ def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStre
     documents: dict[str, list[str]] = {}
     for task in config.stream.tasks:
         if task.name in names:
-            split = held_out_split(prepared.tasks[task.name])
-            texts = limited(source_of(task, config.stream).documents(split, BadRows()), task.max_eval_bytes)
-            documents.setdefault(base_name(task.name), []).extend(document.text for document in texts)
+            packed = prepared.tasks[task.name]
+            texts = _packed_texts(packed, held_out_split(packed), prepared.tokenizer)
+            documents.setdefault(base_name(task.name), []).extend(texts)
     return {name: choose(texts) for name, texts in documents.items()}
+
+
+def _packed_texts(task: PreparedTask, split: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """The documents as they were packed: their files may be gone by now, or hold other text."""
+    tokens, starts = task.tokens(split), task.document_starts(split)
+    begin = len(tokenizer.begin_of_text)
+    for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        yield tokenizer.decode(tokens[start + begin : end - 1].tolist())  # without the end of text
 
 
 def write_held_out(folder: Path, documents: dict[str, list[str]]) -> None:
@@ -69,7 +76,7 @@ def write_held_out(folder: Path, documents: dict[str, list[str]]) -> None:
 
 
 def read_again(run: RunFolder) -> dict[str, list[str]]:
-    """The chosen documents of a finished run, read from where its text came from, which must not have changed."""
+    """The chosen documents of a finished run, from its packed tokens, which are packed again if the cache is gone."""
     config = run.config()
     assert config.stream is not None
     prepared = prepare_stream(config.stream, tokenizer=run.tokenizer(), known=run.data()["tasks"])
