@@ -10,10 +10,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from trc2.backbones.shell import Backbone
+from trc2.config.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from trc2.config.pretrained import (
     WEIGHTS,
     HFConfig,
@@ -29,6 +31,7 @@ from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import Packed, Segment, rejoin
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
+from trc2.system.files import reading
 
 ADAPTER, ALL_LINEAR = "default", "all-linear"
 PROBE_LENGTH = 5
@@ -276,6 +279,8 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
         has_weights = generator is not None and torch.get_default_device().type != "meta"
         lm = _load(config, settings) if has_weights else _skeleton(config, settings)
         _choose_what_learns(config, lm)
+        if has_weights and config.adapter is not None:
+            _load_adapters(config.adapter, lm)
     trunk = HFTrunk(config, lm)
     if has_weights:
         _check_head(trunk)
@@ -372,6 +377,43 @@ def _add_adapters(config: HFConfig, lm: Any) -> None:
         inject_adapter_in_model(lora_config(config, lm, LoraConfig), lm, adapter_name=ADAPTER)
     except ValueError as error:
         raise UserError(f"model.lora.targets fits no module of {config.pretrained} ({brief(error)}).") from None
+
+
+def _load_adapters(adapter: str, lm: Any) -> None:
+    """Put the saved adapters into the modules that were made for them; every tensor must fit."""
+    path = Path(adapter) / ADAPTER_WEIGHTS
+    with reading(path, "use another copy"):
+        saved = safetensors.torch.load_file(path)
+    named = {_own_name(name): tensor for name, tensor in saved.items()}
+    wanted = {name: tensor for name, tensor in lm.named_parameters() if ".lora_" in name}
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    wrong = [name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)]
+    if wrong:
+        raise UserError(
+            f"{path} does not fit its model: {brief(min(wrong), 80)} is one of {len(wrong)} tensors that differ; use "
+            "the model that the adapters were trained with."
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(named[name])
+
+
+def _own_name(name: str) -> str:
+    """The name of a tensor of peft's file in a model with adapters."""
+    stem, _, kind = name.removeprefix("base_model.model.").rpartition(".lora_")
+    part, _, rest = kind.partition(".")
+    return f"{stem}.lora_{part}.{ADAPTER}{'.' if rest else ''}{rest}"
+
+
+@torch.no_grad()
+def merge_adapters(lm: nn.Module) -> None:
+    """W ← W + B·A·α/r in every adapted module, which then is what it was before."""
+    for name, module in list(lm.named_modules()):
+        if hasattr(module, "merge") and hasattr(module, "get_base_layer"):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(lm.get_submodule(parent), child, module.get_base_layer())
 
 
 def lora_config(config: HFConfig, lm: nn.Module, kind: Any) -> Any:

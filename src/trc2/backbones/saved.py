@@ -17,6 +17,7 @@ import torch
 from trc2.backbones.registry import build_model, step_cost
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, model_config
+from trc2.config.adapters import is_adapter
 from trc2.config.pretrained import HFConfig, read_config_json
 from trc2.errors import UserError, brief
 from trc2.system.files import reading, write_atomically
@@ -86,12 +87,19 @@ def trained_length(folder: Path) -> int:
 
 
 def is_plain(folder: Path) -> bool:
-    """Whether a folder holds a model in the format of transformers instead of ours."""
+    """Whether a folder holds a model in the format of transformers instead of ours, or adapters of peft for one."""
+    if is_adapter(folder):
+        return True
     try:
         settings = read_config_json(folder / CONFIG_FILE)
     except UserError:
         return False
     return "schema" not in settings and settings.get("model_type") not in (None, MODEL_TYPE)
+
+
+def is_saved_model(folder: Path) -> bool:
+    """Whether a folder holds a saved model, or adapters of peft for one."""
+    return (folder / CONFIG_FILE).is_file() or is_adapter(folder)
 
 
 def check_memory(config: BackboneConfig) -> None:

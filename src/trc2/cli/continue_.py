@@ -92,6 +92,12 @@ def continue_(
             min=0,
         ),
     ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="The model of adapters, if their adapter_config.json names no folder here.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge adapters into their model first, and train all weights.")
+    ] = False,
     replay_share: Annotated[
         float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
     ] = None,
@@ -140,6 +146,10 @@ def continue_(
     if folder is not None and not folder.name:
         raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
     parent = folder_to_continue(parent)
+    if base is not None or merge:
+        from trc2.continuing.adapters import adapter_parent
+
+        parent = adapter_parent(parent, base, merge=merge)
     target = folder or default_folder(parent, tasks)
     changes = tuple(overrides or ())
     if dream is not None:

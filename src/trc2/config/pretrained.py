@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from trc2.config.adapters import is_adapter, read_adapter
 from trc2.config.backbone import BackboneConfig
 from trc2.config.section import Count, Decay, Positive, Section, Share, Size
 from trc2.errors import UserError, brief
@@ -58,6 +59,7 @@ class HFConfig(BackboneConfig):
     name: Literal["hf"] = "hf"
     pretrained: str = Field(description="a folder with config.json, safetensors and tokenizer, or a name on the hub")
     lora: LoraSettings | None = Field(None, description="train low-rank adapters instead of all weights")
+    adapter: str | None = Field(None, description="a folder of peft whose adapters the training begins with")
     freeze: tuple[str, ...] = Field((), description="patterns of names of tensors that do not learn, e.g. *embed*")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the weights that are trained")
     replay: bool = True
@@ -74,6 +76,7 @@ class HFConfig(BackboneConfig):
     def _read_folder(cls, values: Any) -> Any:
         if not isinstance(values, Mapping) or not isinstance(values.get("pretrained"), str):
             return values
+        values = _with_adapter(values)
         given = {name: values[name] for name in DESCRIBED if values.get(name) is not None}
         if len(given) == len(DESCRIBED):
             return values
@@ -106,11 +109,25 @@ class HFConfig(BackboneConfig):
         return path.resolve().name if is_place else self.pretrained
 
 
+def _with_adapter(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the model and the `lora` of the adapters that `adapter` or `pretrained` names."""
+    named = Path(values["pretrained"]).expanduser()
+    if is_adapter(named):
+        adapter = read_adapter(named)
+        values = {**values, "pretrained": str(adapter.base), "adapter": str(named.resolve())}
+    elif isinstance(values.get("adapter"), str) and values.get("lora") is None:
+        adapter = read_adapter(Path(values["adapter"]).expanduser())
+    else:
+        return values
+    if values.get("lora") is not None and values["lora"] != adapter.lora:
+        raise ValueError(f"lora is set, but the adapters in {adapter.folder} have settings of their own: leave it out.")
+    return {**values, "lora": adapter.lora}
+
+
 def describe(pretrained: str) -> dict[str, Any]:
     """What a model folder says about itself: its config.json as it is, and the sizes that follow from it."""
     folder = locate(pretrained)
-    if (folder / "adapter_config.json").is_file() and not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} holds adapters without their model: merge them first, and give that folder.")
+    folder = read_adapter(folder).base if is_adapter(folder) else folder
     architecture = read_config_json(folder / CONFIG_FILE)
     config = transformers_config(architecture, pretrained)
     architecture = without_marks(architecture)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trc2.backbones.saved import CONFIG_FILE, load_model
+from trc2.backbones.saved import is_saved_model, load_model
 from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.continuing.drift import Drift, drift_from, measure_drift, texts_to_compare
@@ -161,7 +161,7 @@ def check_acceptance(
 ) -> None:
     """Reject a limit that cannot be checked, before training."""
     _check_limit(max_drift, "--max-drift")
-    is_model = not RunFolder(parent).is_run and (parent / CONFIG_FILE).is_file()
+    is_model = not RunFolder(parent).is_run and is_saved_model(parent)
     for option, value in (("--max-forgetting", limit), ("--stop-at", stop_at)):
         _check_limit(value, option)
         if value is not None and not keep and is_model:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from trc2.backbones.saved import CONFIG_FILE, is_plain, load_config, trained_length
+from trc2.backbones.saved import CONFIG_FILE, is_plain, is_saved_model, load_config, trained_length
 from trc2.config import MODELS, RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.config.section import is_within
@@ -102,9 +102,7 @@ def _config_for(parent: Path, request: ContinuationRequest, folder: Path) -> Run
         near = get_close_matches(parent.name, others, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "name a run folder, or a folder with a saved model."
         raise UserError(f"There is no folder {parent}: {hint}")
-    if not (parent / CONFIG_FILE).is_file() and (parent / "adapter_config.json").is_file():
-        raise UserError(f"{parent} holds adapters without their model: merge them first, and give that folder.")
-    if not (parent / CONFIG_FILE).is_file():
+    if not is_saved_model(parent):
         raise UserError(
             f"{parent} holds neither a run ({run.config_file.name}) nor a saved model ({CONFIG_FILE}): name either."
         )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config
+from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config, merge_adapters
 from trc2.backbones.saved import save_model
 from trc2.backbones.shell import Backbone
+from trc2.config.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from trc2.config.pretrained import CONFIG_FILE, MODEL_FILES, NUMBER_FORMATS, HFConfig, silence, without_marks
 from trc2.continuing.acceptance import why_not_accepted
 from trc2.errors import UserError
@@ -22,8 +22,6 @@ from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 from trc2.system.failpoints import failpoint
 from trc2.system.files import replace_folder, sync_folder, write_atomically
-
-ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 
 
 def export_run(
@@ -145,16 +143,6 @@ def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = 
 def _saved_dtype(config: HFConfig) -> torch.dtype:
     name = config.architecture.get("dtype") or config.architecture.get("torch_dtype") or config.dtype
     return getattr(torch, name) if name in NUMBER_FORMATS else torch.float32
-
-
-@torch.no_grad()
-def merge_adapters(lm: nn.Module) -> None:
-    """W ← W + B·A·α/r in every adapted module, which then is what it was before."""
-    for name, module in list(lm.named_modules()):
-        if hasattr(module, "merge") and hasattr(module, "get_base_layer"):
-            module.merge()
-            parent, _, child = name.rpartition(".")
-            setattr(lm.get_submodule(parent), child, module.get_base_layer())
 
 
 def _save_adapters(config: HFConfig, lm: Any, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trc2.config.adapters import is_adapter, read_adapter
 from trc2.config.pretrained import locate, weight_files
 from trc2.stream.cache import expanded, known_checksums
 from trc2.system.files import reading
@@ -71,7 +72,12 @@ def _git_revision() -> str | None:
 
 def weight_checksums(pretrained: str, cache: Path) -> dict[str, str]:
     """The sha256 of every weight file of a model, by file name. Checksums in the cache are not computed again."""
-    files = weight_files(locate(pretrained, with_weights=True))
+    folder = Path(pretrained).expanduser()
+    if is_adapter(folder):
+        adapter = read_adapter(folder)
+        files = [adapter.weights, *weight_files(adapter.base)]
+    else:
+        files = weight_files(locate(pretrained, with_weights=True))
     checksums = known_checksums(files, expanded(cache) / "weights")
     return {path.name: checksum for path, checksum in zip(files, checksums, strict=True)}
 

@@ -74,9 +74,9 @@ class Lineage:
 
     def find(self, child: Path) -> Path:
         """The parent's folder: at the same path relative to the child, or at the path that was given."""
-        described_by = "config.yaml" if self.is_run else "config.json"
+        described_by = ("config.yaml",) if self.is_run else ("config.json", "adapter_config.json")
         for folder in ([] if self.relative is None else [child / self.relative]) + [Path(self.parent)]:
-            if (folder / described_by).is_file():
+            if any((folder / name).is_file() for name in described_by):
                 return folder
         raise UserError(
             f"{self.parent}, from which {child} goes on, is not there, so {child} cannot be judged: say where it is by "

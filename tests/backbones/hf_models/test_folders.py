@@ -91,7 +91,7 @@ def test_damaged_settings_adapters_alone_and_no_folder_are_told(llama: Path) -> 
     settings.unlink()
     refused_config(r"There is no .*config.json: give the folder of a Hugging Face model")
     (llama / "adapter_config.json").write_text("{}")
-    refused_config("holds adapters without their model: merge them first")
+    refused_config("holds adapters of the kind None: only LORA can be continued")
     with pytest.raises(UserError, match="The setting 'pretrained' is missing"):
         model_config({"name": "hf"})
 
