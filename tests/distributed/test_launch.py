@@ -31,6 +31,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_nothing_had_been(recipe: Path, tmp_path: Path) -> None:
     """The last rank gets SIGKILL in its eleventh step; torchrun starts both again, and `train` goes on from step 9."""
     environment = {**os.environ, "DOOM": "step:11", "PYTHONPATH": os.pathsep.join(sys.path)}
