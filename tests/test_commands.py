@@ -277,7 +277,8 @@ def less(arguments: list[str]) -> list[str]:
         sizes = [*LESS[:4], "model.vocab_size=300"]
         return [*arguments, *sizes, "--repeats", "1", "--threads", "1"]
     if name == "verify" and given["target"] != "FOLDER":
-        return arguments if given["target"] else [*arguments, "paper_compact", "model.vocab_size=300"]
+        sizes = ["model.vocab_size=300", "model.d_model=32", "model.num_columns=2", "model.memory_slots=64"]
+        return [*arguments, *([] if given["target"] else ["paper_compact"]), *sizes]
     return {
         "doctor": [*arguments, *([] if "--quick" in arguments else ["--quick"])],
         "dream": ["300" if word == "100000" else word for word in arguments],

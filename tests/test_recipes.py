@@ -29,7 +29,7 @@ def test_it_takes_a_step(name: str) -> None:
     run = load_recipe(name)
     net = build_model(run.model)
     optimizer = build_optimizer(net, run.train)
-    x = torch.randint(run.model.vocab_size, (2, run.train.sequence_length + 1))
+    x = torch.randint(run.model.vocab_size, (2, run.model.replay_chunk_length + 1))  # a chunk is what replay needs
     before = net.get_input_embeddings().weight.detach().clone()
     for _ in range(2):  # the second step replays, where the recipe does
         _, aux = net(x[:, :-1], targets=x[:, 1:], return_logits=False)

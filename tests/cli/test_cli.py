@@ -365,14 +365,15 @@ def test_no_escape_sequence_of_ours_or_theirs_reaches_the_terminal() -> None:
 
 def test_what_is_no_name_for_a_child_is_refused(trained: Path) -> None:
     for place in ("", ".", "/"):
-        done = trc2("continue", str(trained), "--task", "sums", "--builtin", "arithmetic", "--steps=1", "--out", place)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "is no name for a new folder" in " ".join(done.stderr.split())
+        task = ["--task", "sums", "--builtin", "arithmetic", "--steps=1"]
+        done = in_process("continue", str(trained), *task, "--out", place)
+        assert (done.code, done.out) == (2, "")
+        assert "is no name for a new folder" in " ".join(done.err.split())
 
 
 def test_the_summary_of_one_run_goes_where_it_is_asked_to(trained: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in trained.iterdir())
-    assert trc2("report", str(trained), "--out", str(tmp_path / "there")).returncode == 0
+    assert in_process("report", str(trained), "--out", str(tmp_path / "there")).code == 0
     assert {"summary.md", "summary.png"} <= {path.name for path in (tmp_path / "there").iterdir()}
     assert sorted(path.name for path in trained.iterdir()) == before
 
