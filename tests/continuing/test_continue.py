@@ -122,11 +122,10 @@ def test_a_new_task_comes_last_in_an_order_too(tiny_run: MakeRun, tmp_path: Path
 
 
 def test_minutes_become_steps_of_each_task(
-    tiny_run: MakeRun, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent = start_run(tiny_run(), QUIET)
     monkeypatch.setattr("trc2.setup.speed_probe.measure_speed", lambda run, seconds: Speed(step=2.1, scoring=0.1))
-    arguments = ["continue", str(parent), "--task", f"colours={colours.folder}", "--minutes", "0.25"]
+    arguments = ["continue", str(trained), "--task", f"colours={colours.folder}", "--minutes", "0.25"]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "child")])
     assert done.exit_code == 0, done.output
     config = read_run(tmp_path / "child").config

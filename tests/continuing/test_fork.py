@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 from tests.command import trc2
-from tests.conftest import QUIET, TINY_TASKS, tiny_config, write_task
+from tests.conftest import QUIET, TINY_TASKS, tiny_run_config, write_task
 from trc2.backbones.saved import load_model
-from trc2.config import RunConfig, TaskConfig, settings_text
+from trc2.config import TaskConfig, settings_text
 from trc2.continuing.acceptance import Verdict
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.heldout import known_before
@@ -41,16 +41,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parent(data: Path) -> Path:
     """Without replay or strategy, which its children may begin with."""
-    model = tiny_config(vocab_size=300, max_positions=32, replay_chunk_length=8, memory_slots=64, replay=False)
-    config = RunConfig(
-        model=model.model_dump(),
-        stream={
-            "data_root": data, "cache": data / "cache", "tokenizer": {"vocab_size": 300}, "control_batches": 1,
-            "tasks": [{"name": name, "folder": name, "steps": 3} for name in TINY_TASKS],
-        },
-        train={"sequence_length": 16, "batch_size": 2, "warmup_steps": 2},
-        eval={"every_steps": 3, "batch_size": 4, "max_batches": 2, "text_sequences": 0, "check_no_side_effects": True},
-        output={"folder": data / "runs" / "parent", "threads": 1},
+    config = tiny_run_config(
+        data, data / "runs" / "parent", model={"replay": False}, train={"micro_batches": 1}, eval={"text_sequences": 0},
+        stream={"tasks": [{"name": name, "folder": name, "steps": 3} for name in TINY_TASKS]},
+        output={"checkpoint_every": 200}, control={"every_steps": 20},
     )  # fmt: skip
     return start_run(config, QUIET)
 
@@ -87,7 +81,7 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
     assert "step 1/5" in told.getvalue()  # its own steps
     assert "step 7" not in told.getvalue()
     lineage, weights = read_lineage(child / "parent.json"), weights_of(parent / "checkpoints" / name_of(6))
-    expected = Lineage(str(parent), 6, ("colours", "music"), is_run=True, weights=weights)
+    expected = Lineage(str(parent), 6, ("colours", "music"), is_run=True, weights=weights, watched=tuple(TINY_TASKS))
     assert replace(lineage, relative=None) == expected
     assert (child / str(lineage.relative)).samefile(parent)
     assert known_before(RunFolder(child).config(), lineage) == list(TINY_TASKS)
@@ -166,7 +160,7 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     assert plain.code == 0, plain.err
     assert "what was forgotten is unknown" in " ".join(plain.out.split())
     kept = ["--keep", f"fruit={data / 'fruit'}", "--out", str(tmp_path / "b"), "--max-forgetting"]
-    assert trc2(*arguments, *kept, "0", "train.learning_rate=0.1").code == 3
+    assert trc2(*arguments, *kept, "0", "train.learning_rate=3").code == 3
     gate = json.loads((tmp_path / "b" / "acceptance.json").read_text())
     assert list(gate["tasks"]) == ["fruit"]
     run = read_run(tmp_path / "b")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.command import trc2
-from tests.conftest import QUIET, MakeRun
+from tests.conftest import QUIET, MakeRun, tiny_run_config
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import (
     Prediction,
@@ -35,10 +35,12 @@ from trc2.stream.prepare import prepare_stream
 from trc2.training.setup import start_run
 
 
-@pytest.fixture
-def parent(tiny_run: MakeRun) -> Path:
-    model = {**tiny_run().model.model_dump(), "replay_batch_size": 4, "replay_share": 0.2}
-    return start_run(tiny_run(model=model), QUIET)
+@pytest.fixture(scope="module")
+def parent(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run whose replay is a share of the tokens. Tests must not change it."""
+    share: dict[str, object] = {"replay_batch_size": 4, "replay_share": 0.2}
+    folder = tmp_path_factory.mktemp("parent") / "run"
+    return start_run(tiny_run_config(tiny_data, folder, model=share, train={"micro_batches": 1}), QUIET)
 
 
 def test_losses_of_documents_add_up_to_the_loss_of_the_split(parent: Path) -> None:
@@ -85,17 +87,15 @@ def test_a_wide_interval_is_not_accepted_and_the_exit_code_is_three(
 
 
 @pytest.mark.slow
-def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(
-    parent: Path, colours: TaskConfig, tmp_path: Path
-) -> None:
-    before = sorted(tmp_path.iterdir())
+def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(parent: Path, colours: TaskConfig) -> None:
+    before = sorted(parent.parent.iterdir())
     easy = try_shares(parent, colours.replace(steps=10), 1e9)
     assert (easy.cheapest, easy.branch_steps, len(easy.branches)) == (0.0, 5, 1)
     hard = try_shares(parent, colours.replace(steps=10), -0.99, shares=(0.0, 0.5))
     assert hard.cheapest is None
     assert [branch.share for branch in hard.branches] == [0.0, 0.5]
     assert "No share up to 50%" in hard.lines()[-1]
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(parent.parent.iterdir()) == before
     done = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
                 "--rehearse", "--max-forgetting", "99", "--json")  # fmt: skip
     predicted = json.loads(done.out)["branches"][0]["predicted"]

@@ -115,10 +115,10 @@ def distance(a: Path, b: Path) -> float:
 def test_fifty_steps_with_replay_controller_and_ewc_are_those_of_one_process(tiny_run: MakeRun, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "steps": (36, 14),
-        "model": {**tiny_run().model.model_dump(), "num_columns": 2, "replay_coefficient": 0.01},
+        "model": {"replay_coefficient": 0.01},
         "strategy": {"name": "ewc", "strength": 0.01, "fisher_sequences": 4},
         "control": {"every_steps": 2, "target_gap": 0.0},
-        "train": {"learning_rate": 1e-2},
+        "train": {"learning_rate": 1e-2, "micro_batches": 2},
         "eval": {"every_steps": 25, "text_sequences": 0},
         "output": {"checkpoint_every": 1000},
     }

@@ -40,9 +40,9 @@ MakeRun = Callable[..., RunConfig]
 
 @pytest.fixture
 def recipe(tiny_run: MakeRun, tmp_path: Path) -> str:
-    """The file of a recipe that takes a second."""
+    """The file of the recipe that `trained_once` has trained, which takes a second."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(settings_text(tiny_run().model_dump(mode="json")))
+    path.write_text(settings_text(tiny_run(train={"micro_batches": 1}).model_dump(mode="json")))
     return str(path)
 
 

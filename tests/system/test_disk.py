@@ -105,7 +105,7 @@ def is_one_sentence(text: str) -> bool:
     return len(lines) == 1 and "Traceback" not in text
 
 
-@pytest.mark.parametrize("kilobytes", [4, 40, 300, 900])
+@pytest.mark.parametrize("kilobytes", [4, 300, *(pytest.param(k, marks=pytest.mark.slow) for k in (40, 740))])
 def test_a_run_on_a_full_disk_says_so_and_goes_on_to_the_bit_once_there_is_room(
     disk: SmallDisk, recipe: Path, whole: Path, kilobytes: int
 ) -> None:
