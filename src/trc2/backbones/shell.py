@@ -18,11 +18,13 @@ from trc2.config import BackboneConfig
 from trc2.distributed.group import ALONE, Ranks
 from trc2.errors import UserError
 from trc2.nn.decoding import Decoding
+from trc2.nn.head import Head
 from trc2.nn.host import HostState
 from trc2.nn.provenance import Origin, stamp
 from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
+from trc2.recall.reader import Recall, RecallingHead
 from trc2.replay.stores import ReplayStores
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)
@@ -73,6 +75,9 @@ class Backbone(nn.Module, Generic[C, T]):
 
     With `replay` a training forward with targets also runs replayed chunks and stages its own. `commit` stores them.
 
+    `recall` reads documents that the model was taught. It is not part of the network: training does not use it, and
+    `state_dict` does not contain it.
+
     `ranks` are the processes it learns with: `commit` writes what all of them queued and staged, the same on each.
     """
 
@@ -84,6 +89,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.config = config
         self.replay = ReplayStores(config) if config.replay else None
         self.clock = Clock()
+        self.recall: Recall | None = None
         self.ranks: Ranks = ALONE
         self.more_losses: Callable[[LearningPass], Sequence[Loss]] | None = None  # a strategy's, in training
         self._trunk_name = name
@@ -107,7 +113,8 @@ class Backbone(nn.Module, Generic[C, T]):
         """Logits and, with targets, the losses. `return_logits=False` never forms a (B, T, V) tensor.
 
         x, targets and valid are (B, T). `check_input` checks them. `valid` marks real tokens where rows are padded.
-        With a memory, `origin` is stored with every event, and `read_memory=False` runs without its feedback.
+        With a memory, `origin` is stored with every event. `read_memory=False` runs without its feedback, and without
+        `recall`.
         """
         check_input(self.config, x, targets, valid)
         is_learning = self.training and targets is not None
@@ -122,11 +129,12 @@ class Backbone(nn.Module, Generic[C, T]):
 
         main = packed.segments[0]
         hidden = out.hidden[: main.stop]
-        logits = self.logits(main.of(hidden)) if return_logits or targets is None else None
+        head = self._reading_head(x, valid) if read_memory and not self.training else self.trunk.head
+        logits = head.logits(main.of(hidden)) if return_logits or targets is None else None
         aux: dict[str, Tensor] = {}
         if targets is not None:
             labels = targets if valid is None else targets.masked_fill(~valid, IGNORE_INDEX)
-            aux = self._losses(out, hidden, logits, labels.reshape(-1), x, valid, replayed)
+            aux = self._losses(out, head, hidden, logits, labels.reshape(-1), x, valid, replayed)
         if is_learning:
             assert targets is not None
             self._queue(out, x, targets, valid, origin)
@@ -136,6 +144,12 @@ class Backbone(nn.Module, Generic[C, T]):
         """The trunk's head. Most share its weights with the embedding."""
         return self.trunk.head.logits(hidden)
 
+    def _reading_head(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Head:
+        """The trunk's head, which also reads the taught documents if there are any."""
+        if self.recall is None:
+            return self.trunk.head
+        return RecallingHead(self.trunk.head, self.recall, self.recall.follow(x, valid))
+
     @torch.no_grad()
     def predict(self, x: Tensor, targets: Tensor) -> Prediction:
         """Score the targets and find the likeliest tokens without forming (B, T, V). In evaluation mode only."""
@@ -144,7 +158,7 @@ class Backbone(nn.Module, Generic[C, T]):
         check_input(self.config, x, targets)
         self.pending.clear()
         out = self.trunk(pack([x]), with_losses=False)
-        nll, best = self.trunk.head.predict(out.hidden, targets.reshape(-1))
+        nll, best = self._reading_head(x).predict(out.hidden, targets.reshape(-1))
         return Prediction(nll.view(x.shape), best.view(x.shape))
 
     def _sample_replay(self, num_tokens: int) -> Int[Tensor, "B_R L_R"] | None:
@@ -159,6 +173,7 @@ class Backbone(nn.Module, Generic[C, T]):
     def _losses(
         self,
         out: TrunkOutput,
+        head: Head,
         hidden: Float[Tensor, "P D"],
         logits: Float[Tensor, "B T V"] | None,
         labels: Int[Tensor, " P"],
@@ -172,11 +187,7 @@ class Backbone(nn.Module, Generic[C, T]):
         """
         num_labels = (labels != IGNORE_INDEX).sum()
         num_new = hidden.shape[0]
-        lm_sum = (
-            self.trunk.head.loss_sum(hidden, labels)
-            if logits is None
-            else cross_entropy_sum(logits.flatten(0, 1), labels)
-        )
+        lm_sum = head.loss_sum(hidden, labels) if logits is None else cross_entropy_sum(logits.flatten(0, 1), labels)
         aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
         replay_loss, weight, replayed_hidden = lm_sum.new_zeros(()), self._replay_weight(replayed, num_labels), None
         if replayed is not None:
@@ -229,8 +240,13 @@ class Backbone(nn.Module, Generic[C, T]):
         main = packed.segments[0]
         decoding.advance(main)
 
-        hidden = main.of(out.hidden)
-        return self.logits(hidden if last is None else hidden[:, -last:])
+        head, first = self.trunk.head, 0 if last is None else max(0, x.shape[1] - last)
+        if self.recall is not None:
+            contexts = self.recall.follow(x, valid, decoding.contexts)
+            decoding.contexts = contexts[:, -1]
+            if read_memory and not self.training:
+                head = RecallingHead(head, self.recall, contexts[:, first:])
+        return head.logits(main.of(out.hidden)[:, first:])
 
     # ------------------------------------------------------------------------------------------- the moments of a step
 

@@ -95,13 +95,17 @@ class RunningSum(State):
 
 
 class Decoding:
-    """Rows of tokens that are run piece by piece: how many were run, which were padding, and every part's state."""
+    """Rows of tokens that are run piece by piece: how many were run, which were padding, and every part's state.
+
+    `contexts` are the contexts in stored documents that end at the newest token of each row, on the host.
+    """
 
     def __init__(self, states: Sequence[State]) -> None:
         self.states = list(states)
         self.rows = 0
         self.length = 0
         self.valid: Bool[Tensor, "B L"] | None = None
+        self.contexts: Int[Tensor, "B O"] | None = None
 
     def pack(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Packed:
         """The next T tokens of every row as one segment, with a description of the earlier ones."""
@@ -126,6 +130,7 @@ class Decoding:
             state.reorder(rows)
         self.rows = len(rows)
         self.valid = None if self.valid is None else self.valid.index_select(0, rows)
+        self.contexts = None if self.contexts is None else self.contexts.index_select(0, rows.cpu())
 
     @property
     def can_join(self) -> bool:
@@ -141,6 +146,8 @@ class Decoding:
         if any(padding) or self.valid is not None or other.valid is not None:
             marks = [F.pad(one._marked(), (pad, 0)) for one, pad in zip((self, other), padding, strict=True)]
             self.valid = torch.cat(marks)
+        contexts = [one.contexts for one in (self, other) if one.contexts is not None]
+        self.contexts = torch.cat(contexts) if contexts else None
         self.rows, self.length = self.rows + other.rows, length
 
     def drop_padding(self) -> None:

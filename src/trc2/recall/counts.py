@@ -54,6 +54,9 @@ class Match:
     total: Ints
     followers: Ints
 
+    def at(self, rows: Ints) -> Match:
+        return Match(self.length[rows], self.total[rows], self.followers[rows])
+
 
 class Counts:
     """P_n(w | c) = max(0, N(cw) − D)/N(c) + D · followers(c)/N(c) · P_{n−1}(w | shorter c). P_0 is uniform.
