@@ -23,7 +23,7 @@ LADDER = [
     {"stream", "metrics", "reference"},
     {"strategies", "generate"},
     {"runs"},
-    {"evaluation"},
+    {"evaluation", "teaching"},
     {"training"},
     {"continuing", "costs"},
     {"setup", "sweep"},

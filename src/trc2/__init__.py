@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trc2.api import Run, continue_from, load_run, train
+    from trc2.api import Run, SavedModel, continue_from, load_model, load_run, train
     from trc2.api.serve import serve
     from trc2.backbones.trc2 import CortexNet
     from trc2.config import RunConfig, StrategyConfig, TaskConfig, TRC2Config, load_recipe
@@ -23,6 +23,7 @@ __all__ = [
     "Origin",
     "Run",
     "RunConfig",
+    "SavedModel",
     "Strategy",
     "StrategyConfig",
     "TRC2Config",
@@ -31,6 +32,7 @@ __all__ = [
     "UserError",
     "__version__",
     "continue_from",
+    "load_model",
     "load_recipe",
     "load_run",
     "register_metric",
@@ -41,7 +43,7 @@ __all__ = [
 
 # Where the public names live. They are imported at first use: torch takes seconds, transformers is optional too.
 _HOMES = {
-    "api": ("Run", "continue_from", "load_run", "serve", "train"),
+    "api": ("Run", "SavedModel", "continue_from", "load_model", "load_run", "serve", "train"),
     "backbones.trc2": ("CortexNet",),
     "config": ("RunConfig", "StrategyConfig", "TRC2Config", "TaskConfig", "load_recipe"),
     "config.metric": ("register_metric",),

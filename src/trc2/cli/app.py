@@ -78,6 +78,7 @@ Target = Annotated[
     ),
 ]
 Trained = Annotated[str, typer.Argument(help="A run folder, a versions folder, or a folder with a saved model.")]
+Saved = Annotated[str, typer.Argument(help="A folder with a saved model: an export, or a Hugging Face folder.")]
 Recipe = Annotated[
     str,
     typer.Argument(help="A recipe's name or file; it must have a stream of tasks.", autocompletion=complete_recipe),

@@ -37,7 +37,8 @@ def dream_(
         raise UserError(f"{path} exists already: choose another --out.")
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path} would not be found by its ending: call it something.jsonl.")
-    net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn)
+    # The text of the weights alone, without documents that the model was taught.
+    net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn, with_recall=False)
     make_folder(path.parent)
     lay_out_for_decoding(net)
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}

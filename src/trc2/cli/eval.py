@@ -21,7 +21,7 @@ def evaluate(
     again: Annotated[bool, typer.Option("--again", help="Read a test split a second time.")] = False,
     memory: Annotated[
         Literal["read", "off"],
-        typer.Option(help="Read the episodic memory, or empty it before scoring."),
+        typer.Option(help="Read the episodic memory and taught documents, or leave both out."),
     ] = "read",
     as_json: AsJson = False,
 ) -> None:

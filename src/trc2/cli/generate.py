@@ -19,7 +19,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 is the usual draw.")] = 1.0,
     top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.", min=0, max=MAX_SEED)] = 0,
-    memory: Annotated[Literal["read", "off"], typer.Option(help="Whether the episodic memory is read.")] = "read",
+    memory: Annotated[
+        Literal["read", "off"], typer.Option(help="Whether the episodic memory and taught documents are read.")
+    ] = "read",
 ) -> None:
     """Continue a prompt, token by token."""
     from trc2.generate.sampling import lay_out_for_decoding, stream_text

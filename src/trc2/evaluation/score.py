@@ -40,7 +40,8 @@ def score_target(
 ) -> dict[str, dict[str, float]]:
     """Metrics by task or file name, of a run's newest checkpoint or of a saved model, and the number of `tokens`.
 
-    Tasks are scored on as many batches as in the run, files as a whole. `memory="off"` empties the episodic memory.
+    Tasks are scored on as many batches as in the run, files as a whole. `memory="off"` empties the episodic memory and
+    leaves taught documents unread.
     """
     if split not in SPLITS:
         raise UserError(f"There is no split '{split}': choose one of {', '.join(SPLITS)}.")
@@ -104,12 +105,14 @@ def _tasks_of_run(
 
 def _empty_memory(model: Backbone) -> None:
     memory = model.trunk.hippocampus if isinstance(model.trunk, Cortex) else None
-    if memory is None:
+    if memory is None and model.recall is None:
         raise UserError(
-            f"This model ({model.config.name}) has no episodic memory to switch off: leave --memory at read, or name a "
-            "trc2 model with model.memory=true."
+            f"This model ({model.config.name}) has no episodic memory and no taught documents to switch off: leave "
+            "--memory at read, or name a trc2 model with model.memory=true."
         )
-    memory.forget()
+    model.recall = None
+    if memory is not None:
+        memory.forget()
 
 
 def _record_test_scores(run: RunFolder, scores: dict[str, dict[str, float]]) -> None:

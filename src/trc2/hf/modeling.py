@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,9 @@ from trc2.nn.decoding import Decoding
 from trc2.nn.init import STD, normal_
 from trc2.nn.rope import RotaryTable
 from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.recall.reader import open_recall
+from trc2.recall.store import store_path
+from trc2.stream.tokenizer import read_tokenizer
 
 Memory = Literal["read", "off"]
 Losses = dict[str, Tensor]
@@ -118,6 +122,10 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
                     f"{len(info[problem])} {problem.replace('_', ' ')}; use the files that were saved together."
                 )
         model.net.sync_from_buffers()
+        folder = Path(pretrained_model_name_or_path)
+        if store_path(folder).exists():  # documents that the model was taught, see docs/recall.md
+            tokenizer = read_tokenizer(folder).with_settings(False, model.net.config.name == "hf")
+            model.net.recall = open_recall(folder, model.net.config.vocab_size, tokenizer.fingerprint())
         return (model, info) if wants_info else model
 
     def initialize_weights(self) -> None:
@@ -202,7 +210,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> TRC2Output | tuple[Any, ...]:
         """Logits, and with `labels` the loss: the whole objective in training mode, else the next-token loss alone.
 
-        `memory="off"` leaves the episodic memory unread. `return_logits=False` never forms a (B, T, V) tensor.
+        `memory="off"` leaves the episodic memory and taught documents unread. `return_logits=False` never forms a
+        (B, T, V) tensor.
         With `num_items_in_batch` the loss is the batch's share of a mean over that many labels.
         `hidden_states` are what enters every layer, and last what the head gets.
         """
@@ -213,6 +222,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         if memory not in ("read", "off"):
             raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
         reads_memory = memory == "read"
+        if inputs_embeds is not None and self.net.recall is not None and reads_memory:
+            raise UserError("Taught documents cannot be found by inputs_embeds: give input_ids, or set memory='off'.")
         x = input_ids if inputs_embeds is None else placeholder_ids(self.net, inputs_embeds)
         assert x is not None
         if use_cache is None:

@@ -41,6 +41,7 @@ from trc2.system.files import reading, refuse_link, write_atomically
 
 FAILURE = "failure.json"  # what a sweep keeps of a run that failed
 VERSION_FILE = "version.json"  # beside a run that is part of a version, see trc2.versions
+VERSIONS_TABLE = "versions.jsonl"  # in a folder of versions
 Warn = Callable[[str], None]
 """Receives a warning for the user."""
 

@@ -13,6 +13,7 @@ from trc2.backbones.saved import CONFIG_FILE, check_memory, load_config, load_mo
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, TrainConfig, load_recipe
 from trc2.errors import UserError
+from trc2.recall.reader import open_recall
 from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.tokenizer import Tokenizer, read_tokenizer
 
@@ -36,13 +37,29 @@ class Target:
             return build_model(self.config.model, torch.Generator().manual_seed(seed))
         return RunFolder(self.folder).model(warn)[0] if self.is_run else load_model(self.folder)
 
-    def trained_model(self, warn: Warn) -> tuple[Backbone, Tokenizer]:
-        """The network and its tokenizer. An error for a recipe, whose weights would be random."""
+    def trained_model(self, warn: Warn, *, with_recall: bool = True) -> tuple[Backbone, Tokenizer]:
+        """The network and its tokenizer. An error for a recipe, whose weights would be random.
+
+        A saved model reads the documents that it was taught, unless `with_recall` is off.
+        """
+        folder, net = self.weights_folder, self.model(warn)
+        tokenizer = self.tokenizer()
+        check_vocabulary(net.config.vocab_size, tokenizer.vocab_size, net.config.name)
+        if with_recall and not self.is_run:
+            net.recall = open_recall(folder, net.config.vocab_size, tokenizer.fingerprint())
+        return net, tokenizer
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that was saved with the weights."""
+        tokenizer = read_tokenizer(self.weights_folder)
+        return tokenizer.with_settings(tokenizer.special_in_text, self._has_begin_token)
+
+    @property
+    def weights_folder(self) -> Path:
+        """The folder of a run or a saved model. An error for a recipe."""
         if self.folder is None:
             raise UserError(f"'{self.name}' is a recipe, which has no weights yet: name a run folder or a saved model.")
-        net, tokenizer = self.model(warn), read_tokenizer(self.folder)
-        check_vocabulary(net.config.vocab_size, tokenizer.vocab_size, net.config.name)
-        return net, tokenizer.with_settings(tokenizer.special_in_text, self._has_begin_token)
+        return self.folder
 
     @property
     def _has_begin_token(self) -> bool:

@@ -25,7 +25,7 @@ from trc2.continuing.earlier import read_again, write_held_out
 from trc2.errors import UserError, did_you_mean
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
-from trc2.runs.folder import RunFolder, Warn
+from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
 from trc2.runs.lock import is_locked, lock_folder
 from trc2.system.failpoints import failpoint
 from trc2.system.files import finite, sync_folder
@@ -46,7 +46,7 @@ from trc2.versions.entry import (
 )
 from trc2.versions.table import Event, accepted, check_reason, now, read_events, write_events
 
-TABLE, ATTEMPTS = "versions.jsonl", "attempts"
+TABLE, ATTEMPTS = VERSIONS_TABLE, "attempts"
 NAME = re.compile(r"\d{4,}-[0-9a-f]{12}")
 PARTIAL = ".partial-"
 NOT_KEPT = {"lock", "lock.owner", "checkpoints", "summary.md", "summary.png", "hippocampus.png", "tensorboard", "wandb"}
