@@ -67,7 +67,9 @@ class Judge:
         if case.kind in ("resume", "resume_run"):
             yield from self._resumed(case, ran, before)
         else:
-            yield from self._unchanged(case, before, with_lock=case.kind == "eval")
+            teaches = case.kind in ("teach", "forget")
+            renewed = "recall/store.safetensors" if teaches and ran.code == 0 else ""
+            yield from self._unchanged(case, before, with_lock=case.kind == "eval" or teaches, renewed=renewed)
         if case.kind == "eval" and ran.code == 0 and case.argv[2:] == ("--json",):
             yield from self._scores(case, ran)
         if case.kind in ("train", "continue", "export") and ran.code == 2 and not case.is_spoilt:
@@ -99,17 +101,22 @@ class Judge:
             context = shown[max(0, found.start() - 60) : found.end() + 60]
             yield Problem("control characters", "usage box" if is_usage else command, f"{context!r}")
 
-    def _unchanged(self, case: Case, before: Snapshot, *, with_lock: bool, note: str = "") -> Iterator[Problem]:
+    def _unchanged(
+        self, case: Case, before: Snapshot, *, with_lock: bool, note: str = "", renewed: str = ""
+    ) -> Iterator[Problem]:
         """What was there is there, byte for byte, except for the files that a command may renew.
 
-        Reports renew their own files. A command that takes the lock may add whole lines to the metrics log and cut a
-        torn one off: a look at a test split is noted there, and a resume begins there.
+        Reports renew their own files, teaching and forgetting the store. A command that takes the lock may add whole
+        lines to the metrics log and cut a torn one off: a look at a test split is noted there, and a resume begins
+        there.
         """
         after = snapshot(self.scratch)
         for name, content in before.items():
             if name.startswith("cache") or after.get(name) == content:
                 continue
             if case.kind in ("report", "continue", "anything") and Path(name).name in WRITTEN_BY_REPORTS:
+                continue
+            if renewed and name.endswith(renewed):
                 continue
             if with_lock and name.endswith(("/lock", "/lock.owner")):
                 continue

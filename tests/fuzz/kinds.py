@@ -40,6 +40,7 @@ OPTIONS = (
     "--top-p", "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
     "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",
     "--to", "--reason", "--promote", "--notify", "--picture", "--keep-models", "--[/red]",
+    "--keep", "--document", "--source", "--html", "--with-store",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
@@ -167,7 +168,7 @@ def _using(pieces: Pieces) -> list[Kind]:
         (3, typed("report", st.lists(words, max_size=3).map(tuple), out)),
         (1, typed("report", ODD_RUN, sometimes(st.just("plain")), out, on=(ODD_RUN, "plain"))),
     )
-    stores = sometimes(st.just("--with-replay"))
+    stores = sometimes(st.sampled_from(("--with-replay", "--with-store")))
     export = weighted(
         (1, typed("export", "run", paths_to_write, stores, on=("run", "model"))),
         (2, typed("export", "run", "new", stores, on=("run",), after=damage("run"))),
@@ -194,6 +195,28 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("dream", either, little, on=("run", "model"))),
         (1, typed("dream", either, little, on=("run", "model"), after=damage("run", "model"))),
         (1, typed("dream", paths_to_read, little, on=("run", "model"))),
+    )
+    read = weighted((2, file), (1, st.tuples(file, file)), (1, st.just("data/fruit")))
+    teach = weighted(
+        (3, typed("teach", "model", read, form, on=("model", "files", "data"))),
+        (2, typed("teach", "taught", read, option("--keep", ("files/lines.txt",), paths_to_read),
+                  on=("taught", "files"), after=damage("taught", "files"))),
+        (1, typed("teach", paths_to_read, read, on=("run", "model", "files"))),
+    )  # fmt: skip
+    forget = weighted(
+        (2, typed("forget", "taught", option("--document", ("1", "2-0"), words, 2), option("--source", ("*",), words),
+                  on=("taught",))),
+        (2, typed("forget", "taught", "--source", "notes.txt:[1-3]", on=("taught",), after=damage("taught"))),
+        (1, typed("forget", paths_to_read, "--document", words, on=("run", "model"))),
+    )  # fmt: skip
+    asked = line(
+        option("--prompt", ("an apple",), words, 2), "--max-new-tokens", st.sampled_from(("0", "2", "-1", "x")),
+        option("--html", ("new.html",), paths_to_write), sometimes(st.just("--json")),
+    )  # fmt: skip
+    recall = weighted(
+        (2, typed("recall", "taught", asked, on=("taught",))),
+        (2, typed("recall", "taught", sometimes(asked), on=("taught",), after=damage("taught"))),
+        (1, typed("recall", paths_to_read, asked, on=("run", "model"))),
     )
     harness = line(option("--tasks", ("quiz", ","), words), option("--limit", ("2",), numbers, 2))
     lm_eval = weighted(
@@ -228,7 +251,8 @@ def _using(pieces: Pieces) -> list[Kind]:
     return [
         Kind("promote", 20, promote), Kind("rollback", 12, rollback), Kind("runs", 14, runs), Kind("diff", 14, diff),
         Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
-        Kind("generate", 28, generate), Kind("serve", 12, serve), Kind("dream", 20, dream),
+        Kind("generate", 28, generate), Kind("serve", 12, serve), Kind("teach", 16, teach), Kind("forget", 12, forget),
+        Kind("recall", 14, recall), Kind("dream", 20, dream),
         Kind("transformers", 30, _folders_of_transformers(pieces)),
     ]  # fmt: skip
 

@@ -20,6 +20,8 @@ from trc2 import __version__
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.continue_run import continue_run
 from trc2.hf.export import export_run
+from trc2.stream.document import Document
+from trc2.teaching.teach import teach
 from trc2.training.setup import start_run
 
 TASKS = {"fruit": ("apple", "pear", "plum", "fig"), "tools": ("saw", "axe", "drill", "file"), "extra": ("red", "blue")}
@@ -101,7 +103,9 @@ def _make() -> dict[str, Files]:
     shutil.copytree("plain", ODD_RUN)
     export_run(Path("run"), Path("model"), __version__, with_replay=True)
     _write_llama(Path("llama"))
-    folders = ("data", "files", "cache", "model", "llama", "other", ODD_RUN, *CUTS, *CUTS.values())
+    shutil.copytree("model", "taught")
+    teach("taught", (Document(f"an apple and a pear, {n} times", f"notes.txt:{n}") for n in range(9)), print)
+    folders = ("data", "files", "cache", "model", "taught", "llama", "other", ODD_RUN, *CUTS, *CUTS.values())
     recipes = {name: Path(name).read_bytes() for name in RECIPES.values()}
     return {**{name: _read(Path(name)) for name in folders}, "recipes": recipes}
 

@@ -218,7 +218,13 @@ class Run:
         return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]
 
     def export(
-        self, folder: str | Path, *, with_replay: bool = False, merge: bool = True, anyway: bool = False
+        self,
+        folder: str | Path,
+        *,
+        with_replay: bool = False,
+        with_store: bool = False,
+        merge: bool = True,
+        anyway: bool = False,
     ) -> Path:
         """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/hf-models.md.
 
@@ -227,8 +233,9 @@ class Run:
         from trc2 import __version__
 
         export_run(
-            self.folder, Path(folder), __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=self._warn
-        )
+            self.folder, Path(folder), __version__, with_replay=with_replay, with_store=with_store, merge=merge,
+            anyway=anyway, warn=self._warn,
+        )  # fmt: skip
         return Path(folder)
 
     # ------------------------------------------------------------------------------------------------ looking at it

@@ -18,6 +18,9 @@ def export(
     with_replay: Annotated[
         bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
     ] = False,
+    with_store: Annotated[
+        bool, typer.Option("--with-store", help="Take documents along that the parent model was taught.")
+    ] = False,
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Adapters merged into the weights, or alone as a PEFT folder.")
     ] = True,
@@ -33,11 +36,12 @@ def export(
     from trc2.hf.export import export_run
     from trc2.versions.find import copy_model, folder_to_continue
 
-    written = copy_model(run, folder) if merge and not with_replay else None
+    written = copy_model(run, folder) if merge and not with_replay and not with_store else None
     if written is None:  # not a version, or not as the version holds it
         source = folder_to_continue(run)
         written = export_run(
-            source, folder, __version__, with_replay=with_replay, merge=merge, anyway=anyway, warn=warn
-        )
+            source, folder, __version__, with_replay=with_replay, with_store=with_store, merge=merge, anyway=anyway,
+            warn=warn,
+        )  # fmt: skip
     data = {"schema": 1, "run": str(run), "folder": str(folder), "files": [path.name for path in written]}
     show(as_json, data, "  ".join(map(str, written)))

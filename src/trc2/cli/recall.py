@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trc2.cli.app import MAX_COUNT, AsJson, Saved, app, out, show, table_of, warn
+from trc2.cli.app import MAX_COUNT, AsJson, Saved, app, out, show, warn
 from trc2.errors import UserError
+from trc2.system.console import table_of
 
 
 @app.command()
@@ -28,7 +29,7 @@ def recall(
         _list_documents(model, as_json)
         return
     from trc2.system.files import write_atomically
-    from trc2.teaching.explain import explain, explanation_page, named_origins
+    from trc2.teaching.explain import explain, explanation_page, named_origins, recalled_sources
 
     tokens = explain(model, prompt, warn, max_new_tokens=max_new_tokens)
     rows = [
@@ -38,7 +39,8 @@ def recall(
     ]  # fmt: skip
     heads = ["token", "", "probability", "from the store", "context", "documents"]
     data = {"schema": 1, "model": model, "tokens": [token.describe() for token in tokens]}
-    show(as_json, data, table_of(heads, rows, "llrrrl"))
+    sources = [f"{document}  {source}" for document, source in recalled_sources(tokens).items()]
+    show(as_json, data, table_of(heads, rows, "llrrrl"), *sources)
     if page is not None:
         write_atomically(page, explanation_page(f"{model} recalls", tokens).encode())
         if not as_json:

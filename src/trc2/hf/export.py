@@ -16,12 +16,14 @@ from trc2.config.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from trc2.config.pretrained import CONFIG_FILE, MODEL_FILES, NUMBER_FORMATS, HFConfig, silence, without_marks
 from trc2.continuing.acceptance import why_not_accepted
 from trc2.errors import UserError
+from trc2.recall.store import Store, read_store, write_store
 from trc2.report.card import model_card
 from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 from trc2.system.failpoints import failpoint
 from trc2.system.files import replace_folder, sync_folder, write_atomically
+from trc2.teaching.fit import fit_store
 
 
 def export_run(
@@ -30,6 +32,7 @@ def export_run(
     version: str,
     *,
     with_replay: bool = False,
+    with_store: bool = False,
     merge: bool = True,
     anyway: bool = False,
     warn: Warn = lambda message: None,
@@ -41,7 +44,8 @@ def export_run(
 
     A run that its acceptance check refused, or has not judged yet, is exported only `anyway`, and its card says so.
 
-    Replay stores hold training text, so they stay behind unless requested. The folder appears whole or not at
+    Replay stores hold training text, and the saved model that a run goes on from may have been taught documents. Both
+    stay behind unless requested. The folder appears whole or not at
     all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
     """
     _check_is_free(folder)
@@ -61,9 +65,12 @@ def export_run(
     is_plain = isinstance(net.config, HFConfig)
     if is_plain and with_replay:
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
+    if is_plain and with_store and not merge:
+        raise UserError("Adapters alone have no place for taught documents: leave --with-store or --adapter out.")
+    store = _store_of_parent(source, net, tokenizer.with_settings(False, is_plain)) if with_store else None
     files = {} if is_plain else _tokenizer_files(tokenizer, net.config.max_positions)
     files["README.md"] = model_card(
-        run, parameters, net.num_events, step, version, reason, is_adapter=is_plain and not merge
+        run, parameters, net.num_events, step, version, reason, is_adapter=is_plain and not merge, store=store
     )
 
     target = folder.resolve()
@@ -76,6 +83,8 @@ def export_run(
             raise UserError(f"{run_folder} has no adapters of peft: leave --adapter out.")
         else:
             save_model(net, partial, sequence_length=run.config.train.sequence_length)
+        if store is not None:
+            write_store(partial, store)
         failpoint("export")
         for name, content in files.items():
             write_atomically(partial / name, content.encode())
@@ -87,6 +96,19 @@ def export_run(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.iterdir())
+
+
+def _store_of_parent(run: RunFolder, net: Backbone, tokenizer: Tokenizer) -> Store:
+    """The documents that were taught to the saved model that a run goes on from, with a gate for its new weights."""
+    lineage = run.lineage()
+    parent = None if lineage is None or lineage.is_run else lineage.find(run.path)
+    store = None if parent is None else read_store(parent, net.config.vocab_size, tokenizer.fingerprint())
+    if store is None:
+        raise UserError(
+            f"{run} does not go on from a saved model that was taught documents: leave --with-store out, and teach the "
+            "export."
+        )
+    return fit_store(net, tokenizer, store).store
 
 
 def _check_is_free(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from trc2.config.pretrained import HFConfig, base_facts
+from trc2.recall.store import Store
 from trc2.report.markdown import fill_template, markdown
 from trc2.report.run import Run
 from trc2.report.summary import acceptance_table, kept_text, overlaps_of
@@ -18,7 +19,7 @@ MIN_OVERLAP, MAX_OVERLAPS = 0.01, 6
 
 def model_card(
     run: Run, num_parameters: int, num_events: int, step: int, version: str, refusal: str | None = None,
-    *, is_adapter: bool = False,
+    *, is_adapter: bool = False, store: Store | None = None,
 ) -> str:  # fmt: skip
     """README.md of an exported model, in the form the Hugging Face hub reads. `refusal` is why it was not accepted."""
     files, config = RunFolder(run.folder), run.config
@@ -43,6 +44,7 @@ def model_card(
         version=version,
         refusal=refusal,
         is_adapter=is_adapter,
+        store=store,
         builtin_licences=BUILTIN_LICENCES,
         kept=kept_text(run),
         acceptance=acceptance_table(run),

@@ -146,7 +146,9 @@ def explanation_page(title: str, tokens: Sequence[RecalledToken]) -> str:
             totals[key] = totals.get(key, 0.0) + token.from_store * origin.part
         about = f"{token.from_store:.0%} from the store"
         if token.origins:
-            about += f", context of {token.context}: {named_origins(token)}"
+            sources = {origin.document: origin.source for origin in token.origins[:MAX_NAMED]}
+            named = "; ".join(f"{document} is {source}" for document, source in sources.items())
+            about += f", context of {token.context}: {named_origins(token)}; {named}"
         kind = "" if token.is_prompt else ' class="made"'
         colour = f"background: rgba(230, 140, 20, {0.75 * token.from_store:.2f})"
         spans.append(f'<span{kind} style="{colour}" title="{_shown(about)}">{_shown(token.text)}</span>')
@@ -158,10 +160,15 @@ def explanation_page(title: str, tokens: Sequence[RecalledToken]) -> str:
 
 
 def named_origins(token: RecalledToken) -> str:
-    """The first few documents of a token, for people."""
-    shown = [f"{origin.document} {origin.source} ({origin.part:.0%})" for origin in token.origins[:MAX_NAMED]]
+    """The ids of the first few documents of a token and their parts."""
+    shown = [f"{origin.document} {origin.part:.0%}" for origin in token.origins[:MAX_NAMED]]
     more = len(token.origins) - MAX_NAMED
-    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
+    return ", ".join(shown) + (f", {more} more" if more > 0 else "")
+
+
+def recalled_sources(tokens: Sequence[RecalledToken]) -> dict[str, str]:
+    """The sources of all documents that `named_origins` shows, by id."""
+    return {origin.document: origin.source for token in tokens for origin in token.origins[:MAX_NAMED]}
 
 
 def _shown(text: str) -> str:
