@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trc2.nn.provenance import Origin
     from trc2.strategies import Strategy, register_strategy
     from trc2.system.plugins import MetricPlugin
+    from trc2.versions.registry import Versions
 
 __version__ = "0.2.0"
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "TRC2ForCausalLM",
     "TaskConfig",
     "UserError",
+    "Versions",
     "__version__",
     "continue_from",
     "load_model",
@@ -52,6 +54,7 @@ _HOMES = {
     "nn.provenance": ("Origin",),
     "strategies": ("Strategy", "register_strategy"),
     "system.plugins": ("MetricPlugin",),
+    "versions.registry": ("Versions",),
 }
 
 

@@ -34,6 +34,9 @@ from trc2.system.numbers import short
 from trc2.system.torchrun import is_first_process
 from trc2.training.resume import resume_run
 from trc2.training.setup import warn_on
+from trc2.versions.attempt import plan_attempt
+from trc2.versions.find import folder_to_continue
+from trc2.versions.registry import Versions, is_versions
 
 PICTURES = ("summary", "hippocampus")
 
@@ -313,8 +316,11 @@ def continue_from(
     A saved model does not say what it learned. `keep` is text it should go on knowing, given like tasks: measured
     against the model as it was, never trained. With `dream` the model generates so many tokens of such text itself. The
     other arguments are those of `Run.continue_`.
+
+    Of a versions folder the accepted version goes on, in the folder of the next attempt. An attempt that was
+    interrupted is taken up again. `Versions.promote` makes the result the accepted version.
     """
-    parent = Path(source)
+    parent = folder_to_continue(Path(source))
     cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
     kept = task_configs(keep, None, cache) if keep else []
     new = task_configs(tasks, steps, cache)
@@ -322,13 +328,28 @@ def continue_from(
     if dream is not None:
         plain = ContinuationRequest(tuple(new), None, tuple(changes), tuple(kept))
         kept = [*kept, dream_task(parent, child_config(parent, plain, Path("child")), dream)]
+    generated = None if dream is None else kept[-1].name
+    console, is_begun = PlainConsole(quiet=quiet), False
+    if is_versions(Path(source)):
+        request = ContinuationRequest(
+            tuple(new), replay_share, tuple(changes), tuple(kept), max_forgetting, stop_at=stop_at,
+            max_drift=max_drift, generated=generated,
+        )  # fmt: skip
+        attempt = plan_attempt(Versions(source), request, None if folder is None else Path(folder))
+        if attempt.taught_by is not None:
+            return Run(attempt.folder / "run")
+        parent, child, is_begun = attempt.parent, attempt.folder, attempt.is_begun
+        new, kept = list(attempt.tasks), list(attempt.keep)
+    else:
+        child = default_folder(parent, new) if folder is None else Path(folder)
     check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
-    child = default_folder(parent, new) if folder is None else Path(folder)
-    console = PlainConsole(quiet=quiet)
-    continue_run(
-        parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting, stop_at=stop_at,
-        max_drift=max_drift, generated=None if dream is None else kept[-1].name,
-    )  # fmt: skip
+    if is_begun:
+        resume_run(child, [], console)
+    else:
+        continue_run(
+            parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting,
+            stop_at=stop_at, max_drift=max_drift, generated=generated,
+        )  # fmt: skip
     if is_first_process():
         judge_child(child, warn_on(console), parent)
         write_summary(child)

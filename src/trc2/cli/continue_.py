@@ -138,8 +138,10 @@ def continue_(
         raise UserError(
             f"--promote needs a versions folder, which {parent} is not: make one by `trc2 promote --first`."
         )
-    if promote and max_forgetting is None:
-        raise UserError("--promote accepts a child only if it stays within a limit: give --max-forgetting too.")
+    if promote and max_forgetting is None and max_drift is None:
+        raise UserError(
+            "--promote accepts a child only if it stays within a limit: give --max-forgetting too, or --max-drift."
+        )
     source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
@@ -176,7 +178,8 @@ def continue_(
             text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
             show(as_json, {"schema": 1, "versions": str(versions.folder), "taught_by": attempt.taught_by}, text)
             return
-        parent, target, kept, is_begun = attempt.parent, attempt.folder, list(attempt.keep), attempt.is_begun
+        parent, target, is_begun = attempt.parent, attempt.folder, attempt.is_begun
+        tasks, kept = list(attempt.tasks), list(attempt.keep)
         if nproc > 1:
             os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
     check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)

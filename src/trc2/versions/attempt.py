@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trc2.config import RunConfig, TaskConfig
+from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.continuing.acceptance import read_verdict
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
@@ -16,9 +16,11 @@ from trc2.runs.identity import is_same_run
 from trc2.runs.schedule import TaskSchedule
 from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import prepare_stream
+from trc2.stream.sources import has_documents
 from trc2.versions.entry import RUN, Version
 from trc2.versions.registry import Versions
 
+HOLDOUTS = {10: 0.5, 200: 0.2}  # fewer documents than so many: the share that is held out where there is no validation
 VARIABLE = "TRC2_ATTEMPT"  # the folder that the first of several processes chose
 
 
@@ -31,6 +33,7 @@ class Attempt:
 
     parent: Path
     folder: Path
+    tasks: tuple[TaskConfig, ...]
     keep: tuple[TaskConfig, ...]
     is_begun: bool = False
     taught_by: str | None = None
@@ -44,18 +47,19 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
     version = versions.accepted().check()
     parent = version.model if version.run is None else version.run
     keep = request.keep or tuple(_kept(version))
+    tasks = tuple(map(_holding_out_enough, request.tasks))
     if chosen := os.environ.get(VARIABLE):
-        return Attempt(parent, Path(chosen), keep, is_begun=RunFolder(Path(chosen)).is_run)
+        return Attempt(parent, Path(chosen), tasks, keep, is_begun=RunFolder(Path(chosen)).is_run)
     names = [task.name for task in request.tasks]
-    wanted = replace(request, keep=keep)
+    wanted = replace(request, tasks=tasks, keep=keep)
     config = child_config(parent, wanted, versions.folder / "attempt")
     assert config.stream is not None
     tokenizer = None if version.run is None else RunFolder(version.run).tokenizer()
     prepared = prepare_stream(config.stream, tokenizer=tokenizer)
     if _was_taught(version, config, prepared, names):
-        return Attempt(parent, version.folder, keep, taught_by=version.name)
+        return Attempt(parent, version.folder, tasks, keep, taught_by=version.name)
     if folder is not None:
-        return Attempt(parent, folder, keep)
+        return Attempt(parent, folder, tasks, keep)
     tried: list[Path] = []
 
     def is_of_another(path: Path) -> bool:
@@ -65,7 +69,16 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
         return not _is_same(RunFolder(path), config, prepared, request, parent)
 
     path = versions.next_attempt(names, is_of_another)
-    return Attempt(parent, path, keep, is_begun=path in tried)
+    return Attempt(parent, path, tasks, keep, is_begun=path in tried)
+
+
+def _holding_out_enough(task: TaskConfig) -> TaskConfig:
+    """The task with a larger share held out if it has few documents: later weeks are judged on them."""
+    usual = TaskConfig.model_fields["holdout"].default
+    for fewest, share in HOLDOUTS.items():
+        if task.holdout == usual and not has_documents(task, StreamConfig(tasks=(task,)), fewest):
+            return task.replace(holdout=share)
+    return task
 
 
 def _kept(version: Version) -> list[TaskConfig]:
@@ -99,7 +112,8 @@ def _is_same(
         lineage, verdict = run.lineage(), read_verdict(run)
         return (
             lineage is not None
-            and (lineage.limit, lineage.stop_at) == (request.limit, request.stop_at)
+            and (lineage.limit, lineage.stop_at, lineage.max_drift)
+            == (request.limit, request.stop_at, request.max_drift)
             and lineage.max_drift == request.max_drift
             and lineage.find(run.path).resolve() == parent.resolve()
             and (verdict is None or verdict.passed)

@@ -105,7 +105,7 @@ def _run(path: Path, folder: Path) -> Listed:
         lineage, verdict = files.lineage(), read_verdict(files)
         scores = {task: kept for task, (_, _, kept) in run.task_scores().items()} if run.tables else {}
         state = "finished" if run.is_finished else "unfinished"
-        if verdict is not None and verdict.limit is not None:
+        if verdict is not None and (lineage is None or lineage.has_limit):
             state = "judged" if verdict.passed else "refused"
         rise = verdict.worst if verdict is not None and verdict.tasks else None
         tasks = run.order if lineage is None else lineage.tasks

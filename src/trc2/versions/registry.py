@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trc2.backbones.saved import CONFIG_FILE, is_plain
 from trc2.config.pretrained import MODEL_FILES, WEIGHTS, locate, weight_files
@@ -45,6 +45,9 @@ from trc2.versions.entry import (
     write_description,
 )
 from trc2.versions.table import Event, accepted, check_reason, now, read_events, write_events
+
+if TYPE_CHECKING:
+    from trc2.versions.difference import Difference
 
 TABLE, ATTEMPTS = VERSIONS_TABLE, "attempts"
 NAME = re.compile(r"\d{4,}-[0-9a-f]{12}")
@@ -225,6 +228,13 @@ class Versions:
             name = needed[-1].replaced
         return [*needed, *reversed(versions.values())]
 
+    def diff(self, first: str, second: str | None = None, *, warn: Warn = lambda message: None) -> Difference:
+        """What a version, by default the accepted one, gained and lost against another; see `trc2 diff`."""
+        from trc2.versions.difference import compare
+
+        newer = self.accepted() if second is None else self.get(second)
+        return compare(self.get(first).folder, newer.folder, warn=warn)
+
     # ------------------------------------------------------------------------------------------------ attempts
 
     def attempts(self) -> list[Path]:
@@ -274,7 +284,7 @@ class Versions:
         if reason is not None:
             raise UserError(f"{source} {reason}: go on using its parent, or add it with --anyway.")
         verdict = read_verdict(run)
-        if not first and (verdict is None or verdict.limit is None):
+        if not first and (verdict is None or (verdict.limit, verdict.max_drift) == (None, None)):
             raise UserError(
                 f"{source} was not judged by a limit: `trc2 check PARENT {source} --max-forgetting 0.05` judges it, or "
                 "add it with --anyway."
