@@ -115,6 +115,18 @@ def test_rows_can_be_reordered_while_decoding() -> None:
     torch.testing.assert_close(last, net(joined)[0][:, -1:], atol=1e-9, rtol=1e-8)
 
 
+def test_rows_can_join_others_while_decoding() -> None:
+    net = reading_net()
+    x = tokens(net.config, 2, 12)
+    one, other = net.start_decoding(), net.start_decoding()
+    net.decode(x[:1, :6], one)
+    net.decode(x[1:, 2:6], other)
+    one.join(other)
+    together = net.decode(x[:, 6:7], one)
+    alone = torch.cat((net(x[:1, :7])[0][:, -1:], net(x[1:, 2:7])[0][:, -1:]))
+    torch.testing.assert_close(together, alone, atol=1e-9, rtol=1e-8)
+
+
 def test_losses_and_predictions_agree_with_the_logits() -> None:
     net = reading_net(memory=False)
     x, y = tokens(net.config, 2, 12), tokens(net.config, 2, 12, seed=1)

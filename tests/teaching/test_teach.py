@@ -42,6 +42,12 @@ def loss(folder: Path, texts: list[str]) -> float:
     return total / count
 
 
+def identity(folder: Path) -> str:
+    recall = opened(folder)[0].recall
+    assert recall is not None
+    return recall.identity
+
+
 @torch.no_grad()
 def logits(folder: Path) -> torch.Tensor:
     net, tokenizer = opened(folder)
@@ -90,8 +96,10 @@ def test_teaching_in_two_parts_or_forgetting_a_part_gives_the_same_store(exporte
     one.teach(texts[20:], source="b")
     two.teach([*texts[:20], *texts[20:]], source="a", keep=KEEP)
     assert torch.equal(logits(exported), logits(other))  # gate included
+    assert identity(exported) == identity(other)
     one.forget(source="b:*")
     assert torch.equal(logits(exported), alone)
+    assert identity(exported) != identity(other)
     assert [d.number for d in one.teach(["a new one"], source="c").documents] == [len(two.documents()) + 1]
 
 

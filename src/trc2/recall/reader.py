@@ -23,13 +23,16 @@ from trc2.recall.store import Store, read_store
 class Recall:
     """Counts of stored documents and the gate that mixes them into a model's predictions. Reading changes nothing."""
 
-    def __init__(self, counts: Counts, gate: Gate) -> None:
-        self.counts, self.gate = counts, gate
+    def __init__(self, counts: Counts, gate: Gate, identity: str = "") -> None:
+        """`identity` differs between stores that predict differently."""
+        self.counts, self.gate, self.identity = counts, gate, identity
 
     @classmethod
     def of(cls, store: Store) -> Recall | None:
-        """A reader of a store; None where it has no documents."""
-        return None if store.gate is None or not store.documents else cls(store.counts(), store.gate)
+        """A reader of a store. None where it has no documents."""
+        if store.gate is None or not store.documents:
+            return None
+        return cls(store.counts(), store.gate, store.identity())
 
     def follow(
         self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None, earlier: Int[Tensor, "B O"] | None = None

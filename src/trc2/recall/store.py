@@ -96,6 +96,12 @@ class Store:
         chosen = self.documents if documents is None else documents
         return Counts.of([document.tokens for document in chosen], self.vocabulary)
 
+    def identity(self) -> str:
+        """A hash of all that predictions depend on: the documents, whatever their order, and the gate."""
+        weights = () if self.gate is None else self.gate.weights
+        content = [*sorted(document.sha256 for document in self.documents), *map(repr, weights)]
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
     def holders(self, gram: Sequence[int]) -> dict[int, int]:
         """How often each document holds these tokens in a row, by the number of the document."""
         tokens, owners = self._laid_out

@@ -110,8 +110,10 @@ def find_source(folder: Path) -> OneModel | VersionsFolder:
 
 
 def fingerprint(net: Backbone, tokenizer: Tokenizer) -> str:
-    """A hash of the weights and the tokenizer in memory. A file may have been replaced since it was read."""
+    """A hash of weights, tokenizer and taught documents in memory. A file may have been replaced since it was read."""
     content = hashlib.sha256(tokenizer.fingerprint().encode())
+    if net.recall is not None:
+        content.update(net.recall.identity.encode())
     for name, tensor in sorted(net.state_dict().items()):
         content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
