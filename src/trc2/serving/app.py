@@ -19,9 +19,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trc2.errors import UserError, sentence_of
-from trc2.serving import answers, file_routes, version_routes
+from trc2.serving import answers, file_routes, job_routes, version_routes
 from trc2.serving.answers import Asked, event_line
 from trc2.serving.auth import Right, check_origin, check_right, find_caller
+from trc2.serving.metrics import metrics
+from trc2.serving.openapi import document
 from trc2.serving.service import Endpoint, Service, read_body
 from trc2.serving.shelf import LATEST, Choice
 from trc2.serving.wire import Answer, ApiError, ChatRequest, CompletionRequest, Model, ModelList, parse
@@ -238,8 +240,15 @@ class Stream:
             yield event_line(json.dumps(error.body()))
 
 
+async def openapi(_service: Service, _request: Request) -> Response:
+    """This document."""
+    return JSONResponse(document(ROUTES))
+
+
 ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [
     ("GET", "/health", None, health),
+    ("GET", "/metrics", "ask", metrics),
+    ("GET", "/openapi.json", None, openapi),
     ("GET", "/v1/models", "ask", list_models),
     ("GET", "/v1/models/{model}", "ask", retrieve_model),
     ("POST", "/v1/completions", "ask", completions),
@@ -249,6 +258,14 @@ ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [
     ("GET", "/v1/files/{file}", "teach", file_routes.retrieve),
     ("GET", "/v1/files/{file}/content", "teach", file_routes.content),
     ("DELETE", "/v1/files/{file}", "teach", file_routes.delete),
+    ("POST", "/v1/fine_tuning/jobs", "teach", job_routes.create),
+    ("GET", "/v1/fine_tuning/jobs", "teach", job_routes.list_jobs),
+    ("GET", "/v1/fine_tuning/jobs/{job}", "teach", job_routes.retrieve),
+    ("POST", "/v1/fine_tuning/jobs/{job}/cancel", "teach", job_routes.cancel),
+    ("POST", "/v1/fine_tuning/jobs/{job}/pause", "teach", job_routes.pause),
+    ("POST", "/v1/fine_tuning/jobs/{job}/resume", "teach", job_routes.resume),
+    ("GET", "/v1/fine_tuning/jobs/{job}/events", "teach", job_routes.list_events),
+    ("GET", "/v1/fine_tuning/jobs/{job}/checkpoints", "teach", job_routes.list_checkpoints),
     ("GET", "/v1/versions", "ask", version_routes.list_versions),
     ("GET", "/v1/versions/{version}", "ask", version_routes.retrieve_version),
     ("POST", "/v1/versions/rollback", "admin", version_routes.rollback),

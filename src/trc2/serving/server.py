@@ -27,8 +27,9 @@ try:
     from trc2.serving.answers import AnswerLimits
     from trc2.serving.app import make_app
     from trc2.serving.files import Files
+    from trc2.serving.jobs import Jobs
     from trc2.serving.service import Limits, Service
-    from trc2.serving.shelf import Shelf, find_source
+    from trc2.serving.shelf import Shelf, VersionsFolder, find_source
     from trc2.serving.store import open_database
 except ModuleNotFoundError as error:
     raise UserError(
@@ -68,8 +69,9 @@ class Server:
         self._socket = _listen(settings.host, settings.port)
         self._held.callback(self._socket.close)
         with self._held.pop_all() as held:  # an error closes what is open so far
-            files = None if settings.data is None else _open_data(settings.data, settings.limits, held)
-            self.service = Service(shelf, tokens, settings.limits, files)
+            self.service = Service(shelf, tokens, settings.limits)
+            if settings.data is not None:
+                _open_data(settings.data, self.service, held)
             self._held = held.pop_all()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -90,11 +92,15 @@ class Server:
 
     async def _serve(self) -> None:
         await self.service.shelf.refresh()  # a model that cannot be read is an error before the first request
-        watching = asyncio.ensure_future(self.service.shelf.watch())
+        beside = [asyncio.ensure_future(self.service.shelf.watch())]
+        if self.service.jobs is not None:
+            beside.append(asyncio.ensure_future(self.service.jobs.work()))
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            watching.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=self._run_in_thread, name="trc2 server", daemon=True)
@@ -119,12 +125,14 @@ class Server:
         self._thread.join()
 
 
-def _open_data(folder: Path, limits: Limits, held: ExitStack) -> Files:
-    """The data folder, which belongs to one server at a time."""
+def _open_data(folder: Path, service: Service, held: ExitStack) -> None:
+    """The data folder, which belongs to one server at a time: files, and jobs where there are versions to teach."""
     held.enter_context(lock_folder(folder))
     database = open_database(folder / DATABASE)
     held.callback(database.dispose)
-    return Files(folder, database, limits.file_bytes)
+    service.files = Files(folder, database, service.limits.file_bytes)
+    if isinstance(service.shelf.source, VersionsFolder):
+        service.jobs = Jobs(folder, database, service.files, service.shelf.source.versions, service.shelf)
 
 
 def check_address(host: str, tokens: tuple[Token, ...]) -> None:

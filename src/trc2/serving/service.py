@@ -13,6 +13,7 @@ from starlette.responses import Response
 from trc2.serving.answers import AnswerLimits
 from trc2.serving.auth import RateLimit, Token
 from trc2.serving.files import Files
+from trc2.serving.jobs import Jobs
 from trc2.serving.shelf import Shelf
 from trc2.serving.wire import ApiError
 
@@ -36,6 +37,7 @@ class Service:
     tokens: tuple[Token, ...] = ()
     limits: Limits = field(default_factory=Limits)
     files: Files | None = None  # None without a data folder
+    jobs: Jobs | None = None  # None without a data folder or a versions folder
     open_requests: int = 0
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     started: float = field(default_factory=time.time)

@@ -130,6 +130,7 @@ class Shelf:
     def __init__(self, source: Source, max_rows: int = 8, max_loaded: int = 2, warn: Warn = lambda _: None) -> None:
         self.source, self.max_rows, self.max_loaded, self.warn = source, max_rows, max_loaded, warn
         self.problem: str | None = None  # why the accepted version does not answer
+        self._tokens_before = 0  # that versions wrote which are not in memory any more
         self._latest: ServedModel | None = None
         self._models: OrderedDict[str, ServedModel] = OrderedDict()
         self._loading: dict[str, asyncio.Task[ServedModel]] = {}
@@ -146,6 +147,10 @@ class Shelf:
     @property
     def loaded(self) -> list[ServedModel]:
         return list(self._models.values())
+
+    @property
+    def tokens_made(self) -> int:
+        return self._tokens_before + sum(model.engine.tokens_made for model in self.loaded)
 
     def resolve(self, name: str) -> Choice:
         """The version of a name; `latest` is the one that answers by default."""
@@ -216,7 +221,9 @@ class Shelf:
         newest = next(reversed(self._models))
         others = [name for name in self._models if name not in (latest, newest)]
         for old in others[: max(0, len(self._models) - self.max_loaded)]:
-            self._models.pop(old).engine.close()
+            model = self._models.pop(old)
+            model.engine.close()
+            self._tokens_before += model.engine.tokens_made
 
     def close(self) -> None:
         """Put all versions away; requests that have begun are finished."""

@@ -26,6 +26,36 @@ FILES = sa.Table(
     sa.Column("documents", sa.BigInteger, nullable=False),
     sa.Column("sha256", sa.String(64), nullable=False),
 )
+JOBS = sa.Table(
+    "jobs",
+    METADATA,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("created_at", sa.Integer, nullable=False),
+    sa.Column("started_at", sa.Integer),
+    sa.Column("finished_at", sa.Integer),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("model", sa.String(255), nullable=False),
+    sa.Column("training_file", sa.String(64), nullable=False),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("metadata", sa.JSON, nullable=False),
+    sa.Column("hyperparameters", sa.JSON, nullable=False),
+    sa.Column("arguments", sa.JSON, nullable=False),  # of `trc2 continue`; the same after a restart
+    sa.Column("pid", sa.Integer),
+    sa.Column("attempt", sa.String(255)),  # the name of the run in the versions folder
+    sa.Column("fine_tuned_model", sa.String(255)),
+    sa.Column("error", sa.JSON),
+)
+EVENTS = sa.Table(
+    "events",
+    METADATA,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("job", sa.String(64), nullable=False, index=True),
+    sa.Column("created_at", sa.Integer, nullable=False),
+    sa.Column("level", sa.String(8), nullable=False),
+    sa.Column("message", sa.String(1000), nullable=False),
+)
 
 
 def open_database(path: Path) -> sa.Engine:

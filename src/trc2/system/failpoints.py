@@ -21,6 +21,7 @@ PROMOTING = ("version", "version rename", "version event")  # whole; it has its 
 GOING_BACK = ("rollback", "rolled back")
 PRUNING = ("prune",)  # the event is in the table, the files are still there
 UPLOADING = ("file", "file rename", "file row")  # before a file gets its name, before its row, before the answer
+SERVING = ("job", "job end")  # after a job's process began, and before its end is written
 _passed: Counter[str] = Counter()
 
 

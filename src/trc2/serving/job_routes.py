@@ -1,0 +1,337 @@
+"""/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from trc2.config import TaskConfig
+from trc2.continuing.request import ContinuationRequest, child_config
+from trc2.errors import UserError
+from trc2.serving.jobs import Jobs, new_job_id
+from trc2.serving.service import Service, read_body
+from trc2.serving.shelf import LATEST
+from trc2.serving.store import JOBS, now, page
+from trc2.serving.wire import Answer, ApiError, parse, refusal
+from trc2.serving.wire import Request as WireRequest
+from trc2.versions.find import folder_to_continue
+
+DEFAULT_TASK = "documents"
+DEFAULT_FORGETTING = 0.05
+MAX_STEPS = 10**6
+AUTO = "auto"
+
+
+class Hyperparameters(WireRequest):
+    """`auto` is one pass over the text, with the learning rate of the model that goes on."""
+
+    n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=50)] | None = None
+    learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] | None = None
+    batch_size: Literal["auto"] | None = None
+
+
+class Supervised(WireRequest):
+    hyperparameters: Hyperparameters | None = None
+
+
+class Method(WireRequest):
+    type: Literal["supervised"]
+    supervised: Supervised | None = None
+
+
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+
+class JobRequest(WireRequest):
+    """A job. `suffix` names the task; the same name again is another week of it."""
+
+    model: str
+    training_file: str
+    validation_file: None = None
+    hyperparameters: Hyperparameters | None = None
+    method: Method | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    suffix: Name | None = None
+    integrations: Annotated[list[Any], Field(max_length=0)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+
+    @property
+    def chosen(self) -> Hyperparameters:
+        nested = None if self.method is None or self.method.supervised is None else self.method.supervised
+        return (None if nested is None else nested.hyperparameters) or self.hyperparameters or Hyperparameters()
+
+
+class JobError(Answer):
+    code: str
+    message: str
+    param: str | None
+
+
+class JobObject(Answer):
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    finished_at: int | None
+    status: str
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str = "trc2"
+    training_file: str
+    validation_file: None = None
+    result_files: list[str] = Field(default_factory=list)
+    trained_tokens: int | None
+    seed: int
+    error: JobError | None
+    hyperparameters: dict[str, Any]
+    metadata: dict[str, str]
+    method: dict[str, Any]
+
+
+class EventObject(Answer):
+    id: str
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: str
+    message: str
+    type: str
+    data: dict[str, Any] | None
+
+
+class CheckpointObject(Answer):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    metrics: dict[str, float]
+    step_number: int
+
+
+class JobList(Answer):
+    object: Literal["list"] = "list"
+    data: list[JobObject]
+    has_more: bool
+
+
+class EventList(Answer):
+    object: Literal["list"] = "list"
+    data: list[EventObject]
+    has_more: bool
+
+
+class CheckpointList(Answer):
+    object: Literal["list"] = "list"
+    data: list[CheckpointObject]
+    has_more: bool
+
+
+Item = TypeVar("Item", EventObject, CheckpointObject)
+
+
+class PageQuery(WireRequest):
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=1000, strict=False)] = 20
+
+
+def _jobs(service: Service) -> Jobs:
+    if service.jobs is None:
+        raise ApiError(
+            404, "This server cannot teach: start it with a versions folder and `--data FOLDER`.", code="no_jobs"
+        )
+    return service.jobs
+
+
+def _query(request: Request) -> PageQuery:
+    try:
+        return PageQuery.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def _describe(row: Any) -> JobObject:
+    names = ("id", "created_at", "finished_at", "status", "model", "fine_tuned_model", "training_file", "seed")
+    return JobObject(
+        **{name: getattr(row, name) for name in names},
+        trained_tokens=row.tokens if row.status == "succeeded" else None,
+        error=None if row.error is None else JobError(**row.error),
+        hyperparameters=row.hyperparameters,
+        metadata=row.metadata,
+        method={"type": "supervised", "supervised": {"hyperparameters": row.hyperparameters}},
+    )
+
+
+def _answer(jobs: Jobs, identity: str) -> Response:
+    return JSONResponse(_describe(jobs.row(identity)).dump())
+
+
+# ------------------------------------------------------------------------------------------------------------ creating
+
+
+async def create(service: Service, request: Request) -> Response:
+    asked = parse(JobRequest, await read_body(request, service.limits.body_bytes))
+    jobs = _jobs(service)
+    accepted = service.shelf.source.latest().name
+    if asked.model not in (LATEST, accepted):
+        raise ApiError(
+            400, f"A job goes on from the accepted version: give the model {LATEST} or {accepted}.", param="model",
+            code="model_not_accepted",
+        )  # fmt: skip
+    identity = await asyncio.to_thread(_create, jobs, asked, accepted)
+    jobs.changed.set()
+    return _answer(jobs, identity)
+
+
+def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
+    """Copy the text, choose the steps, check the settings, and add the row. All in a thread."""
+    identity, settings = new_job_id(), asked.metadata or {}
+    task = asked.suffix or DEFAULT_TASK
+    try:
+        text, num_bytes = jobs.copy_text(identity, asked.training_file, "text")
+        keep = []
+        if "keep_file" in settings:
+            keep = [("old", jobs.copy_text(identity, settings["keep_file"], "keep")[0])]
+        limit = _number(settings, "max_forgetting", DEFAULT_FORGETTING, 0, 1e6)
+        share = _number(settings, "replay_share", None, 0, 0.9)
+        stop_at = _number(settings, "stop_at", None, 0, 1e6)
+        config = _config(jobs, task, text, keep, share, asked)
+        multiplier = asked.chosen.learning_rate_multiplier
+        rate = config.train.learning_rate * (1.0 if multiplier in (None, AUTO) else float(multiplier or 1))
+        per_step = config.train.tokens_per_step
+        epochs = 1 if asked.chosen.n_epochs in (None, AUTO) else int(asked.chosen.n_epochs or 1)
+        # A token has about four bytes. The exact number is known only after the text is packed.
+        steps = min(MAX_STEPS, max(1, math.ceil(epochs * num_bytes / 4 / per_step)))
+        steps = int(_number(settings, "steps", steps, 1, MAX_STEPS) or steps)
+        arguments = [
+            "continue", str(jobs.versions.folder.resolve()), "--task", f"{task}={text.resolve()}",
+            "--steps", str(steps), "--max-forgetting", repr(limit), "--promote", "--json",
+            f"stream.cache={jobs.cache.resolve()}",
+        ]  # fmt: skip
+        arguments += [word for name, folder in keep for word in ("--keep", f"{name}={folder.resolve()}")]
+        arguments += ["--replay-share", repr(share)] if share is not None else []
+        arguments += ["--stop-at", repr(stop_at)] if stop_at is not None else []
+        arguments += [f"train.learning_rate={rate!r}"] if multiplier not in (None, AUTO) else []
+        arguments += [f"train.seed={asked.seed}"] if asked.seed is not None else []
+        row = {
+            "id": identity, "created_at": now(), "status": "queued", "model": accepted,
+            "training_file": asked.training_file, "seed": asked.seed or 0, "tokens": steps * per_step,
+            "metadata": settings, "arguments": arguments,
+            "hyperparameters": {"n_epochs": epochs, "learning_rate_multiplier": multiplier or AUTO, "batch_size": AUTO},
+        }  # fmt: skip
+        return jobs.create(row)
+    except BaseException:
+        jobs.remove_text(identity)
+        raise
+
+
+def _config(
+    jobs: Jobs, task: str, text: Path, keep: list[tuple[str, Path]], share: float | None, asked: JobRequest
+) -> Any:
+    """The settings that the run will have; settings that are not possible are refused before anything is queued."""
+    kept = tuple(TaskConfig(name=name, folder=str(folder.resolve())) for name, folder in keep)
+    overrides = () if asked.seed is None else (f"train.seed={asked.seed}",)
+    tasks = (TaskConfig(name=task, folder=str(text.resolve()), steps=1),)
+    try:
+        parent = folder_to_continue(jobs.versions.folder)
+        return child_config(parent, ContinuationRequest(tasks, share, overrides, kept), text / "child")
+    except UserError as error:
+        raise ApiError(400, str(error), code="invalid_job") from None
+
+
+def _number(settings: dict[str, str], name: str, default: Any, low: float, high: float) -> Any:
+    """A number among the metadata, which are text."""
+    if name not in settings:
+        return default
+    try:
+        value = float(settings[name])
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ApiError(
+            400, f"metadata.{name} is not a number from {low:g} to {high:g}: correct it.", param="metadata",
+            code="invalid_value",
+        )  # fmt: skip
+    return value
+
+
+# -------------------------------------------------------------------------------------------------------- the others
+
+
+async def list_jobs(service: Service, request: Request) -> Response:
+    jobs, query = _jobs(service), _query(request)
+    found = await asyncio.to_thread(page, jobs.database, JOBS, after=query.after, limit=query.limit, newest_first=True)
+    return JSONResponse(JobList(data=[_describe(row) for row in found.rows], has_more=found.has_more).dump())
+
+
+async def retrieve(service: Service, request: Request) -> Response:
+    return _answer(_jobs(service), request.path_params["job"])
+
+
+async def cancel(service: Service, request: Request) -> Response:
+    jobs, identity = _jobs(service), request.path_params["job"]
+    await jobs.stop(identity, "cancelled")
+    return _answer(jobs, identity)
+
+
+async def pause(service: Service, request: Request) -> Response:
+    jobs, identity = _jobs(service), request.path_params["job"]
+    await jobs.stop(identity, "paused")
+    return _answer(jobs, identity)
+
+
+async def resume(service: Service, request: Request) -> Response:
+    jobs, identity = _jobs(service), request.path_params["job"]
+    jobs.resume(identity)
+    return _answer(jobs, identity)
+
+
+async def list_events(service: Service, request: Request) -> Response:
+    """Newest first, as OpenAI has it."""
+    jobs, query = _jobs(service), _query(request)
+    events = (await asyncio.to_thread(jobs.events, request.path_params["job"]))[::-1]
+    part, has_more = _part([EventObject(**event) for event in events], query)
+    return JSONResponse(EventList(data=part, has_more=has_more).dump())
+
+
+async def list_checkpoints(service: Service, request: Request) -> Response:
+    """The accepted version, once there is one: it is the only state of a job that can be asked."""
+    jobs, query = _jobs(service), _query(request)
+    row = jobs.row(request.path_params["job"])
+    checkpoints = []
+    if row.fine_tuned_model is not None:
+        records = await asyncio.to_thread(jobs.records, row)
+        losses = [record.metrics["train/loss_lm"] for record in records if "train/loss_lm" in record.metrics]
+        step = max((record.step for record in records), default=0)
+        checkpoints.append(
+            CheckpointObject(
+                id=f"ftckpt-{row.id.removeprefix('ftjob-')}",
+                created_at=row.finished_at,
+                fine_tuned_model_checkpoint=row.fine_tuned_model,
+                fine_tuning_job_id=row.id,
+                metrics={"step": step, **({"train_loss": losses[-1]} if losses else {})},
+                step_number=step,
+            )
+        )
+    part, has_more = _part(checkpoints, query)
+    return JSONResponse(CheckpointList(data=part, has_more=has_more).dump())
+
+
+def _part(items: list[Item], query: PageQuery) -> tuple[list[Item], bool]:
+    """One page of a list that is made as it is asked for, and whether there are more."""
+    start = 0
+    if query.after is not None:
+        places = [place for place, item in enumerate(items) if item.id == query.after]
+        if not places:
+            raise ApiError(404, "There is no entry with the id in 'after'.", param="after", code="not_found")
+        start = places[0] + 1
+    return items[start : start + query.limit], start + query.limit < len(items)
