@@ -35,7 +35,7 @@ FIRST_WORDS = (*COMMANDS, "prepare", "help", "trian", "[/red]", "\x1b[31m", "")
 OPTIONS = (
     "--help", "--version", "--out", "--seed", "--kills", "--family", "--slots", "--json", "--against", "--scaling",
     "--repeats", "--threads", "--task", "--steps", "--folder", "--dataset", "--subset", "--format", "--max-forgetting",
-    "--stop-at", "--dream", "--max-drift", "--base", "--merge",
+    "--stop-at", "--dream", "--max-drift", "--base", "--merge", "--interpolate",
     "--file", "--split", "--again", "--with-replay", "--anyway", "--prompt", "--max-new-tokens", "--temperature",
     "--top-p", "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
     "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",

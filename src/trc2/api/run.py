@@ -17,6 +17,7 @@ from trc2.config.stream import StreamConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.dreams import dream_task
+from trc2.continuing.interpolation import read_choice
 from trc2.continuing.request import ContinuationRequest, child_config, default_folder
 from trc2.errors import UserError, did_you_mean
 from trc2.evaluation.score import score_target
@@ -172,6 +173,7 @@ class Run:
         max_forgetting: float | None = None,
         stop_at: float | None = None,
         max_drift: float | None = None,
+        interpolate: float | str | None = None,
         replay_share: float | None = None,
         overrides: Iterable[str] = (),
         quiet: bool = False,
@@ -182,12 +184,12 @@ class Run:
         Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
         task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept. The training stops when an
         evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within. `max_drift` limits
-        how far the predictions may move from the parent's, in nats.
+        how far the predictions may move from the parent's, in nats. `interpolate` is `--interpolate`.
         """
         return continue_from(
             self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
-            stop_at=stop_at, max_drift=max_drift, dream=None, replay_share=replay_share, overrides=overrides,
-            quiet=quiet, **settings,
+            stop_at=stop_at, max_drift=max_drift, dream=None, interpolate=interpolate, replay_share=replay_share,
+            overrides=overrides, quiet=quiet, **settings,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ using it
@@ -306,6 +308,7 @@ def continue_from(
     stop_at: float | None = None,
     max_drift: float | None = None,
     dream: int | None = None,
+    interpolate: float | str | None = None,
     replay_share: float | None = None,
     overrides: Iterable[str] = (),
     quiet: bool = False,
@@ -333,7 +336,7 @@ def continue_from(
     if is_versions(Path(source)):
         request = ContinuationRequest(
             tuple(new), replay_share, tuple(changes), tuple(kept), max_forgetting, stop_at=stop_at,
-            max_drift=max_drift, generated=generated,
+            max_drift=max_drift, generated=generated, interpolate=read_choice(interpolate),
         )  # fmt: skip
         attempt = plan_attempt(Versions(source), request, None if folder is None else Path(folder))
         if attempt.taught_by is not None:
@@ -348,7 +351,7 @@ def continue_from(
     else:
         continue_run(
             parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting,
-            stop_at=stop_at, max_drift=max_drift, generated=generated,
+            stop_at=stop_at, max_drift=max_drift, generated=generated, interpolate=read_choice(interpolate),
         )  # fmt: skip
     if is_first_process():
         judge_child(child, warn_on(console), parent)

@@ -112,6 +112,8 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
         )
     if verdict.stop is not None:
         out.print(stop_sentence(verdict.stop, 0 if lineage is None else lineage.first_step), soft_wrap=True)
+    if verdict.interpolation is not None:
+        out.print(f"Its weights are {verdict.interpolation:g} of the way from the parent to the end of the training.")
     if verdict.prediction is not None:
         trial, became = verdict.prediction, f"{verdict.worst:+.1%}"
         out.print(f"Trial runs with {trial.share:.0%} replay: {trial.predicted:+.1%} predicted; it became {became}.")

@@ -92,6 +92,13 @@ def continue_(
             min=0,
         ),
     ] = None,
+    interpolate: Annotated[
+        str | None,
+        typer.Option(
+            help="After the training, go only this share of the way from parent to child, above 0 and at most 1; auto: "
+            "the largest of 0.1, 0.25, 0.5, 0.75 and 1 that the acceptance check accepts."
+        ),
+    ] = None,
     base: Annotated[
         Path | None, typer.Option(help="The model of adapters, if their adapter_config.json names no folder here.")
     ] = None,
@@ -124,6 +131,7 @@ def continue_(
     """
     from trc2.continuing.acceptance import check_acceptance, judge_child
     from trc2.continuing.continue_run import continue_run
+    from trc2.continuing.interpolation import read_choice
     from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
     from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
     from trc2.system.notify import check_command
@@ -171,8 +179,9 @@ def continue_(
     is_begun = False
     if versions is not None:
         request = ContinuationRequest(
-            tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, None, stop_at, max_drift, generated
-        )
+            tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, None, stop_at, max_drift, generated,
+            read_choice(interpolate),
+        )  # fmt: skip
         attempt = plan_attempt(versions, request, folder)
         if attempt.taught_by is not None:
             text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
@@ -203,8 +212,9 @@ def continue_(
         return
     predicted = prediction(parent, target, tasks, replay_share, changes, warn)
     request = ContinuationRequest(
-        tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at, max_drift, generated
-    )
+        tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at, max_drift, generated,
+        read_choice(interpolate),
+    )  # fmt: skip
     config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
@@ -232,6 +242,7 @@ def continue_(
             stop_at=stop_at,
             max_drift=max_drift,
             generated=generated,
+            interpolate=read_choice(interpolate),
         )
     if not is_first_process():
         return

@@ -18,12 +18,13 @@ from trc2.config import EvalConfig, RunConfig, TaskConfig
 from trc2.continuing.drift import Drift, drift_from, measure_drift, texts_to_compare
 from trc2.continuing.fork import parent_weights
 from trc2.continuing.heldout import HeldOut, held_out
+from trc2.continuing.interpolation import GRID, alpha_of, settle
 from trc2.errors import UserError, brief
 from trc2.evaluation.tasks import evaluation_mode, score_lm_tasks
 from trc2.metrics.lm_eval import Score, falls
 from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.runs.checkpoint import DamagedCheckpoint
+from trc2.runs.checkpoint import Checkpoint, DamagedCheckpoint, put_back_replaced
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lineage import Lineage, Prediction
 from trc2.runs.stopping import Stop, stop_from
@@ -96,6 +97,7 @@ class Verdict:
     drifts: tuple[Drift, ...] = ()
     max_drift: float | None = None
     not_measured: str = ""  # a sentence
+    interpolation: float | None = None  # α, if the child's weights were interpolated with the parent's
 
     @property
     def passed(self) -> bool:
@@ -144,6 +146,8 @@ class Verdict:
             content["max_drift"] = self.max_drift
             content["drift"] = {drift.task: drift.describe() for drift in self.drifts}
         content["not_measured"] = self.not_measured
+        if self.interpolation is not None:
+            content["interpolation"] = self.interpolation
         if self.stop is not None:
             content["stop"] = finite(asdict(self.stop))
         if self.prediction is not None:
@@ -201,7 +205,10 @@ def judge_child(
     if earlier is not None and has_same_limits and earlier.child_step == total and not again:
         return earlier
     try:
-        verdict = judge(parent or lineage.find(child), child, limit, warn, lineage.prediction)
+        where = parent or lineage.find(child)
+        if lineage.interpolate is not None and not again:
+            _interpolate(where, folder, lineage, limit, warn)
+        verdict = judge(where, child, limit, warn, lineage.prediction)
     except UserError as problem:
         if limit is not None or lineage.has_limit or again:
             raise
@@ -241,7 +248,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             not_measured = str(content.get("not_measured", ""))
             return Verdict(
                 content["parent"], content["child"], limit, tasks, prediction, *steps, stop, drifts, max_drift,
-                not_measured,
+                not_measured, content.get("interpolation"),
             )  # fmt: skip
     except UserError:
         return None
@@ -268,17 +275,19 @@ def judge(
     prediction: Prediction | None = None,
     *,
     split: Literal["test", "validation"] = "test",
+    checkpoint: Checkpoint | None = None,
 ) -> Verdict:
     """Score parent and child document by document.
 
-    The parent must be, to the bit, the checkpoint or model that the child began with.
+    The parent must be, to the bit, the checkpoint or model that the child began with. `checkpoint` is judged instead of
+    the child's last one.
     """
     folder = RunFolder(child)
     config, lineage = folder.config(), folder.lineage()
     assert config.stream is not None
     assert lineage is not None, "only a run with a parent is judged"
     check_parent(parent, lineage, child, config.stream.cache)
-    last = folder.newest_checkpoint(warn)
+    last = checkpoint or folder.newest_checkpoint(warn)
     if last is None or last.step != folder.schedule(config).total_steps:
         raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
     prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
@@ -302,8 +311,28 @@ def judge(
     parent_step = lineage.step if lineage.is_run else None
     return Verdict(
         str(parent), str(child), limit, tuple(verdicts), prediction, parent_step, last.step, folder.stop(), drifts,
-        lineage.max_drift, _not_measured(lineage, verdicts),
+        lineage.max_drift, _not_measured(lineage, verdicts), alpha_of(last),
     )  # fmt: skip
+
+
+def _interpolate(parent: Path, folder: RunFolder, lineage: Lineage, limit: float | None, warn: Warn) -> None:
+    """Put interpolated weights into a finished child, if it was made with --interpolate."""
+    assert lineage.interpolate is not None
+    config, child = folder.config(), folder.path
+    assert config.stream is not None
+    put_back_replaced(folder.checkpoints)
+    last = folder.newest_checkpoint(warn)
+    if last is None or last.step != folder.schedule(config).total_steps:
+        raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
+    check_parent(parent, lineage, child, config.stream.cache)
+    prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
+    folder.check_data(prepared)
+    alpha = settle(
+        folder, last, lineage.interpolate, lambda: _parent_model(parent, lineage),
+        lambda blended: judge(parent, child, limit, warn, checkpoint=blended).passed, prepared,
+    )  # fmt: skip
+    if alpha is None:
+        warn(f"Not even {GRID[0]:g} of the way from {parent} to {child} is accepted, so its weights stay as trained.")
 
 
 def _drifts_of(

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from trc2.config import TaskConfig
 from trc2.continuing.fork import make_child
+from trc2.continuing.interpolation import check_interpolation
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, forgetting
@@ -35,6 +36,7 @@ def continue_run(
     stop_at: float | None = None,
     max_drift: float | None = None,
     generated: str | None = None,
+    interpolate: float | str | None = None,
 ) -> Path:
     """Train a finished run, or a saved model, on more tasks, in a new folder. See `trc2.continuing.fork`.
 
@@ -45,9 +47,12 @@ def continue_run(
     """
     tasks = (task,) if isinstance(task, TaskConfig) else tuple(task)
     request = ContinuationRequest(
-        tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at, max_drift, generated
-    )
+        tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at, max_drift, generated,
+        interpolate,
+    )  # fmt: skip
     config = child_config(parent, request, path)
+    has_limit = limit is not None or max_drift is not None
+    check_interpolation(interpolate, config, is_run=RunFolder(parent).is_run, has_limit=has_limit)
     with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
         if is_new:

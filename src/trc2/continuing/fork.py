@@ -110,6 +110,7 @@ def _lineage(
         weights=parent_weights(parent, None if run is None else step, config.stream.cache), limit=request.limit,
         prediction=request.prediction, kept=kept, relative=relative_to(path, parent), starts_over=is_restarted,
         stop_at=request.stop_at, max_drift=request.max_drift, generated=request.generated,
+        interpolate=request.interpolate,
     )  # fmt: skip
     return replace(lineage, watched=tuple(known_before(config, lineage)))
 

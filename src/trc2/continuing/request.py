@@ -46,7 +46,7 @@ class ContinuationRequest:
     `keep` is text that a saved model knows: it is measured, not trained. `share` replaces the replay settings and the
     controller of the parent. `limit` is how much the perplexity of a past task may rise. `prediction` is the result of
     trial runs. `stop_at` is the rise at which the training stops. `max_drift` is how far the predictions may move.
-    `generated` is the name of the text in `keep` that the parent generated itself.
+    `generated` is the name of the text in `keep` that the parent generated itself. `interpolate` is α or auto.
     """
 
     tasks: tuple[TaskConfig, ...]
@@ -58,6 +58,7 @@ class ContinuationRequest:
     stop_at: float | None = None
     max_drift: float | None = None
     generated: str | None = None
+    interpolate: float | str | None = None
 
 
 def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:

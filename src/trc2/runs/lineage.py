@@ -50,6 +50,7 @@ class Lineage:
     watched: tuple[str, ...] = ()
     max_drift: float | None = None
     generated: str | None = None
+    interpolate: float | str | None = None  # α, or auto
 
     @property
     def has_limit(self) -> bool:
@@ -64,7 +65,18 @@ class Lineage:
     def write(self, path: Path) -> None:
         kind = "run" if self.is_run else "model"
         content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        names = ("tasks", "weights", "limit", "kept", "relative", "stop_at", "watched", "max_drift", "generated")
+        names = (
+            "tasks",
+            "weights",
+            "limit",
+            "kept",
+            "relative",
+            "stop_at",
+            "watched",
+            "max_drift",
+            "generated",
+            "interpolate",
+        )
         content |= {name: getattr(self, name) for name in names}
         if self.starts_over:
             content["starts_over"] = True
@@ -117,5 +129,5 @@ def read_lineage(path: Path) -> Lineage:
             tuple(map(str, content.get("kept", ()))), content.get("relative"),
             content.get("starts_over") is True,
             stop_at, tuple(map(str, content.get("watched", ()))), max_drift,
-            None if generated is None else str(generated),
+            None if generated is None else str(generated), content.get("interpolate"),
         )  # fmt: skip

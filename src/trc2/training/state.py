@@ -38,6 +38,7 @@ class Progress:
     boost: float = 0.0
     train_seconds: float = 0.0
     total_seconds: float = 0.0
+    interpolation: float = 0.0  # α, if the weights were interpolated with those of the parent after the end
     boundary_step: int = 0  # the last step after which a task was brought to its end
 
 

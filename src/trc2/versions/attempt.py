@@ -112,9 +112,8 @@ def _is_same(
         lineage, verdict = run.lineage(), read_verdict(run)
         return (
             lineage is not None
-            and (lineage.limit, lineage.stop_at, lineage.max_drift)
-            == (request.limit, request.stop_at, request.max_drift)
-            and lineage.max_drift == request.max_drift
+            and (lineage.limit, lineage.stop_at) == (request.limit, request.stop_at)
+            and (lineage.max_drift, lineage.interpolate) == (request.max_drift, request.interpolate)
             and lineage.find(run.path).resolve() == parent.resolve()
             and (verdict is None or verdict.passed)
             and is_same_run(run.config(), config)

@@ -137,3 +137,30 @@ def test_adapters_of_another_kind_are_refused(adapter: Path, change: dict[str, o
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UserError, match=sentence):
         load_model(adapter)
+
+
+def test_new_adapters_are_interpolated_by_scaling_b_and_continued_ones_are_refused(
+    adapter: Path, model_folder: Folder, tmp_path: Path
+) -> None:
+    write_task(tmp_path, "colours", ["red", "blue", "green", "grey"])
+    sizes = ["train.batch_size=2", "train.sequence_length=16", "model.replay_chunk_length=8", "eval.batch_size=4"]
+    arguments = [
+        "--task",
+        f"colours={tmp_path / 'colours'}",
+        "--steps",
+        "1",
+        f"stream.cache={tmp_path / 'cache'}",
+        *sizes,
+    ]
+    lora = ["model.lora={rank: 2}", "train.learning_rate=0.01"]
+    plain = ["continue", str(model_folder("llama")), *arguments, *lora]
+    assert trc2(*plain, "--out", str(tmp_path / "whole")).code == 0
+    done = trc2(*plain, "--out", str(tmp_path / "half"), "--interpolate", "0.5")
+    assert done.code == 0, done.err
+    whole, half = (RunFolder(tmp_path / name).checkpoint_of(1).part("model") for name in ("whole", "half"))
+    moved = [name for name in whole if ".lora_B." in name]
+    assert moved
+    for name in whole:
+        torch.testing.assert_close(half[name], whole[name] * 0.5 if name in moved else whole[name])
+    refused = trc2("continue", str(adapter), *arguments, "--interpolate", "0.5", "--out", str(tmp_path / "none"))
+    assert (refused.code, "no straight line" in refused.err) == (2, True)
