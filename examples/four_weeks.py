@@ -51,7 +51,7 @@ first = accepted()
 teach(1, kill_at="step:4")  # in the middle of training
 teach(2, kill_at="version rename:1")  # the version has its name, but is not in the table yet
 good = accepted()
-teach(3, "train.learning_rate=10", exit_code=3)  # harms the old text, so it is refused
+teach(3, "train.learning_rate=3", exit_code=3)  # harms the old text, so it is refused
 assert accepted() == good
 trc2("rollback", VERSIONS, "--reason", "week 2 was wrong")
 teach(4)

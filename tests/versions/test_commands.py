@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from PIL import Image
 from tests.command import trc2
 from tests.conftest import write_task
 from tests.versions.conftest import refuse
+from trc2.verify.kill_runner import run_in_child
 from trc2.versions.registry import Versions
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 OVERRIDES = ["eval.text_sequences=0"]
 
 
@@ -63,6 +66,28 @@ def test_one_command_teaches_checks_promotes_and_can_be_given_again(
         assert refused.code == 3, refused.err
         assert (versions.folder / "attempts" / name / "acceptance.json").is_file()
     assert versions.accepted().name == second.name
+
+
+def test_killed_anywhere_the_same_command_ends_with_the_same_version(
+    versions: Versions, week: Path, tmp_path: Path
+) -> None:
+    command = ["--max-forgetting", "1000", "--promote", "--json"]
+    start = shutil.copytree(versions.folder, tmp_path / "start")
+    assert trc2(*weekly(versions, week, *command)).code == 0
+    undisturbed = versions.accepted()
+    disturbed = Versions(shutil.copytree(start, tmp_path / "disturbed"))
+
+    def attempt(_: Path) -> None:
+        done = trc2(*weekly(disturbed, week, *command))
+        assert done.code == 0, done.err
+
+    for point in ("step:2", "verdict:1", "version rename:1", "version event:1"):
+        assert run_in_child(attempt, disturbed.folder, point) < 0, point
+    attempt(disturbed.folder)
+    assert disturbed.accepted().name == undisturbed.name
+    tensors = [name for name in undisturbed.files if name.endswith("tensors.safetensors")]
+    assert [undisturbed.files[name] for name in tensors] == [disturbed.accepted().files[name] for name in tensors]
+    assert [event.kind for event in disturbed.events()] == ["promote", "promote"]
 
 
 def test_a_versions_folder_stands_for_its_accepted_version(versions: Versions, attempt: Path, tmp_path: Path) -> None:
