@@ -90,6 +90,11 @@ def orders() -> list[tuple[str, list[float]]]:
     return [(name, [end.area for end in in_six_orders(LAB[name])]) for name in IN_ORDERS]
 
 
+def weeks() -> list[dict[str, Any]]:
+    content: dict[str, Any] = json.loads((ROOT / "results" / "weeks" / "weeks.json").read_text(encoding="utf-8"))
+    return list(content["weeks"])
+
+
 # --------------------------------------------------------------------------------------------------- drawings
 
 
@@ -189,6 +194,38 @@ def draw_orders(name: str, title: str) -> Figure:
     return figure
 
 
+def draw_weeks(name: str, title: str) -> Figure:
+    """The scores of the accepted version: of a refused week those from before it."""
+    figure = Figure(name, title, height=3.4)
+    axes, rows, labels = figure.panels[0], weeks(), []
+    numbers, taught = [row["week"] for row in rows], [row for row in rows if row["accepted"]]
+    for place, (task, text) in enumerate({"old": "old text", "news-earlier": "news of earlier weeks"}.items()):
+        scores = [row["perplexity" if row["accepted"] else "before"][task] for row in rows]
+        axes.plot(numbers, scores, color=palette()[place])
+        labels.append((scores[-1], text, palette()[place]))
+    for key, text, colour, face in (
+        ("before", "this week's news before", ink("grey"), ink("ground")),
+        ("perplexity", "this week's news after", palette()[2], palette()[2]),
+    ):
+        scores = [row[key]["news"] for row in taught]
+        style = {"color": colour, "markerfacecolor": face, "markersize": 4, "linestyle": "none", "marker": "o"}
+        axes.plot([row["week"] for row in taught], scores, **style)
+        labels.append((scores[-1], text, colour))
+    axes.set(yscale="log", xlabel="week", ylabel="perplexity (lower is better)", xlim=(0, len(rows) + 1))
+    top = axes.get_ylim()[1] * 1.15
+    axes.set_ylim(top=top * 1.15)
+    refused = [row["week"] for row in rows if not row["accepted"]]
+    axes.plot(refused, [top] * len(refused), "x", color=palette()[1], markersize=7)
+    for week in refused:
+        axes.axvline(week, color=ink("pale"), linewidth=0.8, zorder=0)
+    axes.annotate("refused", (refused[-1], top), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
+                  color=text_colour(palette()[1]))  # fmt: skip
+    plain_log_ticks(axes.yaxis)
+    figure.lay_out()
+    label_ends(axes, labels)
+    return figure
+
+
 def _dot(axes: Any, values: Sequence[float], height: float, colour: str) -> None:
     """The mean over seeds with its 95 % interval. A reference without forgetting has no dot."""
     known = mean_interval(list(values))
@@ -219,6 +256,12 @@ def _curves(name: str) -> Callable[[], Any]:
 
 
 PICTURES = {
+    "weeks": Picture(
+        "every-week",
+        "24 weeks: old text is kept, new text is learned, harmful weeks are refused",
+        weeks,
+        draw_weeks,
+    ),
     "forgetting": Picture(
         "continual-learning-forgetting",
         "Without protection, learning arithmetic destroys prose and code",

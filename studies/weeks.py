@@ -28,7 +28,7 @@ from trc2.versions.registry import Versions
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "results" / "weeks" / "weeks.json"
 HARMFUL = (3, 6, 9, 20, 33, 46)  # weeks with garbled text and a learning rate that is 30 times too large
-LIMIT, STEPS, KEEP_MODELS = 0.1, 12, 4
+LIMIT, STEPS, KEEP_MODELS, DOCUMENTS = 0.1, 12, 4, 60
 SIZES = [
     "model.d_model=32", "model.num_columns=2", "model.vocab_size=512", "stream.tokenizer.vocab_size=512",
     "train.batch_size=8", "train.sequence_length=64", "model.replay_chunk_length=32", "eval.max_batches=1",
@@ -36,7 +36,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-def week_text(week: int, count: int = 60) -> list[str]:
+def week_text(week: int, count: int = DOCUMENTS) -> list[str]:
     """News of a week: sentences over words of which a few are new every week."""
     rng = random.Random(week)
     if week in HARMFUL:
@@ -54,15 +54,15 @@ def week_text(week: int, count: int = 60) -> list[str]:
     ]
 
 
-def write_week(folder: Path, week: int) -> Path:
+def write_week(folder: Path, week: int, count: int) -> Path:
     """The same folder every week, as an inbox would be."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in week_text(week))
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in week_text(week, count))
     (folder / "documents.jsonl").write_text(rows, encoding="utf-8")
     return folder
 
 
-def run_weeks(home: Path, weeks: int) -> Iterator[dict[str, Any]]:
+def run_weeks(home: Path, weeks: int, documents_a_week: int = DOCUMENTS) -> Iterator[dict[str, Any]]:
     """Teach a small model for some weeks; one row of numbers for each."""
     old = [document.text for document, _ in zip(documents("prose", "train"), range(150), strict=False)]
     cache = f"stream.cache={json.dumps(str(home / 'cache'))}"
@@ -74,7 +74,7 @@ def run_weeks(home: Path, weeks: int) -> Iterator[dict[str, Any]]:
     versions.promote(run.folder, first=True)
     for week in range(1, weeks + 1):
         begun = time.process_time()
-        inbox = write_week(home / "inbox", week)
+        inbox = write_week(home / "inbox", week, documents_a_week)
         task = TaskConfig(name="news", folder=str(inbox), steps=STEPS, holdout=0.2)
         rate = ("train.learning_rate=0.03",) if week in HARMFUL else ("train.learning_rate=1e-3",)
         attempt = plan_attempt(versions, ContinuationRequest((task,), None, rate, (), LIMIT))

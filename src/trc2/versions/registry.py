@@ -209,7 +209,7 @@ class Versions:
         pruned = []
         verdicts = [(path, read_verdict(RunFolder(path))) for path in self.attempts()]
         refused = [path for path, verdict in verdicts if verdict is not None and not verdict.passed]
-        refused.sort(key=lambda path: path.stat().st_mtime)
+        refused.sort(key=lambda path: (path.name.split("-")[0], len(path.name), path.name))
         for path in refused[: max(0, len(refused) - keep)]:
             checkpoints = RunFolder(path).checkpoints
             size = sum(info["bytes"] for info in list_files(checkpoints).values()) if checkpoints.is_dir() else 0
