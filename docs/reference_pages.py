@@ -22,6 +22,8 @@ FIRST = (
     "Run",
     "load_run",
     "continue_from",
+    "load_model",
+    "SavedModel",
     "RunConfig",
     "TaskConfig",
     "load_recipe",

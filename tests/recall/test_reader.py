@@ -165,6 +165,14 @@ def test_the_gate_opens_where_the_store_is_right() -> None:
     assert fit_gate(taught, keep, "test") == gate  # to the bit
 
 
+def test_a_feature_that_hardly_varies_gets_no_huge_weight() -> None:
+    taught = invented(200, store_is_right=True)
+    taught.features[:, 7] = 3.0 + 1e-4 * taught.stored  # as the entropy of an untrained network that happens to fit
+    gate = fit_gate(taught, Examples.join([]), "test")
+    assert max(map(abs, gate.weights)) < 50
+    assert taught.rise_with(gate) < -0.5
+
+
 def test_text_to_keep_closes_the_gate_up_to_a_limit() -> None:
     taught, keep = invented(200, store_is_right=True), invented(200, store_is_right=False)
     free, held = fit_gate(taught, Examples.join([]), "test"), fit_gate(taught, keep, "test")

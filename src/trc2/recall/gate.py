@@ -31,6 +31,7 @@ DEFAULT_WEIGHTS = (-5.0, -3.5, -2.0, -0.5, 0.3, -0.7, -0.3, 0.1)
 MAX_RISE = 0.005  # nats per token that the loss of the text to keep may rise by
 KEEP_WEIGHTS = (1.0, 4.0, 16.0, 64.0, 256.0)
 RIDGE = 1e-3
+MIN_SCALE = 0.25  # a feature that hardly varies must not get a huge weight
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,7 @@ def _fit(taught: Examples, keep: Examples, keep_weight: float) -> tuple[float, .
     """L-BFGS in float64 on standardised features, with a small ridge so that the weights stay finite."""
     everything = torch.cat((taught.features, keep.features))
     mean = everything.mean(dim=0)
-    scale = everything.std(dim=0, unbiased=False)
-    scale = torch.where(scale > 1e-9, scale, 1.0)
+    scale = everything.std(dim=0, unbiased=False).clamp_min(MIN_SCALE)
     weights = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
     bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
