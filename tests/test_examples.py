@@ -52,6 +52,16 @@ def test_replay_and_its_controller_work_in_your_own_loop() -> None:
     assert len(re.findall(r"^task \d: perplexity", said, re.M)) == 3
 
 
+@pytest.mark.slow
+def test_a_served_model_is_taught_and_the_accepted_version_answers(tmp_path: Path) -> None:
+    for name in ("openai", "starlette", "uvicorn", "sqlalchemy", "python_multipart"):
+        pytest.importorskip(name)
+    said = run("serve_and_teach.py", tmp_path, 8)
+    first, second = re.findall(r"^served: (\d{4}-[0-9a-f]{12})$", said, re.M)
+    assert "job: succeeded" in said
+    assert (first[:4], second[:4]) == ("0001", "0002")
+
+
 @pytest.mark.parametrize("name", ["own_stream.py", "keep_a_model_current.py"])
 def test_an_example_that_trains_needs_public_names_only(name: str) -> None:
     tree = ast.parse((ROOT / "examples" / name).read_text(encoding="utf-8"))

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("python_multipart")
 pytest.importorskip("openai")
 
 import openai
