@@ -199,7 +199,7 @@ def test_recipes_are_listed_with_what_they_are_for() -> None:
     listed = in_process("recipes", "--json")
     found = json.loads(listed.out)
     assert set(found) == set(recipe_names())
-    assert found["demo"] == "A laptop-sized TRC² through three built-in tasks; no download."
+    assert found["demo"] == "A laptop-sized TRC² through three built-in tasks."
     assert all(purpose and "\n" not in purpose for purpose in found.values())
     assert set(json.loads(in_process("recipes", "lab_single", "--json").out)) == {
         "lab_single_c4", "lab_single_gsm8k", "lab_single_wikitext",
