@@ -214,7 +214,7 @@ def test_config_shows_value_default_meaning_and_origin() -> None:
     assert done.code == 0
     lines = {line.split(" = ")[0].strip(): line for line in done.out.splitlines()}
     assert "= 3 " in lines["train.seed"]
-    assert "[override train.seed; default 0] of weights, batches" in lines["train.seed"]
+    assert "[override train.seed; default 0] seed of weights, batches" in lines["train.seed"]
     assert "[base lab_trc2; default 768]" in lines["model.d_model"]
     assert "[override stream.tasks.gsm8k.steps; default 100]" in lines["stream.tasks.gsm8k.steps"]
     assert "[default]" in lines["train.clip_norm"]

@@ -19,7 +19,9 @@ class BackboneConfig(Section):
     switches: ClassVar[tuple[str, ...]] = ()
 
     name: str = Field(description="which backbone")
-    vocab_size: Size = Field(50257, description="token ids that have an embedding; at least the tokenizer's")
+    vocab_size: Size = Field(
+        50257, description="number of token ids with an embedding. It must be at least the size of the tokenizer."
+    )
     d_model: Size = Field(768, description="width of the residual stream")
     max_positions: Size = Field(1024, description="the longest sequence the network can read")
     dropout: Decay = Field(0.0, description="share of activations dropped in training")
@@ -34,19 +36,26 @@ class BackboneConfig(Section):
     replay_coefficient: NonNegative = Field(0.05, description="λ_0: weight of the replay loss")
     replay_share: Share | None = Field(
         None,
-        description="instead of coefficient and batch size: this share of a step's tokens is replayed, and every token "
-        "weighs the same",
+        description="share of a step's tokens that is replayed. It replaces coefficient and batch size. Every "
+        "token then has the same weight.",
     )
     replay_long_fraction: Fraction = Field(
         0.5, description="ρ_0: share of replayed chunks that comes from the reservoir"
     )
     replay_keep: Literal["uniform", "loss", "surprise", "balanced"] = Field(
         "uniform",
-        description="what the reservoir keeps: all text alike; hard text rather (by its loss, or by the memory's "
-        "surprise); or as much of every stretch of the stream, cut where the loss jumps",
+        description="text that the reservoir keeps. uniform treats all text alike. loss and surprise prefer "
+        "difficult text. balanced keeps equal numbers of chunks from all stretches of the stream. A "
+        "new stretch begins where the loss jumps.",
     )
-    replay_seed: Seed | None = Field(None, description="of draws from the stores; None means train.seed, or 0 alone")
-    max_unflushed_batches: Size = Field(256, description="micro-batches of unflushed work before the oldest is dropped")
+    replay_seed: Seed | None = Field(
+        None,
+        description="seed of the draws from the replay stores. None means train.seed, or 0 for a model without a "
+        "stream.",
+    )
+    max_unflushed_batches: Size = Field(
+        256, description="unflushed micro-batches that are held before the oldest is dropped"
+    )
 
     # objective
     lambda_router: NonNegative = Field(1.0, description="weight of all router losses")

@@ -21,12 +21,14 @@ class MetricConfig(Section):
     So a run folder can be read later without the plug-in.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=100)] = Field(description="of the plug-in")
-    higher_is_better: bool = Field(description="which direction is better")
-    reads: Literal["text", "tokens"] = Field("text", description="decoded text, or token ids")
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$", max_length=100)] = Field(
+        description="name of the plug-in"
+    )
+    higher_is_better: bool = Field(description="whether a higher score is better")
+    reads: Literal["text", "tokens"] = Field("text", description="whether the metric reads decoded text or token ids")
     is_log: bool = Field(False, description="whether differences are taken of logarithms")
     min_gain: Annotated[float, Field(gt=0.0)] | None = Field(
-        None, description="divide what was lost by what training gained where that is at least this"
+        None, description="divide forgetting by the gain from training, if the gain is at least this"
     )
 
     @model_validator(mode="before")

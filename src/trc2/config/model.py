@@ -33,18 +33,20 @@ class TRC2Config(BackboneConfig):
     # cortex
     num_columns: Size = Field(4, description="L: cortical columns on top of each other")
     num_heads: Size = Field(8, description="query heads of a column")
-    num_kv_heads: Size = Field(4, description="key and value heads; must divide num_heads")
+    num_kv_heads: Size = Field(4, description="key and value heads. The number must divide num_heads.")
     rotary_base: Positive = Field(10_000.0, description="base of the rotary positions")
     num_experts: Size = Field(8, description="routed experts of a column")
     num_active_experts: Size = Field(2, description="routed experts that work on a token")
     num_shared_experts: Literal[0, 1] = Field(1, description="experts that work on every token")
-    d_ff: Size | None = Field(None, description="expert width; None means 8·d_model/3 rounded up to a multiple of 256")
+    d_ff: Size | None = Field(None, description="expert width. None means 8·d_model/3 rounded up to a multiple of 256.")
 
     # thalamus
     thalamus: bool = Field(True, description="whether columns talk through the thalamic router")
-    thalamic_rank: Size | None = Field(None, description="bottleneck width r; None means d_model // 8")
-    thalamic_groups: Size = Field(1, description="groups of the divisive competition; must divide the rank")
-    thalamic_inhibition: NonNegative = Field(0.5, description='η; the paper calls it "TRN sparsity"')
+    thalamic_rank: Size | None = Field(None, description="bottleneck width r. None means d_model // 8.")
+    thalamic_groups: Size = Field(1, description="groups of the divisive competition. The number must divide the rank.")
+    thalamic_inhibition: NonNegative = Field(
+        0.5, description='η: strength of the divisive competition. The paper calls it "TRN sparsity".'
+    )
 
     # hippocampal memory
     memory: bool = Field(True, description="whether there is an episodic memory, with critic and feedback")
@@ -52,25 +54,32 @@ class TRC2Config(BackboneConfig):
     memory_key_dim: Size = Field(128, description="width of a slot's key")
     memory_top_k: Size = Field(4, description="slots a query reads")
     memory_read_chunk: Size = Field(
-        2048, description="slots that are compared at once; changes memory use, not results"
+        2048,
+        description="slots that are compared at once. The number changes the use of RAM and does not change results.",
     )
     memory_read_window: Size = Field(8192, description="S_max: only this many most recent slots are searched")
     writes_per_sequence: Size = Field(8, description="k_W: candidates a sequence may offer")
     target_writes_per_sequence: Size = Field(2, description="n_target: writes a sequence should end up with")
     threshold_decay: Decay | None = Field(
-        None, description="how slowly the write threshold τ follows; None: over 1/220 of the stream's steps; 0.99 alone"
+        None,
+        description="decay of the write threshold τ. None means an average over 1/220 of the stream's steps, or "
+        "0.99 for a model without a stream.",
     )
     discount: Fraction = Field(0.95, description="γ of the temporal difference")
     td_clip: Positive = Field(1.0, description="the largest temporal difference that counts")
     slow_decay: Decay | None = Field(
-        None, description="how slowly the slow heads follow; None: over 1/11 of the stream's steps; 0.9995 alone"
+        None,
+        description="decay of the slow heads. None means an average over 1/11 of the stream's steps, or 0.9995 "
+        "for a model without a stream.",
     )
-    gate_top_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.125, description="1 keeps every channel")
+    gate_top_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.125, description="share of gate channels kept per token. 1 keeps every channel."
+    )
 
     # replay
     replay: bool = Field(True, description="whether chunks of earlier text are stored and trained on again")
     replay_path: Literal["full", "cortex"] = Field(
-        "full", description="replayed text passes the full network, or the cortex without thalamus and memory"
+        "full", description="whether replayed text passes the full network, or the cortex without thalamus and memory"
     )
 
     # objective

@@ -43,10 +43,12 @@ DESCRIBED = ("architecture", "vocab_size", "d_model", "max_positions", "num_laye
 class LoraSettings(Section):
     """Low-rank adapters, trained through `peft`. Everything else is frozen."""
 
-    rank: Size = Field(8, description="rank of the maps that learn")
-    alpha: Positive = Field(16.0, description="what they add is multiplied by alpha / rank")
-    targets: tuple[str, ...] | str = Field("all-linear", description="names of modules, or all-linear")
-    dropout: Decay = Field(0.0, description="share of their inputs dropped in training")
+    rank: Size = Field(8, description="rank of the adapters")
+    alpha: Positive = Field(16.0, description="the output of the adapters is multiplied by alpha / rank")
+    targets: tuple[str, ...] | str = Field(
+        "all-linear", description="names of modules that get adapters, or all-linear"
+    )
+    dropout: Decay = Field(0.0, description="share of the adapters' inputs dropped in training")
 
 
 class HFConfig(BackboneConfig):
@@ -61,7 +63,9 @@ class HFConfig(BackboneConfig):
     lora: LoraSettings | None = Field(None, description="train low-rank adapters instead of all weights")
     adapter: str | None = Field(None, description="a folder of peft whose adapters the training begins with")
     freeze: tuple[str, ...] = Field((), description="patterns of names of tensors that do not learn, e.g. *embed*")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the weights that are trained")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="number format of the weights that are trained"
+    )
     replay: bool = True
     replay_share: Share | None = 0.05
 
@@ -69,7 +73,9 @@ class HFConfig(BackboneConfig):
     architecture: dict[str, Any] = Field(description="the folder's config.json")
     num_layers: Size = Field(description="blocks on top of each other")
     num_parameters: Count = Field(description="all weights")
-    num_active: Count = Field(description="weights in matrices that a token meets: of experts only the selected ones")
+    num_active: Count = Field(
+        description="weights in matrices that are used for a token. Of the experts, only the selected ones count."
+    )
 
     @model_validator(mode="before")
     @classmethod

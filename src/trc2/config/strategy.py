@@ -76,10 +76,10 @@ class BudgetConfig(Section):
 
     match: Literal["steps", "tokens", "flops"] = Field(
         "steps",
-        description="steps: as many optimizer steps; tokens: as many tokens, replayed ones included; "
-        "flops: as many training FLOPs as the reference, replay included",
+        description="quantity by which runs are matched. steps counts optimizer steps. tokens counts all tokens, "
+        "including replayed ones. flops counts training FLOPs, including replay.",
     )
-    reference: str | None = Field(None, description="for flops: the recipe whose model sets the budget")
+    reference: str | None = Field(None, description="the recipe whose model sets the budget, for match=flops")
 
 
 def switch_strategy(values: Mapping[str, Any], name: object) -> dict[str, Any]:

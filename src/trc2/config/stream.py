@@ -38,8 +38,12 @@ class SplitNames(Section):
     """How the source calls its splits. For files, patterns below the task's folder."""
 
     train: SplitPattern = Field("train", description="train text")
-    validation: SplitPattern | None = Field("validation", description="validation text; None: held out of train")
-    test: SplitPattern | None = Field("test", description="test text; None: there is none")
+    validation: SplitPattern | None = Field(
+        "validation", description="validation text. None means that it is held out of the train text."
+    )
+    test: SplitPattern | None = Field(
+        "test", description="test text. None means that the task does not have a test split."
+    )
 
 
 class TaskConfig(Section):
@@ -50,7 +54,7 @@ class TaskConfig(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)] = Field(
-        description="names metrics, caches and shuffles"
+        description="name of the task in metrics, caches and shuffles"
     )
     steps: Count = Field(100, description="optimizer steps spent on this task")
     builtin: Builtin | None = Field(None, description="a corpus that needs no files")
@@ -62,18 +66,19 @@ class TaskConfig(Section):
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
     format: str = Field("text", description="text, gsm8k, wikitext, or a template such as '{title}\\n{text}'")
-    encoding: str = Field("utf-8", description="of plain text and .jsonl files, e.g. latin-1 or cp1252")
+    encoding: str = Field("utf-8", description="encoding of plain text and .jsonl files, e.g. latin-1 or cp1252")
     holdout: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.05,
-        description="share of train documents that become validation where there is none, at least one document; 1: "
-        "all, for text that is measured and not trained",
+        description="share of train documents that become validation text, at least one document. It applies to "
+        "a task without a validation split. 1 holds out all documents, for text that is measured and "
+        "not trained.",
     )
     max_document_bytes: Annotated[int, Field(ge=1, le=MAX_DOCUMENT_BYTES)] = Field(
         1_000_000, description="longer documents are skipped and counted"
     )
     max_train_bytes: Count | None = Field(None, description="read no more train text than this")
     max_eval_bytes: Count | None = Field(None, description="read no more validation or test text than this")
-    license: str | None = Field(None, description="noted in data.json")
+    license: str | None = Field(None, description="license of the text. It is recorded in data.json.")
 
     @field_validator("encoding")
     @classmethod
@@ -117,11 +122,14 @@ class TokenizerConfig(Section):
     )
     max_train_bytes: Count = Field(20_000_000, description="text per task the BPE is trained on")
     begin_of_text: bool = Field(
-        False, description="begin every document with the tokenizer's own first token, if it has one; model=hf: true"
+        False,
+        description="begin every document with the tokenizer's own first token, if it has one. With model=hf "
+        "this is always true.",
     )
     special_in_text: bool = Field(
         False,
-        description="read special tokens such as <|endoftext|> inside documents as control tokens; off, they are text",
+        description="read special tokens such as <|endoftext|> inside documents as control tokens. If false, "
+        "they are read as text.",
     )
 
 
@@ -133,19 +141,26 @@ class StreamConfig(Section):
         "sequential", description="joint: one shuffled mixture of all tasks, with as many tokens of each"
     )
     order: tuple[str, ...] | None = Field(
-        None, description="the names of all tasks in the order they are learned; None: as they are listed"
+        None, description="the names of all tasks in the order they are learned. None means the order of the list."
     )
-    only: tuple[str, ...] | None = Field(None, description="train only these tasks; the others are still measured")
+    only: tuple[str, ...] | None = Field(
+        None, description="train only these tasks. The other tasks are still measured."
+    )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="a saved tokenizer, or how one is trained")
-    data_root: Path | None = Field(None, description="the folder that task folders are in; None: here")
+    data_root: Path | None = Field(
+        None, description="the folder that holds the task folders. None means the current folder."
+    )
     cache: Path = Field(Path("~/.cache/trc2"), description="where packed tokens are kept")
     replay_prefill_files: tuple[str, ...] = Field(
         (),
-        description="files or folders of general text, .jsonl, .txt or .parquet, that fill the replay stores before "
-        "the first step, as if they had been trained on; `trc2 dream` makes one from the model itself",
+        description="files or folders of general text that fill the replay stores before the first step, as if "
+        "they had been trained on. The files are .jsonl, .txt or .parquet. `trc2 dream` makes such a "
+        "file from the model itself.",
     )
     replay_prefill_tasks: tuple[str, ...] = Field(
-        (), description="tasks that are measured and not trained, whose train text fills the replay stores likewise"
+        (),
+        description="tasks that are measured and not trained. Their train text also fills the replay stores "
+        "before the first step.",
     )
     control_batches: Count = Field(5, description="batches of train text set aside per task for the replay controller")
 

@@ -14,35 +14,42 @@ from trc2.config.section import Count, Decay, Fraction, NonNegative, Positive, S
 class TrainConfig(Section):
     """Optimization. All of it is *learning*: a resumed run may not change it."""
 
-    seed: Seed = Field(0, description="of weights, batches, replay and reservoir")
+    seed: Seed = Field(0, description="seed of weights, batches, replay and reservoir")
     sequence_length: Size = Field(128, description="T: tokens of a row")
     batch_size: Size = Field(8, description="sequences per micro-batch")
     micro_batches: Size = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW")
-    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW's averages of gradient and square")
-    weight_decay: NonNegative = Field(0.1, description="AdamW's, on tensors of two or more dimensions")
+    betas: tuple[Decay, Decay] = Field(
+        (0.9, 0.95), description="decays of AdamW's averages of the gradient and its square"
+    )
+    weight_decay: NonNegative = Field(
+        0.1, description="AdamW's weight decay, which acts on tensors of two or more dimensions"
+    )
     schedule: Literal["per_task", "stream", "wsd", "infinite"] = Field(
         "per_task",
-        description="warm-up and cosine per task, or over the stream; wsd and infinite hold a rate and anneal before "
-        "every boundary on a branch",
+        description="learning rate schedule. per_task and stream have a warm-up and a cosine, per task or over "
+        "the stream. wsd and infinite hold a constant rate. They anneal a copy of the run before "
+        "every task boundary.",
     )
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="steps in which the learning rate rises; None: 1/22 of the steps it is scheduled over"
+        None, description="steps in which the learning rate rises. None means 1/22 of the scheduled steps."
     )
     min_lr_ratio: Fraction = Field(0.1, description="share of the peak that the cosine ends at")
     anneal_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.1, description="wsd, infinite: this last part of a task's steps is the anneal"
+        0.1, description="wsd and infinite: the anneal takes this last share of a task's steps"
     )
     cooldown_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         100, description="infinite: cosine steps from the peak to the constant rate, after the warm-up"
     )
-    constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a part of the peak")
+    constant_lr_ratio: Fraction = Field(0.5, description="infinite: the constant rate as a share of the peak")
     clip_norm: Positive = Field(1.0, description="the largest norm of the gradients")
     clip_critic_apart: bool = Field(
-        True, description="whether the memory's critic is clipped by itself; false: with all others, as in the paper"
+        True,
+        description="whether the gradients of the memory's critic are clipped by themselves. If false, all "
+        "gradients are clipped together, as in the paper.",
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="number format of training; auto: what the device does well"
+        "auto", description="number format of training. auto chooses a format that suits the device."
     )
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
 
@@ -66,27 +73,34 @@ class ReplayControlConfig(Section):
 
     mode: Literal["off", "fixed", "closed_loop"] = Field(
         "closed_loop",
-        description="off: no replay; fixed: λ_0, B_0 and ρ_0 throughout; closed_loop: by measured forgetting",
+        description="off turns replay off. fixed keeps λ_0, B_0 and ρ_0 throughout. closed_loop adapts them to "
+        "measured forgetting.",
     )
     every_steps: Count | None = Field(
         None,
-        description="N_ctrl: steps between two looks at forgetting; None: the stream's steps · 240/22,000, at least 10",
+        description="N_ctrl: steps between two measurements of forgetting. None means the stream's steps · "
+        "240/22,000, at least 10.",
     )
     coefficient_range: tuple[NonNegative, NonNegative] = Field((0.0, 0.15), description="λ_min and λ_max")
-    target_gap: NonNegative = Field(0.001, description="g_tar: the forgetting it aims at")
+    target_gap: NonNegative = Field(0.001, description="g_tar: the forgetting that the controller aims at")
     proportional_gain: NonNegative = Field(1.0, description="k_p: how strongly λ_rep follows the gap")
     integral_gain: NonNegative = Field(0.05, description="k_i: how strongly λ_rep follows the sum of gaps")
     integral_limit: NonNegative = Field(1.0, description="I_max: the largest sum of gaps")
     smoothing: Fraction = Field(0.7, description="β of the moving average of the gap")
     batch_range: tuple[Size, Size] = Field((2, 6), description="B_min and B_max")
-    share_range: tuple[Share, Share] = Field((0.0, 0.5), description="of model.replay_share, which takes λ's gains")
+    share_range: tuple[Share, Share] = Field(
+        (0.0, 0.5),
+        description="range of model.replay_share. If the share is set, it follows the gap with the gains of λ_rep.",
+    )
     batch_gain: NonNegative = Field(4.0, description="k_B: how strongly B_R follows the gap")
     long_gain: NonNegative = Field(4.0, description="k_ρ: how strongly ρ_long follows the gap")
     jump_gain: NonNegative = Field(
-        0.0, description="k_f: how strongly λ_rep, or the share, follows a jump of the training loss; 0: not at all"
+        0.0, description="k_f: how strongly λ_rep, or the share, follows a jump of the training loss. 0 turns this off."
     )
-    jump_margin: NonNegative = Field(0.25, description="a loss this much above its running mean is no jump yet")
-    jump_decay: Decay = Field(0.95, description="δ: what is left a step later of what a jump has added")
+    jump_margin: NonNegative = Field(
+        0.25, description="a rise of the loss above its running mean counts as a jump only beyond this margin"
+    )
+    jump_decay: Decay = Field(0.95, description="δ: share of a jump's added replay that remains one step later")
     loss_ema_decay: Decay = Field(0.95, description="μ of the running mean of the loss")
 
     @property
@@ -108,9 +122,9 @@ class EvalConfig(Section):
 
     every_steps: Count = Field(50, description="steps between evaluations")
     batch_size: Size = Field(16, description="sequences scored at once")
-    max_batches: Count | None = Field(None, description="validation batches per task; None means all")
+    max_batches: Count | None = Field(None, description="validation batches per task. None means all.")
     text_sequences: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        32, description="sequences scored as text; 0 turns it off"
+        32, description="sequences scored as text. 0 turns text scores off."
     )
     text_metrics_at: Literal["boundaries", "always"] = Field(
         "boundaries",
@@ -121,15 +135,18 @@ class EvalConfig(Section):
         (), description="scores of installed plug-ins, by name, on the sequences that are scored as text"
     )
     lm_tasks: tuple[str, ...] = Field(
-        (), description="tasks of the lm-evaluation-harness, scored before training and at boundaries, and judged"
+        (),
+        description="tasks of the lm-evaluation-harness. They are scored before training and at task boundaries, "
+        "and the acceptance check judges them.",
     )
     lm_include: str | None = Field(
         None,
-        description="a folder with tasks for `lm_tasks`, as .yaml files; they can run code: needs TRC2_TRUST_TASKS=1",
+        description="a folder with tasks for `lm_tasks`, as .yaml files. The files can run code, so the setting "
+        "needs TRC2_TRUST_TASKS=1.",
     )
-    lm_limit: Count | None = Field(None, description="documents per task of `lm_tasks`; None means all")
+    lm_limit: Count | None = Field(None, description="documents per task of `lm_tasks`. None means all.")
     check_no_side_effects: bool = Field(
-        False, description="hash all state around every evaluation and fail if anything moved"
+        False, description="hash all state before and after every evaluation, and fail if it changed"
     )
 
     @field_validator("metrics", mode="before")
@@ -153,23 +170,31 @@ class OutputConfig(Section):
     """Where a run is written and logged. All of it is *execution*: free to change on resume."""
 
     folder: Path = Field(Path("runs/run"), description="the run folder")
-    log_every: Count = Field(20, description="steps between two lines where there is no terminal")
-    checkpoint_every: Count = Field(200, description="steps between checkpoints; task boundaries have their own")
-    keep_checkpoints: Count = Field(2, description="checkpoints that stay besides those at task boundaries")
+    log_every: Count = Field(20, description="steps between two lines of output without a terminal")
+    checkpoint_every: Count = Field(
+        200, description="steps between checkpoints. Task boundaries have additional checkpoints."
+    )
+    keep_checkpoints: Count = Field(2, description="checkpoints that are kept besides those at task boundaries")
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         (), description="other loggers: tensorboard, wandb, trackio"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:0")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="threads of torch; None: its own choice"
+        None, description="threads of torch. None means torch's own choice."
     )
-    deterministic: bool = Field(False, description="equal bits on a GPU too, where torch can, for some speed")
+    deterministic: bool = Field(
+        False, description="use deterministic operations on a GPU where torch has them. Training is somewhat slower."
+    )
     compile: bool = Field(
-        False, description="torch.compile for attention, router and norms: about a minute at the start, about 1 % later"
+        False,
+        description="use torch.compile for attention, router and norms. It costs about a minute at the start and "
+        "saves about 1 % later.",
     )
 
     parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="with several processes: the whole model on each, or its columns and blocks divided"
+        "ddp",
+        description="with several processes: ddp keeps the whole model on each, and fsdp divides its columns and "
+        "blocks",
     )
     recompute: bool = Field(
         False, description="run every column or block again in the backward pass instead of keeping what it computed"
