@@ -15,7 +15,7 @@ from trc2.strategies.base import Sequences, Strategy
 
 class Settings(StrategyConfig):
     name: Literal["agem"] = "agem"
-    chunks: Size = Field(8, description="stored chunks whose gradient must not be worked against")
+    chunks: Size = Field(8, description="stored chunks whose gradient the update must not oppose")
 
     def replayed_tokens(self, model: BackboneConfig, train: TrainConfig) -> int:
         return self.chunks * (model.replay_chunk_length - 1)  # from the second task on

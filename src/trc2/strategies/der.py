@@ -23,11 +23,13 @@ from trc2.strategies.base import Strategy
 class Settings(StrategyConfig):
     name: Literal["der"] = "der"
     alpha: NonNegative = Field(0.5, description="α: weight of the squared distance to the stored logits")
-    beta: NonNegative = Field(0.5, description="β: weight of the stored text's own loss; 0 is DER without ++")
+    beta: NonNegative = Field(0.5, description="β: weight of the stored text's own loss. 0 gives DER without ++.")
     chunks: Size = Field(512, description="rows the reservoir holds")
     chunk_length: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(64, description="tokens of a stored row")
     batch_size: Size = Field(4, description="stored rows per term and micro-batch")
-    top_k: Size = Field(64, description="largest logits kept of every position; all of them where V is smaller")
+    top_k: Size = Field(
+        64, description="number of largest logits kept per position. All logits are kept if V is smaller."
+    )
 
     def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
         if self.chunk_length > train.sequence_length:

@@ -18,7 +18,7 @@ from trc2.strategies.l2 import AnchorSettings, PullToBoundary
 class Settings(AnchorSettings):
     name: Literal["ewc"] = "ewc"
     strength: NonNegative = Field(1000.0, description="λ: the penalty is λ/2 · F (θ − θ*)²")
-    decay: Fraction = Field(0.9, description="γ: what earlier tasks' Fisher information still counts")
+    decay: Fraction = Field(0.9, description="γ: factor for the Fisher information of earlier tasks")
     fisher_sequences: Size = Field(32, description="sequences of a task that estimate its Fisher information")
 
 

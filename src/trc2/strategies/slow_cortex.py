@@ -21,15 +21,17 @@ from trc2.strategies.base import Strategy
 
 class Settings(StrategyConfig):
     name: Literal["slow_cortex"] = "slow_cortex"
-    decay: Decay = Field(0.98, description="what the average keeps of itself in a step; less while it is young")
+    decay: Decay = Field(0.98, description="decay of the average per step. The decay is smaller in the first steps.")
     distil: NonNegative = Field(
-        1.0, description="weight of KL(average ‖ model) on replayed chunks, in units of what their own loss weighs"
+        1.0, description="weight of KL(average ‖ model) on replayed chunks, relative to the weight of their own loss"
     )
-    serve: bool = Field(False, description="whether the average is what is evaluated, exported and served")
+    serve: bool = Field(False, description="whether the average is evaluated, exported and served instead of the model")
     pull_every: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        0, description="steps between two pulls of the model towards the average; 0: never"
+        0, description="steps between two pulls of the model towards the average. 0 turns pulls off."
     )
-    pull: Fraction = Field(0.5, description="how far a pull goes: 1 puts the average in the model's place")
+    pull: Fraction = Field(
+        0.5, description="how far a pull moves the model towards the average. 1 replaces the model by the average."
+    )
 
     def check_run(self, model: BackboneConfig, train: TrainConfig) -> None:
         check_teachable(model)
