@@ -35,7 +35,7 @@ class BlkAttnResConfig(AttentionBaselineConfig):
     """The transformer with attention over the outputs of earlier blocks instead of a residual stream."""
 
     name: Literal["blk_attn_res"] = "blk_attn_res"
-    num_residual_blocks: Size = Field(8, description="N: groups of sub-layers; 2·num_layers gives the full version")
+    num_residual_blocks: Size = Field(8, description="N: groups of sub-layers. 2·num_layers gives the full version.")
 
     def _check(self) -> None:
         at_most("num_residual_blocks", self.num_residual_blocks, "2·num_layers", 2 * self.num_layers)

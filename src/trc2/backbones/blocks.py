@@ -26,7 +26,7 @@ class BaselineConfig(BackboneConfig):
 
     num_layers: Size = Field(20, description="blocks on top of each other")
     num_heads: Size = Field(8, description="attention heads of a block")
-    d_ff: Size | None = Field(None, description="feed-forward width; None means the paper's width of this baseline")
+    d_ff: Size | None = Field(None, description="feed-forward width. None means the paper's width of this baseline.")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> BaselineConfig:

@@ -32,7 +32,9 @@ class FalconConfig(BaselineConfig):
     conv_width: Size = Field(4, description="tokens the short convolution sees")
     chunk: Annotated[int, Field(ge=1, le=16)] = Field(16, description="tokens solved at once")
     ridge_scale: NonNegative = Field(1.0, description="λ_scale: the ridge is λ_scale · σ(·) · |x|²")
-    output_norm: bool = Field(False, description="a norm per head on what is read, if training is unstable")
+    output_norm: bool = Field(
+        False, description="whether the output of each head is normalised. Use it if training is unstable."
+    )
 
 
 FIRST_RIDGE_LOGIT = -4.0  # λ̄ ≈ 0.018: a fresh mixer forgets little

@@ -32,8 +32,14 @@ class LoraDRSConfig(BaselineConfig):
     name: Literal["lora_drs"] = "lora_drs"
     rank: Size = Field(4, description="rank of the maps that later tasks train")
     num_adapters: Size = Field(2, description="tasks after the first")
-    freeze_backbone: bool = Field(True, description="true: as the method says; false: as the paper's numbers suggest")
-    normalize_projector: bool = Field(True, description="true: divide by the Frobenius norm, as the method's code does")
+    freeze_backbone: bool = Field(
+        True,
+        description="whether the backbone is frozen after the first task. The method freezes it. The paper's "
+        "numbers suggest false.",
+    )
+    normalize_projector: bool = Field(
+        True, description="whether the projector is divided by its Frobenius norm, as in the method's code"
+    )
     drs_threshold: Fraction = Field(0.99, description="share of singular values the space keeps")
     drs_batches: Size = Field(64, description="batches of a new task that define its space")
 

@@ -29,8 +29,8 @@ class MambaConfig(BaselineConfig):
 
     name: Literal["mamba"] = "mamba"
     expand: Size = Field(2, description="inner width as a multiple of d_model")
-    state_dim: Size = Field(128, description="N")
-    dt_rank: Size | None = Field(64, description="R; None means ⌈d_model/16⌉")
+    state_dim: Size = Field(128, description="N: size of the state")
+    dt_rank: Size | None = Field(64, description="R: rank of the step size Δ. None means ⌈d_model/16⌉.")
     conv_width: Size = Field(4, description="tokens the short convolution sees")
     scan_chunk: Size = Field(32, description="tokens whose states are held at once")
 
