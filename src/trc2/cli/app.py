@@ -65,7 +65,7 @@ err = PlainConsole(stderr=True, quiet=not speaks_for_machine())
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """For the shell: recipes of the package that begin so; the shell itself knows files."""
+    """Recipes of the package that begin with this text, for completion. The shell itself completes file names."""
     from trc2.config import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
@@ -81,7 +81,9 @@ Trained = Annotated[str, typer.Argument(help="A run folder, a versions folder, o
 Saved = Annotated[str, typer.Argument(help="A folder with a saved model: an export, or a Hugging Face folder.")]
 Recipe = Annotated[
     str,
-    typer.Argument(help="A recipe's name or file; it must have a stream of tasks.", autocompletion=complete_recipe),
+    typer.Argument(
+        help="A recipe's name or file. The recipe must have a stream of tasks.", autocompletion=complete_recipe
+    ),
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change, e.g. model.d_model=256.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -89,7 +91,7 @@ Processes = Annotated[
     int, typer.Option("--nproc", help="Processes on this machine that train together.", min=1, max=1024)
 ]
 Restarts = Annotated[
-    int, typer.Option(help="How often --nproc starts them again if one is lost.", min=0, max=1_000_000)
+    int, typer.Option(help="How often --nproc restarts the processes if one is lost.", min=0, max=1_000_000)
 ]
 TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability.")]
 
@@ -120,13 +122,13 @@ def show(as_json: bool, data: object, *texts: Any) -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on standard error; call the function with what is being done."""
+    """Show a spinner on standard error. The function that it yields changes the text."""
     with err.status(text) as status:
         yield lambda message: status.update(shown(message))
 
 
 def launched(nproc: int, max_restarts: int, config: RunConfig) -> bool:
-    """Run this command in `nproc` processes, unless this is one of them; exit as they exit."""
+    """Run this command in `nproc` processes, unless this is one of them. Exit with their exit code if it is not 0."""
     if nproc == 1 or is_worker():
         return False
     from trc2.distributed.group import check_divides
@@ -140,7 +142,7 @@ def launched(nproc: int, max_restarts: int, config: RunConfig) -> bool:
 
 
 def warn(message: str) -> None:
-    """Something was passed over, on standard error; the command goes on."""
+    """Print a warning on standard error. The command continues."""
     err.print(message, style="yellow", soft_wrap=True)
 
 
@@ -152,7 +154,7 @@ def print_json(value: object) -> None:
 def show_summary(
     folder: Path, as_json: bool = False, extra: Mapping[str, object] | None = None, place: Path | None = None
 ) -> None:
-    """Write a run's summary, show it without its pictures, and say where it is; or print its numbers as JSON.
+    """Write a run's summary, then show it without its pictures, with its path. With `as_json`, print its numbers.
 
     `extra` goes into the JSON beside the numbers.
     """

@@ -18,16 +18,19 @@ def bench(
     overrides: Overrides = None,
     against: Annotated[str | None, typer.Option(help="Time a Hugging Face model too: mixtral, llama or mamba.")] = None,
     scaling: Annotated[
-        str | None, typer.Option(help="How cost grows with tokens, batch, slots, experts or columns, instead.")
+        str | None, typer.Option(help="Measure instead how cost grows with tokens, batch, slots, experts or columns.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds in which all alternatives take turns.", min=1, max=10_000)] = 5,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of torch; its own choice by default.", min=1, max=1024)
+        int | None, typer.Option(help="Threads of torch. The default is torch's own choice.", min=1, max=1024)
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where bench.json and bench.png go.")] = Path("runs/bench"),
     as_json: AsJson = False,
 ) -> None:
-    """Speed, memory and utilisation of a recipe: ratios of one interleaved run, as table, JSON and picture."""
+    """Measure speed, memory and utilisation of a recipe, as ratios from one interleaved run.
+
+    The result is a table, JSON and a picture.
+    """
     import torch
 
     from trc2.costs.comparison import bench_recipe, bench_scaling

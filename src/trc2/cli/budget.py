@@ -13,17 +13,18 @@ from trc2.cli.app import MAX_COUNT, AsJson, Overrides, Target, app, show
 def budget(
     target: Target = "paper_compact",
     overrides: Overrides = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Our numbers beside the paper's tables.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Show our numbers beside the paper's tables.")] = False,
     as_ratios: Annotated[
-        bool, typer.Option("--ratios", help="Is it a scale model of the paper? Horizons and stores ÷ the stream.")
+        bool, typer.Option("--ratios", help="Compare horizons and stores, divided by the stream, with the paper's.")
     ] = False,
-    family: Annotated[str | None, typer.Option(help="One table of all backbones: lab or paper.")] = None,
+    family: Annotated[str | None, typer.Option(help="Show one table of all backbones: lab or paper.")] = None,
     slots: Annotated[
-        int | None, typer.Option(help="Filled memory slots; all that are read by default.", min=0, max=MAX_COUNT)
+        int | None,
+        typer.Option(help="Filled memory slots. The default is all slots that are read.", min=0, max=MAX_COUNT),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Parameters, static memory and FLOPs per token, by subsystem."""
+    """Show parameters, static memory and FLOPs per token, by subsystem."""
     from trc2.costs import ratios, tables
     from trc2.runs.target import find_target
 

@@ -18,11 +18,11 @@ REFUSED = 3  # the exit code; trc2.continuing.acceptance is not imported for it,
 
 @app.command()
 def check(
-    parent: Annotated[Path, typer.Argument(help="The run, saved model or versions folder that it goes on from.")],
+    parent: Annotated[Path, typer.Argument(help="The run, saved model or versions folder that the child continues.")],
     child: Annotated[Path, typer.Argument(help="The finished run that `trc2 continue` made.")],
     max_forgetting: Annotated[
         float | None,
-        typer.Option(help="Judge by this limit. One that is larger than the child's own is not used.", min=0),
+        typer.Option(help="Judge by this limit. A limit that is larger than the child's own is not used.", min=0),
     ] = None,
     notify: Annotated[
         str | None,
@@ -68,7 +68,7 @@ def send_verdict(command: str | None, child: Path, verdict: Verdict) -> None:
 
 
 def show_verdict(child: Path, verdict: Verdict, *, as_json: bool, with_summary: bool = False) -> None:
-    """Write the run's summary, in which the verdict stands, and show the verdict; the summary too if asked."""
+    """Write the run's summary, which contains the verdict, and show the verdict. Show the summary too if asked."""
     from trc2.report.summary import write_summary
 
     if as_json or not with_summary:
@@ -83,7 +83,7 @@ def show_verdict(child: Path, verdict: Verdict, *, as_json: bool, with_summary: 
 
 
 def exit_unless_accepted(verdict: Verdict) -> None:
-    """Exit with 3 and say why if the acceptance check refused a run; NaN is not within any limit."""
+    """Exit with 3 and say why if the acceptance check refused a run. NaN is not within any limit."""
     if verdict.passed:
         return
     limits = f"not within {verdict.limits}" if verdict.limits else "not accepted"
@@ -95,7 +95,7 @@ def exit_unless_accepted(verdict: Verdict) -> None:
 
 
 def tell_verdict(child: Path, verdict: Verdict) -> None:
-    """What became of what the parent knew."""
+    """Print the verdict, and how much of its parent's tasks the child forgot."""
     from trc2.continuing.advice import advice, stop_sentence
     from trc2.continuing.continue_run import relative_forgetting
     from trc2.runs.folder import RunFolder

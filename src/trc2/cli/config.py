@@ -20,7 +20,7 @@ def config(
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every setting of a recipe: its value, default, meaning, and who set it."""
+    """Show every setting of a recipe: its value, its default, its meaning, and which layer set it."""
     from trc2.config.explain import DEFAULT, explain
 
     settings = [s for s in explain(recipe, overrides or []) if not changed or s.value != s.default]

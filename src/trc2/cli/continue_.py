@@ -41,15 +41,20 @@ def continue_(
     task: Annotated[
         list[str],
         typer.Option(
-            help="A new task as NAME=FOLDER, again for another; or NAME alone, with one of the options below."
+            help="A new task as NAME=FOLDER. Repeat the option for more tasks. NAME alone needs one of the "
+            "source options below."
         ),
     ] = [],  # noqa: B006 - typer reads the default, nobody changes it
     folder: Annotated[
-        Path | None, typer.Option("--out", help="New run folder; PARENT+TASK, or the next attempt.")
+        Path | None,
+        typer.Option(
+            "--out", help="New run folder. The default is PARENT+TASK, or the next attempt in a versions folder."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps for every new task.", min=1, max=MAX_COUNT)] = 100,
     minutes: Annotated[
-        float | None, typer.Option(help="Choose --steps so that the command takes about so long here.", min=0.05)
+        float | None,
+        typer.Option(help="Choose --steps so that the command takes about this long on this machine.", min=0.05),
     ] = None,
     builtin: Annotated[str | None, typer.Option(help="A built-in corpus: prose, code or arithmetic.")] = None,
     source: Annotated[
@@ -61,7 +66,8 @@ def continue_(
     keep: Annotated[
         list[str],
         typer.Option(
-            help="NAME=FOLDER: text that a saved model should go on knowing; judged, and part of it replayed."
+            help="Text that a saved model should go on knowing, as NAME=FOLDER. The acceptance check judges "
+            "it, and part of it is replayed."
         ),
     ] = [],  # noqa: B006
     max_forgetting: Annotated[
@@ -71,15 +77,16 @@ def continue_(
     stop_at: Annotated[
         float | None,
         typer.Option(
-            help="Stop when an evaluation finds that a past task's perplexity rose by more than this, and end with the "
-            "last checkpoint within.",
+            help="Stop when a past task's perplexity rose by more than this in an evaluation. The run ends "
+            "with the last checkpoint within the limit.",
             min=0,
         ),
     ] = None,
     dream: Annotated[
         int | None,
         typer.Option(
-            help="Without old text: let a saved model generate so many tokens, replay half of them and judge the rest.",
+            help="Without old text: let a saved model generate this many tokens, replay half of them and "
+            "judge the rest.",
             min=1,
             max=MAX_COUNT,
         ),
@@ -87,20 +94,23 @@ def continue_(
     max_drift: Annotated[
         float | None,
         typer.Option(
-            help="Exit with 3 unless the predictions on held-out new text surely moved by no more than this, as mean "
-            "KL divergence from the parent's, in nats a token.",
+            help="Exit with 3 unless the predictions on held-out new text surely moved by no more than this. "
+            "The measure is the mean KL divergence from the parent's predictions, in nats per token.",
             min=0,
         ),
     ] = None,
     interpolate: Annotated[
         str | None,
         typer.Option(
-            help="After the training, go only this share of the way from parent to child, above 0 and at most 1; auto: "
-            "the largest of 0.1, 0.25, 0.5, 0.75 and 1 that the acceptance check accepts."
+            help="After the training, go only this share (above 0, at most 1) of the way from parent to child. "
+            "auto takes the largest of 0.1, 0.25, 0.5, 0.75 and 1 that the acceptance check accepts."
         ),
     ] = None,
     base: Annotated[
-        Path | None, typer.Option(help="The model of adapters, if their adapter_config.json names no folder here.")
+        Path | None,
+        typer.Option(
+            help="The model of the adapters, if their adapter_config.json does not name a folder on this machine."
+        ),
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge adapters into their model first, and train all weights.")
@@ -115,7 +125,8 @@ def continue_(
         ),
     ] = False,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Of a versions folder: make the child the accepted version if it passes.")
+        bool,
+        typer.Option("--promote", help="With a versions folder: make the child the accepted version if it passes."),
     ] = False,
     keep_models: KeepModels = None,
     notify: Notify = None,
@@ -260,7 +271,7 @@ def continue_(
 
 
 def _tasks(given: list[str], steps: int, format_: str, source: dict[str, str]) -> list[TaskConfig]:
-    """The new tasks; at most one of them by its name alone, with its source in options of its own."""
+    """The new tasks. At most one of them has only a name, and the source options describe it."""
     from trc2.config import TaskConfig
 
     bare = [word for word in given if "=" not in word]

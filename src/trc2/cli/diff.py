@@ -13,7 +13,13 @@ from trc2.cli.app import AsJson, app, progress, show, warn
 @app.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="A versions folder, a version in it, a run or a saved model.")],
-    second: Annotated[Path, typer.Argument(help="The same; the sentences say what this one gained and lost.")],
+    second: Annotated[
+        Path,
+        typer.Argument(
+            help="The model to compare with the first, in one of the same forms. The sentences say what this "
+            "model gained and lost."
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Say what the second model gained and lost against the first, per task, with 95 % intervals.

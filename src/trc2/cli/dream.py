@@ -15,11 +15,13 @@ from trc2.errors import UserError
 @app.command("dream")
 def dream_(
     target: Trained,
-    tokens: Annotated[int, typer.Option(help="Stop when the texts hold so many.", min=1, max=MAX_COUNT)] = 10_000,
+    tokens: Annotated[
+        int, typer.Option(help="Stop when the texts hold this many tokens.", min=1, max=MAX_COUNT)
+    ] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.", min=0, max=MAX_SEED)] = 0,
     temperature: Annotated[float, typer.Option(help="1 draws by the model's own probabilities.")] = 1.0,
     top_p: TopP = 1.0,
-    length: Annotated[int, typer.Option(help="Tokens of one text at most.", min=1, max=MAX_COUNT)] = 256,
+    length: Annotated[int, typer.Option(help="The largest number of tokens of one text.", min=1, max=MAX_COUNT)] = 256,
     path: Annotated[Path, typer.Option("--out", help="A new .jsonl file.")] = Path("dreams.jsonl"),
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ from trc2.system.console import table_of
 @app.command("eval")
 def evaluate(
     target: Trained,
-    task: Annotated[list[str] | None, typer.Option(help="A task of the run; all of them by default.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="A task of the run. The default is all tasks.")] = None,
     file: Annotated[list[Path] | None, typer.Option(help="A .jsonl, .txt or .parquet file to score.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     format_: Annotated[str, typer.Option("--format", help="Text format of the files.")] = "text",

@@ -16,16 +16,22 @@ def export(
     run: Annotated[Path, typer.Argument(help="The run folder, or a versions folder.")],
     folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     with_replay: Annotated[
-        bool, typer.Option("--with-replay", help="Take the replay stores along; they hold training text.")
+        bool, typer.Option("--with-replay", help="Include the replay stores. They hold training text.")
     ] = False,
     with_store: Annotated[
-        bool, typer.Option("--with-store", help="Take documents along that the parent model was taught.")
+        bool, typer.Option("--with-store", help="Include documents that the parent model was taught.")
     ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge/--adapter", help="Adapters merged into the weights, or alone as a PEFT folder.")
+        bool,
+        typer.Option(
+            "--merge/--adapter", help="Merge adapters into the weights, or write them alone as a PEFT folder."
+        ),
     ] = True,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also if the acceptance check refused the run, or has not judged it yet.")
+        bool,
+        typer.Option(
+            "--anyway", help="Export the run even if the acceptance check refused it or has not judged it yet."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 @app.command()
 def init(
     folders: Annotated[
-        list[str], typer.Argument(help="Folders of text, or files: one task each, in this order; also as NAME=FOLDER.")
+        list[str],
+        typer.Argument(
+            help="Folders of text, or files. Each one is a task, in this order. NAME=FOLDER also names the task."
+        ),
     ],
     minutes: Annotated[float, typer.Option(help="How long training may take.", min=0.1, max=100_000)] = 10.0,
     model: Annotated[

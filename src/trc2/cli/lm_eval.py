@@ -17,12 +17,16 @@ def lm_eval(
     folder: Annotated[str, typer.Argument(help="A run, an export, or any causal model of transformers.")],
     tasks: Annotated[str, typer.Option(help="Tasks of the harness, or your own, with commas between them.")],
     include: Annotated[
-        Path | None, typer.Option(help="A folder with tasks as .yaml files; they can run code, so only trusted ones.")
+        Path | None,
+        typer.Option(help="A folder with tasks as .yaml files. The files can run code, so use only trusted ones."),
     ] = None,
     num_fewshot: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="Examples before a question; as the task says by default.")
+        int | None,
+        typer.Option(min=0, max=1000, help="Examples before a question. The default is the task's own number."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, max=MAX_COUNT, help="Documents per task; all by default.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MAX_COUNT, help="Documents per task. The default is all.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Texts scored at once.")] = 8,
     memory: Annotated[Literal["read", "off"], typer.Option(help="Whether an episodic memory is read.")] = "read",
     as_json: AsJson = False,

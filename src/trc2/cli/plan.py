@@ -14,16 +14,24 @@ from trc2.errors import UserError
 def plan(
     target: Target = "paper_d768_l4",
     overrides: Overrides = None,
-    devices: Annotated[int, typer.Option(help="Up to how many devices.", min=1, max=65_536)] = 1024,
-    memory: Annotated[float, typer.Option(help="GB of one device; 32 is a V100 of the paper.", min=1e-3, max=1e6)] = 32,
-    flops: Annotated[float, typer.Option(help="TFLOP/s of one device at its best.", min=1e-3, max=1e6)] = 125,
+    devices: Annotated[int, typer.Option(help="The largest number of devices.", min=1, max=65_536)] = 1024,
+    memory: Annotated[
+        float, typer.Option(help="Memory of one device in GB. 32 is a V100 of the paper.", min=1e-3, max=1e6)
+    ] = 32,
+    flops: Annotated[float, typer.Option(help="Peak TFLOP/s of one device.", min=1e-3, max=1e6)] = 125,
     utilisation: Annotated[
-        float | None, typer.Option(help="Share of them it reaches; by default what the paper's rows suggest.")
+        float | None,
+        typer.Option(
+            help="Share of the peak that the model reaches. The default is the share that the paper's rows suggest."
+        ),
     ] = None,
     bandwidth: Annotated[float, typer.Option(help="GB/s from a device to the others.", min=1e-3, max=1e6)] = 25,
     as_json: AsJson = False,
 ) -> None:
-    """Memory, messages and hours of a run on 1 to 1024 devices, and whether it needs DDP, FSDP or recomputing."""
+    """Estimate memory, messages and hours of a run on 1 to 1024 devices.
+
+    The table says whether the run needs DDP, FSDP or recomputing.
+    """
     from trc2.costs.devices import Device, all_needs, needs_json, usual_utilisation
     from trc2.costs.tables import needs_notes, needs_tables
     from trc2.runs.target import find_target

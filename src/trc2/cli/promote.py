@@ -19,18 +19,20 @@ Notify = Annotated[
 Reason = Annotated[str, typer.Option(help="A line for the table of events.")]
 KeepModels = Annotated[
     int | None,
-    typer.Option(help="Afterwards remove the files of older versions, except so many.", min=1),
+    typer.Option(help="Afterwards remove the files of older versions, except this many.", min=1),
 ]
 
 
 @app.command()
 def promote(
-    versions: Annotated[Path, typer.Argument(help="The versions folder; --first makes a new one.")],
+    versions: Annotated[Path, typer.Argument(help="The versions folder. --first makes a new one.")],
     run: Annotated[Path, typer.Argument(help="A finished run, or a folder with a saved model.")],
     first: Annotated[bool, typer.Option("--first", help="Begin a versions folder with this run or model.")] = False,
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Also if it was refused or not judged, or goes on from another version."),
+        typer.Option(
+            "--anyway", help="Promote the run even if it was refused or not judged, or continues another version."
+        ),
     ] = False,
     reason: Reason = "",
     keep_models: KeepModels = None,

@@ -15,9 +15,11 @@ from trc2.system.console import table_of
 @app.command()
 def recall(
     model: Saved,
-    prompt: Annotated[str | None, typer.Option(help="Show where its tokens come from.", show_default=False)] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Show where the tokens of this text come from.", show_default=False)
+    ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Also so many likeliest tokens after the prompt.", min=0, max=MAX_COUNT)
+        int, typer.Option(help="Also show this many of the likeliest tokens after the prompt.", min=0, max=MAX_COUNT)
     ] = 20,
     page: Annotated[Path | None, typer.Option("--html", help="Write a page as well.", show_default=False)] = None,
     as_json: AsJson = False,

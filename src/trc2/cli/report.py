@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders of one stream, or folders that hold some.")],
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Where everything goes; by default beside the runs.")
+        Path | None, typer.Option("--out", help="The folder for all files. The default is beside the runs.")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="The variant that others are compared with, by its title; by default the first.")
+        str | None,
+        typer.Option(help="The title of the variant that others are compared with. The default is the first variant."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Summarise a run; or compare several and write every table and figure that they can fill."""
+    """Summarise a run, or compare several and write every table and figure that they can fill."""
     from trc2.errors import UserError
     from trc2.report.run import read_run
     from trc2.report.runs import RunTable, find_runs, holds_runs

@@ -15,7 +15,8 @@ from trc2.cli.promote import Notify, Reason
 def rollback(
     versions: Annotated[Path, typer.Argument(help="The versions folder.")],
     to: Annotated[
-        str | None, typer.Option(help="The name or number of a version; by default the one before the accepted one.")
+        str | None,
+        typer.Option(help="The name or number of a version. The default is the version before the accepted one."),
     ] = None,
     reason: Reason = "",
     notify: Notify = None,

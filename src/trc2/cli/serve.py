@@ -13,25 +13,31 @@ from trc2.cli.app import MAX_COUNT, app, err, warn
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A run folder, a folder with a saved model, or a versions folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; another one than this machine needs --tokens.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. An address that other machines can reach needs --tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     tokens: Annotated[
         Path | None, typer.Option(help="A file with a right (ask, teach or admin), a token and a name on each line.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="A folder for uploaded documents; without one there is nothing to upload to.")
+        Path | None, typer.Option(help="A folder for uploaded documents. Without it, the server refuses uploads.")
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, max=1024, help="Answers that are written at once, in one batch.")] = 8,
     max_requests: Annotated[
-        int, typer.Option(min=1, max=MAX_COUNT, help="Requests that are answered or wait; one more gets status 429.")
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_COUNT,
+            help="Requests that are answered or wait at the same time. Further requests get status 429.",
+        ),
     ] = 64,
     max_tokens: Annotated[
         int, typer.Option(min=1, max=MAX_COUNT, help="The longest answer that a request may ask for.")
     ] = 4096,
     per_minute: Annotated[
-        int, typer.Option(min=1, max=MAX_COUNT, help="Requests of one caller in a minute; more get status 429.")
+        int,
+        typer.Option(min=1, max=MAX_COUNT, help="Requests of one caller in a minute. Further requests get status 429."),
     ] = 600,
 ) -> None:
     r"""Serve a model by OpenAI's interface (pip install '.\[serve]' in the checkout)."""

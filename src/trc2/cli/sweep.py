@@ -20,22 +20,25 @@ def sweep(
     matrix: Annotated[str, typer.Argument(help="A matrix's name or file.")],
     overrides: Overrides = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Where the runs go; runs/sweep/NAME if left out.")
+        Path | None, typer.Option("--out", help="The folder for the runs. The default is runs/sweep/NAME.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Runs at a time; they divide the cores.")] = 1,
-    launcher: Annotated[Literal["local", "ray"], typer.Option(help="Who carries the runs out.")] = "local",
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Runs at a time. The runs divide the cores.")] = 1,
+    launcher: Annotated[
+        Literal["local", "ray"], typer.Option(help="The launcher that carries out the runs.")
+    ] = "local",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Threads of each run; cores ÷ jobs if left out, on Ray 1."),
+        typer.Option(min=1, max=1024, help="Threads of each run. The default is cores ÷ jobs, and 1 on Ray."),
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try failed runs again.")] = False,
     compact: Annotated[
         bool,
         typer.Option(
-            "--compact", help="Keep of ended runs only what reports read, of earlier ones too: no checkpoints."
+            "--compact",
+            help="Remove checkpoints of ended runs, also of earlier ones, and keep only the files that reports read.",
         ),
     ] = False,
-    dry: Annotated[bool, typer.Option("--list", help="Only show the runs and where they stand.")] = False,
+    dry: Annotated[bool, typer.Option("--list", help="Only show the runs and their states.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a matrix of runs: backbones, sizes, ablations, strategies, seeds and orders of the tasks."""

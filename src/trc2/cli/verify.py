@@ -22,9 +22,9 @@ def verify(
     kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1, max=1_000_000)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Prove causality and state semantics of a model: a table, JSON and a picture. Or, with --resume, exact resume.
+    """Prove causality and state semantics of a model. With --resume, prove exact resume.
 
-    Exit code 0 if every check holds, 1 if one fails, 2 on bad input.
+    The result is a table, JSON and a picture. The exit code is 0 if every check holds, 1 if one fails, 2 on bad input.
     """
     if resume:
         _verify_resume(folder, kills, seed, as_json)
