@@ -52,7 +52,8 @@ def settings_page() -> str:
     parts = [
         "# Settings",
         "Made from the code: these are all settings there are. `trc2 config RECIPE` shows them with the values of a "
-        "recipe and says who set them; [the first hour](../first-hour.md#settings) says how overrides are written.",
+        "recipe and says which layer set them. [The first hour](../first-hour.md#settings) says how overrides are "
+        "written.",
         "A dash as default means that the setting must be given.",
     ]
     for group in groups():

@@ -25,7 +25,7 @@ from trc2.ops.scan import selective_scan
 
 
 class MambaConfig(BaselineConfig):
-    """Mamba-1 and SwiGLU. The paper's counts need state 128 and rank 64; its authors' defaults are 16 and d/16."""
+    """Mamba-1 and SwiGLU. The paper's counts need state 128 and rank 64. Mamba's own defaults are 16 and d/16."""
 
     name: Literal["mamba"] = "mamba"
     expand: Size = Field(2, description="inner width as a multiple of d_model")

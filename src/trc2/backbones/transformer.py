@@ -14,7 +14,7 @@ from trc2.nn.init import init_weights
 
 
 class TransformerConfig(AttentionBaselineConfig):
-    """Attention and SwiGLU; the width defaults to 4 d_model."""
+    """Attention and SwiGLU. The width defaults to 4 d_model."""
 
     name: Literal["transformer"] = "transformer"
 

@@ -69,7 +69,7 @@ class TrainConfig(Section):
 
 
 class ReplayControlConfig(Section):
-    """The replay controller; its settings are the paper's. λ_0, B_0 and ρ_0, where it starts, are `model.replay_…`."""
+    """The replay controller, with the paper's settings. It starts at λ_0, B_0 and ρ_0, which are `model.replay_…`."""
 
     mode: Literal["off", "fixed", "closed_loop"] = Field(
         "closed_loop",
