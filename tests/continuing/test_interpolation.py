@@ -82,6 +82,22 @@ def test_a_number_goes_that_far_and_the_scores_are_of_the_new_weights(
     assert half.final("test")["test/fruit/perplexity"] != whole.final("test")["test/fruit/perplexity"]
 
 
+def test_a_child_of_an_interpolated_run_is_interpolated_by_its_own_number(command: Command, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    assert trc2(*command(first, "--interpolate", "0.5")).code == 0
+    write_task(tmp_path, "metals", ["iron", "tin", "zinc", "lead"])
+    again = ["continue", str(first), "--task", f"metals={tmp_path / 'metals'}", "--steps", "3"]
+    assert trc2(*again, "--out", str(tmp_path / "whole")).code == 0
+    assert trc2(*again, "--out", str(tmp_path / "quarter"), "--interpolate", "0.25").code == 0
+    before, after, between = (weights(path) for path in (first, tmp_path / "whole", tmp_path / "quarter"))
+    assert any(not tensor.equal(before[name]) for name, tensor in after.items())
+    for name, tensor in between.items():
+        torch.testing.assert_close(tensor, torch.lerp(before[name], after[name], 0.25))
+    verdicts = [read_verdict(RunFolder(tmp_path / name)) for name in ("whole", "quarter")]
+    assert [verdict and verdict.interpolation for verdict in verdicts] == [None, 0.25]
+    assert read_run(tmp_path / "quarter").final("eval")["interpolation/alpha"] == 0.25
+
+
 def test_auto_takes_the_largest_step_that_is_accepted_killed_or_not(command: Command, tmp_path: Path) -> None:
     rises = {}
     for alpha in (0.25, 1):

@@ -188,6 +188,7 @@ def _restore_run(trainer: Trainer, run: FinishedRun, *, is_restarted: bool = Fal
     """Put the parent's last checkpoint into the child's trainer, as far as the child has the same settings."""
     checkpoint, is_new = _with_strategy(run, trainer.config, _with_replay(run, trainer))
     trainer.state.restore(checkpoint)
+    trainer.state.progress.interpolation = 0.0  # what was restored is that of the parent's own end
     trainer.state.apply(trainer.state.asked)  # by the child's own control
     if is_restarted:
         if is_new:

@@ -119,7 +119,8 @@ def settle(
             failpoint("interpolate")
             save_checkpoint(folder.checkpoints, last)
             failpoint("interpolated")
-        if not any(ALPHA in record.metrics for record in folder.records()):
+        # An interpolated parent leaves such a record in the child's log, too, at an earlier step.
+        if not any(ALPHA in record.metrics and record.step == last.step for record in folder.records()):
             _score(folder, last, alpha, prepared)
     return alpha
 
