@@ -98,6 +98,21 @@ def test_a_child_of_an_interpolated_run_is_interpolated_by_its_own_number(comman
     assert read_run(tmp_path / "quarter").final("eval")["interpolation/alpha"] == 0.25
 
 
+def test_a_check_after_a_kill_interpolates_first(parent: Path, command: Command, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    killed = run_in_child(
+        lambda _: os._exit(trc2(*command(child, "--interpolate", "0.5")).code), child, "interpolate:1"
+    )
+    assert killed < 0
+    assert trc2("check", str(parent), str(child)).code == 0
+    verdict = read_verdict(RunFolder(child))
+    assert verdict is not None
+    assert verdict.interpolation == 0.5
+    interpolated = weights(child)
+    assert trc2("check", str(parent), str(child)).code == 0
+    assert all(tensor.equal(interpolated[name]) for name, tensor in weights(child).items())
+
+
 def test_auto_takes_the_largest_step_that_is_accepted_killed_or_not(command: Command, tmp_path: Path) -> None:
     rises = {}
     for alpha in (0.25, 1):

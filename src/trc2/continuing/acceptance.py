@@ -202,11 +202,12 @@ def judge_child(
     limit = min((one for one in (limit, lineage.limit) if one is not None), default=None)
     total = folder.schedule().total_steps
     has_same_limits = earlier is not None and (earlier.limit, earlier.max_drift) == (limit, lineage.max_drift)
-    if earlier is not None and has_same_limits and earlier.child_step == total and not again:
+    is_judged = earlier is not None and earlier.child_step == total
+    if is_judged and has_same_limits and not again:
         return earlier
     try:
         where = parent or lineage.find(child)
-        if lineage.interpolate is not None and not again:
+        if lineage.interpolate is not None and not (again and is_judged):
             _interpolate(where, folder, lineage, limit, warn)
         verdict = judge(where, child, limit, warn, lineage.prediction)
     except UserError as problem:
