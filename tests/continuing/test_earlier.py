@@ -67,6 +67,20 @@ def test_over_many_weeks_the_past_has_as_many_texts_as_names(again: Path, tmp_pa
     assert len((child / "held_out" / "fruit.jsonl").read_text().splitlines()) == 24
 
 
+def test_documents_that_a_week_was_trained_on_are_not_judged_by_later_weeks(
+    trained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    write_task(tmp_path, "fruit", ["quince", "lemon", "cherry", "mango"], documents=20)
+    held_out = (tiny_data / "fruit" / "test.jsonl").read_text().splitlines()
+    with (tmp_path / "fruit" / "train.jsonl").open("a") as file:
+        file.writelines(row + "\n" for row in held_out[:3])
+    task = TaskConfig(name="fruit", folder=str(tmp_path / "fruit"), steps=2)
+    child = continue_run(trained, tmp_path / "child", task, QUIET)
+    kept = {json.loads(row)["text"] for row in (child / "held_out" / "fruit.jsonl").read_text().splitlines()}
+    assert len(kept) == 8 - 3 + 8  # of the first week and of the second
+    assert [json.loads(row)["text"] in kept for row in held_out] == [False] * 3 + [True] * 5
+
+
 def test_a_task_with_a_new_name_goes_on_with_the_log_and_judges_all(again: Path, tmp_path: Path) -> None:
     write_task(tmp_path, "colours", ["red", "blue", "green", "grey"], documents=20)
     task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)

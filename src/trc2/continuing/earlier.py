@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trc2.config import RunConfig, TaskConfig
-from trc2.continuing.heldout import held_out_split
+from trc2.continuing.heldout import held_out, held_out_split
 from trc2.runs.folder import RunFolder
 from trc2.stream.packed import PreparedStream, PreparedTask
 from trc2.stream.prepare import prepare_stream
@@ -42,7 +42,10 @@ def choose(documents: Iterable[str]) -> list[str]:
 
 
 def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStream) -> dict[str, list[str]]:
-    """The chosen documents of every task that a run has learned or keeps when it ends, by the name its user gave."""
+    """The chosen documents of every task that a run has learned or keeps when it ends, by the name its user gave.
+
+    Documents of the past that the run itself trains on or replays are not among them.
+    """
     assert config.stream is not None
     lineage = run.lineage()
     names = {span.task for span in run.schedule(config).spans}
@@ -50,13 +53,16 @@ def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStre
         names |= set(lineage.kept)
         if lineage.first_step == 0:  # all its other texts are of the past
             names |= {task.name for task in config.stream.tasks}
+    judged = {} if lineage is None else held_out(config, lineage, prepared)
     documents: dict[str, list[str]] = {}
     for task in config.stream.tasks:
         if task.name in names:
             packed = prepared.tasks[task.name]
-            texts = _packed_texts(packed, held_out_split(packed), prepared.tokenizer)
+            texts = list(_packed_texts(packed, held_out_split(packed), prepared.tokenizer))
+            if task.name in judged:
+                texts = [text for text, is_kept in zip(texts, judged[task.name].is_judged, strict=True) if is_kept]
             documents.setdefault(base_name(task.name), []).extend(texts)
-    return {name: choose(texts) for name, texts in documents.items()}
+    return {name: choose(texts) for name, texts in documents.items() if texts}
 
 
 def _packed_texts(task: PreparedTask, split: str, tokenizer: Tokenizer) -> Iterator[str]:
