@@ -15,6 +15,7 @@ import pytest
 
 from tests.serving.conftest import WORDS, Start, client_of
 from trc2.generate.sampling import stream_text
+from trc2.serving.answers import AnswerLimits
 from trc2.serving.server import Limits, Server
 from trc2.serving.shelf import ServedModel
 
@@ -219,6 +220,18 @@ def tokens(tmp_path: Path) -> Path:
     path = tmp_path / "tokens"
     path.write_text("# who may do what\nask ask-0123456789abcdef reader\n\nadmin adm-0123456789abcdef\n")
     return path
+
+
+def test_a_forwarded_address_does_not_escape_the_rate(start: Start, words_model: Path) -> None:
+    server = start(words_model, limits=Limits(per_minute=2))
+    asked = [send(server, "GET", "/v1/models", headers={"X-Forwarded-For": f"10.0.0.{one}"}) for one in range(4)]
+    assert [status for status, _, _ in asked][2:] == [429, 429]
+
+
+def test_echoed_scores_are_bounded(start: Start, words_model: Path) -> None:
+    limits = Limits(answers=AnswerLimits(max_echoed=3))
+    with client_of(start(words_model, limits=limits)) as client, pytest.raises(openai.BadRequestError, match="echoed"):
+        client.completions.create(model="latest", prompt="apple pear plum fig", echo=True, logprobs=1, max_tokens=1)
 
 
 def test_a_token_is_needed_where_there_are_tokens(start: Start, words_model: Path, tokens: Path) -> None:

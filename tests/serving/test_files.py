@@ -18,7 +18,9 @@ import pytest
 from tests.command import trc2 as command
 from tests.serving.conftest import Start, client_of
 from tests.serving.test_completions import send
+from trc2.serving.files import _Form
 from trc2.serving.server import Limits, Server, ServerSettings
+from trc2.serving.wire import ApiError
 from trc2.system.failpoints import UPLOADING
 
 ROWS = [
@@ -155,11 +157,22 @@ def test_files_outlive_the_server_and_leftovers_do_not(words_model: Path, start:
         assert "is in use by process" in done.err
     (tmp_path / "files" / ".partial-1").write_bytes(b"half")
     (tmp_path / "files" / "file-never-acknowledged").write_bytes(b"whole")
+    (tmp_path / "files" / "thesis.docx").write_bytes(b"of somebody else")
+    (tmp_path / "files" / "folder").mkdir()
     again = start(words_model, data=tmp_path)
     with client_of(again) as client:
         assert [one.id for one in client.files.list()] == [stored.id]
         assert client.files.content(stored.id).read() == b"text"
-    assert [path.name for path in (tmp_path / "files").iterdir()] == [stored.id]
+    left = sorted(path.name for path in (tmp_path / "files").iterdir())
+    assert left == sorted([stored.id, "folder", "thesis.docx"])
+
+
+def test_fields_beside_the_file_do_not_make_an_upload_endless(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        form = _Form("multipart/form-data; boundary=b", file, max_bytes=100)
+        part = b'--b\r\nContent-Disposition: form-data; name="p"\r\n\r\n' + b"x" * 9_000 + b"\r\n"
+        with pytest.raises(ApiError, match="divide it"):
+            form.write(part * 1000)
 
 
 def test_asking_is_not_enough_to_upload(words_model: Path, start: Start, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,16 @@ def test_from_documents_to_an_accepted_and_served_version(
     assert (tmp_path / "data" / "cache").is_dir()
     with pytest.raises(openai.ConflictError):
         client.fine_tuning.jobs.cancel(job.id)
+
+
+def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, client: openai.OpenAI) -> None:
+    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
+    jobs = server.service.jobs
+    assert jobs is not None
+    wait(client, job.id, lambda one: one.status == "running")
+    jobs._process.send_signal(signal.SIGINT)
+    done = wait(client, job.id, at_end)
+    assert (done.status, done.error) == ("succeeded", None)
 
 
 @pytest.mark.slow

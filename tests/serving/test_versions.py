@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.serving.conftest import Start, client_of, save_words_model
 from tests.serving.test_completions import send
 from trc2.generate.sampling import stream_text
 from trc2.runs.target import find_target
+from trc2.serving.shelf import Choice, ServedModel, Shelf, VersionsFolder
 from trc2.versions.registry import Versions
 
 PROMPTS = ("apple", "saw axe drill", "fig")
@@ -114,6 +117,27 @@ def test_only_an_administrator_moves_latest(versions: Versions, start: Start, tm
         return send(server, "POST", "/v1/versions/rollback", headers=headers)[0]
 
     assert [status("teach"), status("admin")] == [403, 200]
+
+
+def test_versions_are_read_one_after_the_other(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, load = 0, 0, Shelf.load
+
+    def counted(shelf: Shelf, choice: Choice) -> ServedModel:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.05)
+        running -= 1
+        return load(shelf, choice)
+
+    async def ask_for_all() -> None:
+        shelf = Shelf(VersionsFolder(versions.folder), max_loaded=1)
+        await asyncio.gather(*(shelf.model(choice.name) for choice in shelf.choices()))
+        shelf.close()
+
+    monkeypatch.setattr(Shelf, "load", counted)
+    asyncio.run(ask_for_all())
+    assert (len(versions.all()) > 1, most) == (True, 1)
 
 
 def test_one_model_has_no_versions_to_move(words_model: Path, start: Start) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trc2.errors import UserError
 from trc2.recall.counts import Counts, Ints
 from trc2.recall.gate import Gate
-from trc2.system.files import reading, refuse_link, write_atomically
+from trc2.system.files import reading, refuse_link, sync_folder, write_atomically
 
 FOLDER, FILE = "recall", "store.safetensors"
 SCHEMA = 1
@@ -134,6 +134,8 @@ def write_store(folder: Path, store: Store) -> None:
         refuse_link(part)
     if not store.documents:
         path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            sync_folder(path.parent)  # what was forgotten must not come back after a power cut
         return
     path.parent.mkdir(exist_ok=True)
     tensors = {
@@ -153,6 +155,7 @@ def write_store(folder: Path, store: Store) -> None:
     text = json.dumps(content)
     metadata = {"store": text, "sha256": _checksum(text, tensors)}
     write_atomically(path, safetensors.numpy.save(tensors, metadata=metadata))
+    sync_folder(path.parent)
 
 
 def read_store(folder: Path, vocabulary: int, tokenizer: str) -> Store | None:

@@ -45,6 +45,7 @@ class AnswerLimits:
 
     max_tokens: int = 4096
     max_prompts: int = 128
+    max_echoed: int = 65_536  # tokens of prompts whose scores are sent
 
 
 @dataclass
@@ -109,7 +110,7 @@ async def begin(
         except UserError as error:  # its files are damaged or gone
             raise ApiError(503, str(error), param="model", code="model_unreadable") from None
         try:
-            prompts, sampling, hidden = prepare(model)
+            prompts, sampling, hidden = await asyncio.to_thread(prepare, model)  # a long prompt takes seconds
             ticket = model.engine.submit(prompts, sampling, deliver)
         except EngineClosed:  # it was put away while this request waited: its place has been taken by another one
             continue
@@ -166,6 +167,11 @@ async def begin_completion(shelf: Shelf, request: CompletionRequest, limits: Ans
             logprobs=request.logprobs,
             scores_prompt=bool(request.echo) and request.logprobs is not None,
         )
+        if sampling.scores_prompt and (count := sampling.choices * sum(map(len, prompts))) > limits.max_echoed:
+            raise ApiError(
+                400, f"The scores of {count:,} echoed tokens are more than this server sends at once: ask for at most "
+                f"{limits.max_echoed:,}.", param="echo", code="invalid_value",
+            )  # fmt: skip
         begin_of_text = len(model.engine.tokenizer.begin_of_text)
         return prompts, sampling, [begin_of_text if isinstance(one, str) else 0 for one in given]
 

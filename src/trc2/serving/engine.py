@@ -221,8 +221,8 @@ class Engine:
 
     def _next_prompt(self) -> tuple[Ticket, int] | None:
         """The next prompt, if there is room for its choices. One for each token of the others, so that they go on."""
-        while self._waiting and self._waiting[0][0].is_cancelled:
-            self._waiting.popleft()
+        if any(ticket.is_cancelled for ticket, _ in self._waiting):
+            self._waiting = deque(waiting for waiting in self._waiting if not waiting[0].is_cancelled)
         if self._waiting and self.num_rows + self._waiting[0][0].sampling.choices <= self.max_rows:
             return self._waiting.popleft()
         return None

@@ -25,7 +25,8 @@ from trc2.system.files import make_folder, sync_folder
 
 ROWS, TEXTS = (".jsonl", ".ndjson"), (".txt", ".md")
 PURPOSES = ("fine-tune", "user_data")
-PARTIAL = ".partial-"
+PARTIAL, PREFIX = ".partial-", "file-"
+SPARE_BYTES = 2**20  # of a body beside the file
 MAX_FIELD, MAX_FIELDS, MAX_LINE = 10_000, 20, 16 * 2**20
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -70,11 +71,15 @@ class Files:
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Remove files that were never acknowledged because the server was killed, and those that were deleted."""
+        """Remove uploads that were never acknowledged because the server was killed, and those that were deleted.
+
+        The folder may hold files of somebody else, which stay.
+        """
         with self.database.connect() as connection:
             known = set(connection.execute(sa.select(FILES.c.id)).scalars())
         for path in self.folder.iterdir():
-            if path.name not in known:
+            is_upload = path.name.startswith((PARTIAL, PREFIX)) and not path.suffix and path.is_file()
+            if is_upload and path.name not in known:
                 path.unlink()
 
     async def receive(self, content_type: str, stream: AsyncIterator[bytes]) -> FileObject:
@@ -101,7 +106,7 @@ class Files:
         documents = check_content(partial, kind)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        identity = f"file-{secrets.token_hex(12)}"
+        identity = f"{PREFIX}{secrets.token_hex(12)}"
         failpoint("file")
         os.replace(partial, self.folder / identity)
         sync_folder(self.folder)
@@ -158,6 +163,7 @@ class _Form:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.num_bytes, self.hash = 0, hashlib.sha256()
+        self.body_bytes = 0
         self._header: tuple[bytearray, bytearray] = (bytearray(), bytearray())
         self._headers: dict[bytes, bytes] = {}
         self._name, self._is_file, self._value = "", False, bytearray()
@@ -175,6 +181,9 @@ class _Form:
         self.parser = MultipartParser(options[b"boundary"], callbacks)
 
     def write(self, chunk: bytes) -> None:
+        self.body_bytes += len(chunk)
+        if self.body_bytes > self.max_bytes + SPARE_BYTES:
+            raise _too_large(self.max_bytes)
         try:
             self.parser.write(chunk)
         except FormParserError:
@@ -224,10 +233,7 @@ class _Form:
             return
         self.num_bytes += end - start
         if self.num_bytes > self.max_bytes:
-            raise ApiError(
-                413, f"The file has more than {self.max_bytes:,} bytes: divide it.", param="file",
-                code="file_too_large", headers={"connection": "close"},
-            )  # fmt: skip
+            raise _too_large(self.max_bytes)
         part = data[start:end]
         self.hash.update(part)
         self.file.write(part)
@@ -238,6 +244,13 @@ class _Form:
 
     def _finish(self) -> None:
         self._is_over = True
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"The file has more than {max_bytes:,} bytes: divide it.", param="file", code="file_too_large",
+        headers={"connection": "close"},
+    )  # fmt: skip
 
 
 def _bad_upload() -> ApiError:

@@ -34,6 +34,7 @@ from trc2.versions.entry import RUN
 from trc2.versions.registry import ATTEMPTS, Versions
 
 POLL_SECONDS = 0.2
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a process that saved its run and ended
 ORPHAN_SECONDS = 60
 OPEN, FINAL = ("queued", "running", "paused"), ("succeeded", "failed", "cancelled")
 METRICS = "metrics.jsonl"
@@ -164,16 +165,20 @@ class Jobs:
         """Run jobs one after the other, for ever. One that was running when the server died comes first."""
         while True:
             self.changed.clear()
-            row = await asyncio.to_thread(self._next)
-            if row is None:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), 5)
-                continue
+            row = None
             try:
+                row = await asyncio.to_thread(self._next)
+                if row is None:
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self.changed.wait(), 5)
+                    continue
                 await self._run(row)
             except Exception as error:
                 message = f"The job could not be run ({type(error).__name__}: {brief(error)})."
-                self._finish(row.id, Outcome("failed", code="server_error", message=message))
+                with suppress(Exception):  # a full disk, for example: the worker must go on
+                    if row is not None:
+                        self._finish(row.id, Outcome("failed", code="server_error", message=message))
+                await asyncio.sleep(5)
 
     async def _end_process(self) -> None:
         """Ask the process to save and end; the next server goes on with its job."""
@@ -198,13 +203,13 @@ class Jobs:
             outcome = await self._train(row)
             failpoint("job end")
             await asyncio.to_thread(self._finish, row.id, outcome)
-        except asyncio.CancelledError:  # the server ends
+        except BaseException:  # the server ends, or the state of the job cannot be written
             await self._end_process()
             raise
         finally:
             self._running = self._process = None
         if outcome.status == "succeeded":
-            with suppress(UserError):  # `watch` of the shelf tries again and says why
+            with suppress(Exception):  # the job has ended well; `watch` of the shelf tries again and says why
                 await self.shelf.refresh()
 
     async def _train(self, row: Any) -> Outcome:
@@ -212,7 +217,10 @@ class Jobs:
         folder = self.folder / row.id
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             command = [sys.executable, "-c", PROGRAM, *row.arguments]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder,
+                start_new_session=True,  # Ctrl-C is for the server, which then asks this process to save
+            )  # fmt: skip
             pid, started = self._process.pid, row.started_at or now()
             self.update(row.id, begun, status="running", pid=pid, started_at=started)
             failpoint("job")
@@ -247,6 +255,8 @@ class Jobs:
             return Outcome("succeeded", printed["accepted"]["name"])
         if self._wanted is not None:
             return Outcome(self._wanted)
+        if code in INTERRUPTED:
+            return Outcome("queued")
         if code == REFUSED:
             lost = [name for name, task in printed.get("tasks", {}).items() if not task["passed"]]
             sentence = f"The acceptance check refused the model, because it forgot too much of: {', '.join(lost)}."
@@ -263,10 +273,13 @@ class Jobs:
         return next((version.name for version in self.versions.all() if version.source == source), None)
 
     def _finish(self, identity: str, outcome: Outcome) -> None:
-        """Keep the metrics log and write how the job ended; a paused job is not at its end."""
+        """Keep the metrics log and write how the job ended. A paused or interrupted job is not at its end."""
         row = self.row(identity)
         if outcome.status == "paused":
             self.update(identity, "The job is paused.", status="paused", pid=None)
+            return
+        if outcome.status == "queued":
+            self.update(identity, "The job was interrupted and goes on later.", status="queued", pid=None)
             return
         run = self.versions.folder / outcome.model / RUN if outcome.model else self._attempt(row)
         if run is not None and RunFolder(run).is_run:

@@ -77,6 +77,7 @@ class Server:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         config = uvicorn.Config(
             make_app(self.service), log_config=None, access_log=False, lifespan="on", server_header=False,
+            proxy_headers=False,  # a client could choose the address by which its rate is limited
             timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

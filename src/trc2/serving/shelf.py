@@ -91,12 +91,13 @@ class VersionsFolder:
         state = self.versions.table.stat()  # the table is replaced as a whole
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         if self._read is None or self._read[0] != stamp:
+            latest = self.versions.accepted()  # before the others: one that is added meanwhile is among them
             choices = [
                 Choice(version.name, version.model, _seconds(version.time), version)
                 for version in self.versions.all()
                 if version.has_model
             ]
-            self._read = (stamp, choices, self.versions.accepted().name)
+            self._read = (stamp, choices, latest.name)
         return self._read[1], self._read[2]
 
 
@@ -134,6 +135,8 @@ class Shelf:
         self._latest: ServedModel | None = None
         self._models: OrderedDict[str, ServedModel] = OrderedDict()
         self._loading: dict[str, asyncio.Task[ServedModel]] = {}
+        self._one_load = asyncio.Lock()
+        self._closing: list[Engine] = []  # that still write answers
 
     def choices(self) -> list[Choice]:
         return self.source.choices()
@@ -172,7 +175,7 @@ class Shelf:
             self._models.move_to_end(choice.name)
             return self._models[choice.name]
         if choice.name not in self._loading:
-            task = asyncio.get_running_loop().create_task(asyncio.to_thread(self.load, choice))
+            task = asyncio.get_running_loop().create_task(self._load_alone(choice))
             task.add_done_callback(lambda done: self._put(choice.name, done))
             self._loading[choice.name] = task
         return await asyncio.shield(self._loading[choice.name])
@@ -199,6 +202,15 @@ class Shelf:
                     self.warn(problem)
                 self.problem = problem
 
+    async def _load_alone(self, choice: Choice) -> ServedModel:
+        """One version at a time, after those that were put away are gone: `max_loaded` bounds the memory."""
+        async with self._one_load:
+            while self._closing:
+                self._closing = [engine for engine in self._closing if not engine.join(0)]
+                if self._closing:
+                    await asyncio.sleep(0.05)
+            return await asyncio.to_thread(self.load, choice)
+
     def load(self, choice: Choice) -> ServedModel:
         """Read a version from its folder, after its files were compared with their hashes."""
         if choice.version is not None:
@@ -223,6 +235,7 @@ class Shelf:
         for old in others[: max(0, len(self._models) - self.max_loaded)]:
             model = self._models.pop(old)
             model.engine.close()
+            self._closing.append(model.engine)
             self._tokens_before += model.engine.tokens_made
 
     def close(self) -> None:
