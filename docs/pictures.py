@@ -258,7 +258,7 @@ def _curves(name: str) -> Callable[[], Any]:
 PICTURES = {
     "weeks": Picture(
         "every-week",
-        "24 weeks: old text is kept, new text is learned, harmful weeks are refused",
+        "52 weeks: old text is kept, new text is learned, harmful weeks are refused",
         weeks,
         draw_weeks,
     ),
