@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.continuing.acceptance import read_verdict
+from trc2.continuing.earlier import SUFFIX
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
@@ -46,7 +47,7 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
     """
     version = versions.accepted().check()
     parent = version.model if version.run is None else version.run
-    keep = request.keep or tuple(_kept(version))
+    keep = _judged(version, request)
     tasks = tuple(map(_holding_out_enough, request.tasks))
     if chosen := os.environ.get(VARIABLE):
         return Attempt(parent, Path(chosen), tasks, keep, is_begun=RunFolder(Path(chosen)).is_run)
@@ -79,6 +80,18 @@ def _holding_out_enough(task: TaskConfig) -> TaskConfig:
         if task.holdout == usual and not has_documents(task, StreamConfig(tasks=(task,)), fewest):
             return task.replace(holdout=share)
     return task
+
+
+def _judged(version: Version, request: ContinuationRequest) -> tuple[TaskConfig, ...]:
+    """What the version holds itself, and the texts of --keep and --dream besides.
+
+    Text of a known name is judged by the documents of the version, except text that is generated anew.
+    """
+    taught = {task.name for task in request.tasks}
+    past = [task for task in _kept(version) if task.name != request.generated]
+    known = {task.name for task in past}
+    earlier = (task.replace(name=f"{task.name}{SUFFIX}") if task.name in taught else task for task in past)
+    return (*earlier, *(task for task in request.keep if task.name not in known))
 
 
 def _kept(version: Version) -> list[TaskConfig]:

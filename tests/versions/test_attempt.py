@@ -1,0 +1,33 @@
+"""What the next attempt of a versions folder is taught and judged on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import write_task
+from tests.versions.conftest import add
+from trc2.config import TaskConfig
+from trc2.continuing.request import ContinuationRequest
+from trc2.versions.attempt import plan_attempt
+from trc2.versions.registry import Versions
+
+
+def task(home: Path, name: str) -> TaskConfig:
+    write_task(home, name, ["iron", "tin", "zinc", "lead"], documents=20)
+    return TaskConfig(name=name, folder=str(home / name), steps=2)
+
+
+def test_a_version_without_checkpoint_is_judged_on_its_past_besides_what_is_kept(
+    versions: Versions, attempt: Path, tmp_path: Path
+) -> None:
+    add(versions, attempt, 3)
+    versions.prune()
+    first = versions.rollback("1")
+    assert first.run is None
+    kept = (task(tmp_path, "extra"), task(tmp_path, "tools"))
+    planned = plan_attempt(versions, ContinuationRequest((task(tmp_path, "fruit"),), keep=kept))
+    assert [one.name for one in planned.keep] == ["fruit-earlier", "tools", "extra"]
+    held_out = [str(first.held_out[name].resolve()) for name in ("fruit", "tools")]
+    assert [one.folder for one in planned.keep] == [*held_out, str(tmp_path / "extra")]
+    generated = ContinuationRequest((task(tmp_path, "metals"),), keep=kept, generated="tools")
+    assert [one.name for one in plan_attempt(versions, generated).keep] == ["fruit", "extra", "tools"]
