@@ -25,11 +25,13 @@ from trc2.report.run import read_run
 from trc2.runs import checkpoint as checkpoint_module
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import RunFolder
+from trc2.runs.lineage import Lineage
 from trc2.runs.lock import lock_folder
 from trc2.runs.records import current, read_all_records
 from trc2.runs.target import find_target
+from trc2.stream.texts import keep_texts
 from trc2.training.loop import Trainer
-from trc2.training.resume import resume_run
+from trc2.training.resume import _put_back_generated, resume_run
 from trc2.training.setup import Interrupted, start_run, warn_if_crowded
 from trc2.verify.kill_tests import compare_runs
 
@@ -358,3 +360,17 @@ def test_other_versions_of_libraries_are_said_and_kept(trained: Path) -> None:
     shutil.rmtree(list_checkpoints(trained / "checkpoints")[-1])
     resume_run(trained, [], QUIET)
     assert json.loads(file.read_text()) == kept
+
+
+def test_generated_text_is_put_back_to_the_byte(tmp_path: Path) -> None:
+    kept = keep_texts("dream", ["one\u2028line", "next\x85line", "two\nlines"], tmp_path / "cache")
+    text = (kept / "train.jsonl").read_bytes()
+    tasks = [{"name": "dream", "folder": str(kept)}, {"name": "new", "folder": "new"}]
+    config = tiny_run_config(tmp_path, tmp_path / "run", stream={"tasks": tasks})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    Lineage("model", 0, ("new",), is_run=False, kept=("dream",), generated="dream").write(folder.parent_file)
+    folder.dream_file.write_bytes(text)
+    shutil.rmtree(kept)
+    _put_back_generated(folder, config)
+    assert (kept / "train.jsonl").read_bytes() == text

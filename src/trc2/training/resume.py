@@ -79,8 +79,8 @@ def _put_back_generated(folder: RunFolder, config: RunConfig) -> None:
     if lineage is None or lineage.generated is None or generated_text(config, lineage).is_file():
         return
     assert config.stream is not None
-    with reading(folder.dream_file):
-        rows = [json.loads(line) for line in folder.dream_file.read_text(encoding="utf-8").splitlines()]
+    with reading(folder.dream_file):  # as bytes: a line of text would end at U+2028, too
+        rows = [json.loads(line) for line in folder.dream_file.read_bytes().splitlines()]
     keep_texts(lineage.generated, rows, config.stream.cache)
 
 

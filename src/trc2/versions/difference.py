@@ -142,8 +142,8 @@ def _documents(path: Path) -> dict[str, list[str]]:
 
 
 def _read(path: Path) -> list[str]:
-    with reading(path):
-        return [str(json.loads(line)["text"]) for line in path.read_text(encoding="utf-8").splitlines()]
+    with reading(path):  # as bytes: a line of text would end at U+2028, too
+        return [str(json.loads(line)["text"]) for line in path.read_bytes().splitlines()]
 
 
 def _grouped(first: dict[str, list[str]], second: dict[str, list[str]]) -> dict[tuple[str, Learner], Sequence[str]]:
