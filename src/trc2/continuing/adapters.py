@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,11 @@ from trc2.config.adapters import SETTINGS_FILE, WEIGHTS_FILE, is_adapter, read_a
 from trc2.config.pretrained import CONFIG_FILE, copy_model_files, silence
 from trc2.errors import UserError
 from trc2.runs.lock import lock_folder
+from trc2.stream.cache import digest, file_checksum
 from trc2.system.files import replace_folder, write_atomically
+from trc2.system.torchrun import is_worker
+
+MARK = ".made-from-adapters"  # in folders that may be replaced: a hash of the adapters they were made from
 
 
 def adapter_parent(parent: Path, base: Path | None, *, merge: bool) -> Path:
@@ -33,16 +38,29 @@ def adapter_parent(parent: Path, base: Path | None, *, merge: bool) -> Path:
 
 
 def _beside(parent: Path, word: str, write: Callable[[Path, Path], None]) -> Path:
-    """The folder PARENT+WORD, which appears whole or not at all."""
+    """The folder PARENT+WORD, which appears whole or not at all, and replaces only one that was made here."""
     home = parent.resolve()
     folder = home.with_name(f"{home.name}+{word}")
+    mark = folder / MARK
+    if os.path.lexists(folder) and not mark.is_file():
+        raise UserError(
+            f"{folder} was not made by --base or --merge, which write a folder of this name: move it away, or rename "
+            f"{parent}."
+        )
+    if is_worker() and mark.is_file() and mark.read_text(encoding="utf-8") == _hash_of(parent):
+        return folder  # the process that started this one made it
     partial = home.with_name(f".{folder.name}.partial")
     with lock_folder(partial):
         shutil.rmtree(partial / "model", ignore_errors=True)
         write(partial / "model", parent)
+        write_atomically(partial / "model" / MARK, _hash_of(parent).encode())
         replace_folder(partial / "model", folder)
     shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _hash_of(adapter: Path) -> str:
+    return digest([file_checksum(adapter / name) for name in (SETTINGS_FILE, WEIGHTS_FILE)])
 
 
 def _write_rebased(folder: Path, source: Path, base: Path) -> None:

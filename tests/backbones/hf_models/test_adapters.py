@@ -21,9 +21,11 @@ from trc2.backbones.saved import load_model
 from trc2.config import model_config
 from trc2.config.pretrained import HFConfig, describe
 from trc2.continuing.acceptance import read_verdict
+from trc2.continuing.adapters import adapter_parent
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
+from trc2.runs.lock import lock_folder
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_tests import compare_runs
@@ -121,6 +123,43 @@ def test_the_model_of_adapters_is_looked_for_and_may_be_named(adapter: Path, tmp
     by_setting = model_config({"name": "hf", "pretrained": str(base), "adapter": copied})
     assert isinstance(by_setting, HFConfig)
     assert by_setting.lora is not None
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Files of adapters, and of a model beside them, that are copied and not read."""
+    for name in ("small", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "small" / "adapter_config.json").write_text("{}")
+    (tmp_path / "small" / "adapter_model.safetensors").write_bytes(b"weights")
+    return tmp_path / "small"
+
+
+def test_a_folder_that_was_not_made_from_adapters_is_never_replaced(small: Path) -> None:
+    folder, model = small.with_name("small+base"), small.with_name("model")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match=r"small\+base was not made by --base or --merge"):
+        adapter_parent(small, model, merge=False)
+    assert (folder / "thesis.txt").read_text() == "the only copy"
+    shutil.rmtree(folder)
+    for weights in (b"weights", b"others"):  # its own folder is replaced
+        (small / "adapter_model.safetensors").write_bytes(weights)
+        assert adapter_parent(small, model, merge=False) == folder
+        assert (folder / "adapter_model.safetensors").read_bytes() == weights
+
+
+def test_workers_take_the_folder_that_is_made_already(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small.with_name("model")
+    made = adapter_parent(small, model, merge=False).stat().st_ino
+    group = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    for name, value in {**group, "TORCHELASTIC_RUN_ID": "one"}.items():
+        monkeypatch.setenv(name, value)
+    with lock_folder(small.with_name(".small+base.partial")):  # another worker may be here
+        assert adapter_parent(small, model, merge=False).stat().st_ino == made
+    (small / "adapter_model.safetensors").write_bytes(b"others")
+    assert (adapter_parent(small, model, merge=False) / "adapter_model.safetensors").read_bytes() == b"others"
 
 
 @pytest.mark.parametrize(
