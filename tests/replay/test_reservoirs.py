@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.conftest import excited, tiny_config, tokens
-from tests.replay.common import stores_of
 from trc2 import CortexNet, UserError
 from trc2.replay.reservoirs import Stretches, weighted_slots
+from trc2.replay.stores import ReplayStores
 
 
 def stretches(size: int, rooms: int = 4) -> Stretches:
@@ -117,7 +117,7 @@ def test_loss_scores_are_the_mean_of_the_chunks_tokens() -> None:
 
 
 def test_hard_text_stays_longer() -> None:
-    stores = stores_of(4, 50, 2, keep="loss")
+    stores = ReplayStores(4, 50, 2, keep="loss")
     for first in range(0, 1000, 10):
         numbers = torch.arange(first, first + 10)
         stores.commit(torch.stack((numbers, numbers), dim=1).int(), torch.where(numbers % 2 == 0, 3.0, 1.0).double())
@@ -133,7 +133,7 @@ def test_surprise_without_a_memory_is_refused() -> None:
 @pytest.mark.parametrize("keep", ["uniform", "loss", "balanced"])
 def test_what_is_drawn_before_the_reservoir_is_full_was_stored(keep: str) -> None:
     """An empty slot is a row of zeros, which nobody should learn."""
-    store = stores_of(2, 64, 4, keep=keep)
+    store = ReplayStores(2, 64, 4, keep=keep)
     for step in range(5):
         store.commit(torch.full((3, 4), step + 1, dtype=torch.int32), torch.rand(3, dtype=torch.float64))
         assert bool(store.long[: int(store.seen)].all())

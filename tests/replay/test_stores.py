@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.replay.common import stores_of
 from trc2.nn.keyed import keyed_generator
 from trc2.reference import replay as reference
-from trc2.replay.stores import cut_chunks
+from trc2.replay.stores import ReplayStores, cut_chunks
 
 
 @settings(deadline=None, max_examples=60)
@@ -21,7 +20,7 @@ from trc2.replay.stores import cut_chunks
     seed=st.integers(0, 9),
 )
 def test_insertion_equals_one_chunk_at_a_time(ring: int, reservoir: int, batches: list[int], seed: int) -> None:
-    stores = stores_of(ring, reservoir, 3, seed=seed)
+    stores = ReplayStores(ring, reservoir, 3, seed=seed)
     recent: dict[int, reference.Chunk] = {}
     long: dict[int, reference.Chunk] = {}
     seen = 0
@@ -50,7 +49,7 @@ def test_every_chunk_has_the_same_chance_to_stay_in_the_reservoir() -> None:
     kept: Counter[int] = Counter()
     trials, offered, capacity = 600, 20, 5
     for seed in range(trials):
-        stores = stores_of(1, capacity, 2, seed=seed)
+        stores = ReplayStores(1, capacity, 2, seed=seed)
         for step in range(4):
             numbers = torch.arange(step * 5, step * 5 + 5)
             stores.commit(torch.stack((numbers, numbers), dim=1).int())
@@ -62,7 +61,7 @@ def test_every_chunk_has_the_same_chance_to_stay_in_the_reservoir() -> None:
 
 
 def test_nothing_is_drawn_from_empty_stores_or_from_staged_chunks() -> None:
-    stores = stores_of(4, 4, 3)
+    stores = ReplayStores(4, 4, 3)
     assert stores.sample(0, 0) is None
     stores.stage(torch.arange(12).reshape(2, 6))
     assert (stores.num_recent, stores.num_long) == (4, 4)
@@ -72,7 +71,7 @@ def test_nothing_is_drawn_from_empty_stores_or_from_staged_chunks() -> None:
 
 
 def test_discarded_chunks_leave_no_trace() -> None:
-    stores = stores_of(4, 4, 3)
+    stores = ReplayStores(4, 4, 3)
     stores.stage(torch.arange(12).reshape(2, 6))
     stores.discard_staged()
     assert stores.num_recent == 0
@@ -80,7 +79,7 @@ def test_discarded_chunks_leave_no_trace() -> None:
 
 
 def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
-    stores = stores_of(2, 50, 2, batch_size=5, long_fraction=0.5)
+    stores = ReplayStores(2, 50, 2, batch_size=5, long_fraction=0.5)
     numbers = torch.arange(50)
     stores.commit(torch.stack((numbers, numbers), dim=1).int())
     first = stores.sample(7, 3)
@@ -92,7 +91,7 @@ def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
 
 
 def test_stores_stay_on_the_host_and_keep_their_types() -> None:
-    stores = stores_of(2, 2, 2).double()
+    stores = ReplayStores(2, 2, 2).double()
     assert stores.recent.dtype == torch.int32
     assert stores.coefficient.dtype == torch.float64
     stores.set_strength(0.1, 6, 0.25)
@@ -101,7 +100,7 @@ def test_stores_stay_on_the_host_and_keep_their_types() -> None:
 
 @pytest.mark.parametrize(("share", "fraction"), [(0.02, 0.5), (0.05, 0.5), (0.3, 0.2), (0.05, 1.0), (0.3, 0.0)])
 def test_a_share_however_small_draws_from_the_reservoir_as_asked(share: float, fraction: float) -> None:
-    stores = stores_of(4, 4, 5, share=share)
+    stores = ReplayStores(4, 4, 5, share=share)
     stores.commit(torch.arange(80, dtype=torch.int32).reshape(16, 5))
     stores.recent.fill_(7)
     stores.long.fill_(9)
@@ -113,7 +112,7 @@ def test_a_share_however_small_draws_from_the_reservoir_as_asked(share: float, f
 
 
 def test_a_share_of_the_tokens_comes_from_the_stores_on_average() -> None:
-    stores = stores_of(8, 8, 5, share=0.2)
+    stores = ReplayStores(8, 8, 5, share=0.2)
     assert stores.sample_share(32, 0, 0) is None  # nothing is stored yet
     stores.commit(torch.arange(40, dtype=torch.int32).reshape(8, 5))
     drawn = [stores.sample_share(30, step, micro) for step in range(400) for micro in range(2)]
@@ -126,4 +125,4 @@ def test_a_share_of_the_tokens_comes_from_the_stores_on_average() -> None:
     stores.set_strength(0.05, 4, 0.5, share=0.0)
     assert stores.is_off
     assert "share" in stores.state_dict()
-    assert "share" not in stores_of(8, 8, 5).state_dict()
+    assert "share" not in ReplayStores(8, 8, 5).state_dict()

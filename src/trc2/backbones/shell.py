@@ -87,7 +87,7 @@ class Backbone(nn.Module, Generic[C, T]):
         """`name` is the attribute of the trunk, hence the first part of the names of its tensors."""
         super().__init__()
         self.config = config
-        self.replay = ReplayStores(config) if config.replay else None
+        self.replay = _replay_stores(config) if config.replay else None
         self.clock = Clock()
         self.recall: Recall | None = None
         self.ranks: Ranks = ALONE
@@ -388,6 +388,20 @@ class Backbone(nn.Module, Generic[C, T]):
 def _pack_with_replay(x: Tensor, valid: Tensor | None, replayed: Tensor | None) -> Packed:
     """Pack the batch and the replayed chunks without their last token, which is only a target."""
     return pack([x] if replayed is None else [x, replayed[:, :-1].to(x.device)], valid)
+
+
+def _replay_stores(config: BackboneConfig) -> ReplayStores:
+    return ReplayStores(
+        config.replay_recent_chunks,
+        config.replay_long_chunks,
+        config.replay_chunk_length,
+        seed=config.replay_seed or 0,
+        coefficient=config.replay_coefficient,
+        batch_size=config.replay_batch_size,
+        long_fraction=config.replay_long_fraction,
+        share=config.replay_share,
+        keep=config.replay_keep,
+    )
 
 
 def _warn_about_pending(net: nn.Module, *_: object) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from trc2.config import BackboneConfig
 from trc2.nn.host import HostState
 from trc2.nn.keyed import keyed_generator
 from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weighted_slots
 
+Keep = Literal["uniform", "loss", "surprise", "balanced"]
 Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and a score of how hard each was
 MAX_STRETCHES = 256
 
@@ -38,28 +40,43 @@ class ReplayStores(HostState):
     loss_mean: Tensor
     since_jump: Tensor
 
-    def __init__(self, config: BackboneConfig) -> None:
+    def __init__(
+        self,
+        recent_chunks: int,
+        long_chunks: int,
+        chunk_length: int,
+        *,
+        seed: int = 0,
+        coefficient: float = 0.05,
+        batch_size: int = 4,
+        long_fraction: float = 0.5,
+        share: float | None = None,
+        keep: Keep = "uniform",
+    ) -> None:
+        """`share` replaces λ_rep and B_R: this share of a step's tokens is replayed, with equal weights.
+
+        `keep` is the rule of the reservoir, see `trc2.replay.reservoirs`. All but `uniform` need a score per token.
+        """
         super().__init__()
-        self.seed, self.keep = config.replay_seed or 0, config.replay_keep
-        long_chunks, chunk_length, share = config.replay_long_chunks, config.replay_chunk_length, config.replay_share
+        self.seed, self.keep = seed, keep
         self._staged: list[Staged] = []
         state: dict[str, Tensor | None] = {}
         with torch.device("cpu"):
-            if self.keep in ("loss", "surprise"):
+            if keep in ("loss", "surprise"):
                 state["reservoir_keys"] = torch.full((long_chunks,), -torch.inf, dtype=torch.float64)
-            elif self.keep == "balanced":
+            elif keep == "balanced":
                 state["stretch_of_slot"] = torch.full((long_chunks,), -1)
                 state["stretch_lengths"] = torch.zeros(MAX_STRETCHES, dtype=torch.int64)
                 state["stretch"] = torch.tensor(0)
                 state["loss_mean"] = torch.tensor(torch.nan, dtype=torch.float64)
                 state["since_jump"] = torch.tensor(0)
-            state["recent"] = torch.zeros(config.replay_recent_chunks, chunk_length, dtype=torch.int32)
+            state["recent"] = torch.zeros(recent_chunks, chunk_length, dtype=torch.int32)
             state["long"] = torch.zeros(long_chunks, chunk_length, dtype=torch.int32)
             state["seen"] = torch.tensor(0)
             # λ_rep, B_R, ρ_long and the share: see `set_strength`.
-            state["coefficient"] = torch.tensor(config.replay_coefficient, dtype=torch.float64)
-            state["batch_size"] = torch.tensor(config.replay_batch_size)
-            state["long_fraction"] = torch.tensor(config.replay_long_fraction, dtype=torch.float64)
+            state["coefficient"] = torch.tensor(coefficient, dtype=torch.float64)
+            state["batch_size"] = torch.tensor(batch_size)
+            state["long_fraction"] = torch.tensor(long_fraction, dtype=torch.float64)
             state["share"] = None if share is None else torch.tensor(share, dtype=torch.float64)
         for name, tensor in state.items():
             self.register_buffer(name, tensor)
@@ -195,6 +212,11 @@ class ReplayStores(HostState):
     def is_off(self) -> bool:
         """Whether replay has no weight."""
         return float(self.coefficient if self.share is None else self.share) == 0.0
+
+    def strength(self) -> dict[str, Any]:
+        """The current arguments of `set_strength`."""
+        names = ("coefficient", "batch_size", "long_fraction", "share")
+        return {name: None if (value := getattr(self, name)) is None else value.item() for name in names}
 
     def set_strength(
         self, coefficient: float, batch_size: int, long_fraction: float, share: float | None = None
