@@ -36,8 +36,8 @@ def cases_without_findings(cases: int, seed: int, folder: Path, shards: int = 1)
 
 
 def test_hostile_input_gets_a_sentence_or_a_right_result(tmp_path: Path) -> None:
-    kinds = cases_without_findings(600, 0, tmp_path)
-    assert kinds.total() == 600
+    kinds = cases_without_findings(1000, 0, tmp_path)
+    assert kinds.total() == 1000
     assert all(kinds[command] >= 3 for command in COMMANDS)
 
 
