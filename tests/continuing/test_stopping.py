@@ -191,3 +191,7 @@ def test_advice_comes_from_what_the_run_measured(family: Family, tmp_path: Path)
     assert "about 32 held-out documents instead of 8" in advice(child, Verdict("p", "c", 0.05, (unsure,)))[0]
     within = TaskVerdict("fruit", "test", 8, 80, Interval(0.01, 0.0, 0.02), 0.05)
     assert advice(child, Verdict("parent", "child", 0.05, (within,))) == []
+    lineage = json.loads((child / "parent.json").read_text())
+    (child / "parent.json").write_text(json.dumps({**lineage, "watched": []}))  # of a model without old text
+    harness = TaskVerdict("piqa", "", 8, 0, Interval(0.32, 0.3, 0.4), 0.05, "acc")
+    assert advice(child, Verdict("parent", "child", 0.05, (harness,))) == []

@@ -9,6 +9,7 @@ import pytest
 
 from tests.versions.conftest import add, refuse
 from trc2.errors import UserError
+from trc2.recall.store import store_path
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.system.failpoints import GOING_BACK, PROMOTING
@@ -167,3 +168,15 @@ def test_a_saved_model_can_be_first(versions: Versions, tmp_path: Path) -> None:
     assert version.run is None
     assert version.content == versions.accepted().content  # equal models have equal hashes
     assert RunFolder(version.model).is_run is False
+
+
+def test_a_model_that_was_taught_documents_is_promoted_with_a_warning(versions: Versions, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(versions.accepted().model, tmp_path / "model"))
+    store = store_path(model)
+    store.parent.mkdir()
+    store.touch()
+    warnings: list[str] = []
+    version = Versions(tmp_path / "other").promote(model, first=True, warn=warnings.append)
+    assert not store_path(version.model).exists()
+    assert len(warnings) == 1
+    assert "was taught are not part of the version" in warnings[0]

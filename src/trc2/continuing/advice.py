@@ -43,7 +43,8 @@ def advice(child: Path, verdict: Verdict) -> list[str]:
         return sentences
     limit = stop.limit if stop is not None else min(task.limit or 0.0 for task in above)
     curve = _worst_rises(folder, lineage.watched, lineage.first_step)
-    worst = max([*(rise for _, rise in curve), *(task.rise.value for task in above if task.measure == PERPLEXITY)])
+    rises = [*(rise for _, rise in curve), *(task.rise.value for task in above if task.measure == PERPLEXITY)]
+    worst = max(rises, default=math.nan)  # tasks of the lm-evaluation-harness have no perplexity
     if not (math.isfinite(worst) and worst > 0):
         return sentences
     return [*sentences, *_remedies(folder, curve, limit, worst)]

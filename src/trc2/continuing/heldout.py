@@ -49,8 +49,9 @@ def known_before(config: RunConfig, lineage: Lineage) -> list[str]:
 def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
     """The wanted split, or validation if the test split is missing.
 
-    Neither training nor the controller reads validation text. One document is too few for an interval, so a test split
-    of one document is replaced by validation too, if that has more documents.
+    Neither training nor the controller reads validation text. With --stop-at its scores choose the step at which the
+    training ends. One document is too few for an interval, so a test split of one document is replaced by validation
+    too, if that has more documents.
     """
     test, validation = task.splits["test"], task.splits["validation"]
     is_enough = test.documents >= MIN_DOCUMENTS or test.documents >= validation.documents

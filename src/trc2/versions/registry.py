@@ -23,6 +23,7 @@ from trc2.config.pretrained import MODEL_FILES, WEIGHTS, locate, weight_files
 from trc2.continuing.acceptance import read_verdict, why_not_accepted
 from trc2.continuing.earlier import read_again, write_held_out
 from trc2.errors import UserError, did_you_mean
+from trc2.recall.store import store_path
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
@@ -318,7 +319,9 @@ class Versions:
         try:
             run = RunFolder(source)
             details = (
-                self._copy_run(run, partial, anyway=anyway, warn=warn) if run.is_run else _copy_model(source, partial)
+                self._copy_run(run, partial, anyway=anyway, warn=warn)
+                if run.is_run
+                else _copy_model(source, partial, warn)
             )
             files = list_files(partial)
             content, origin = content_of(files), self._source_name(source)
@@ -416,8 +419,10 @@ def _check_is_free(folder: Path) -> None:
         raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
 
 
-def _copy_model(source: Path, partial: Path) -> dict[str, Any]:
+def _copy_model(source: Path, partial: Path, warn: Warn) -> dict[str, Any]:
     """Copy a saved model: weights, settings, tokenizer and card."""
+    if store_path(source).is_file():
+        warn(f"The documents that {source} was taught are not part of the version: keep {source} if you need them.")
     names = {path.name for path in weight_files(locate(str(source), with_weights=True))}
     names |= {*MODEL_FILES, CARD, CONFIG_FILE, WEIGHTS[1]}
     if not is_plain(source):
