@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import write_task
 from tests.versions.conftest import add
 from trc2.config import TaskConfig
 from trc2.continuing.request import ContinuationRequest
+from trc2.errors import UserError
 from trc2.versions.attempt import plan_attempt
 from trc2.versions.registry import Versions
 
@@ -31,3 +34,18 @@ def test_a_version_without_checkpoint_is_judged_on_its_past_besides_what_is_kept
     assert [one.folder for one in planned.keep] == [*held_out, str(tmp_path / "extra")]
     generated = ContinuationRequest((task(tmp_path, "metals"),), keep=kept, generated="tools")
     assert [one.name for one in plan_attempt(versions, generated).keep] == ["fruit", "extra", "tools"]
+
+
+def test_a_week_that_later_weeks_could_not_be_judged_on_is_refused(versions: Versions, tmp_path: Path) -> None:
+    for name in ("new", "fruit"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            (tmp_path / name / f"{number}.txt").write_text(f"{name} {number}: iron tin zinc lead " * 20)
+    small, known = (TaskConfig(name=name, folder=str(tmp_path / name), steps=2) for name in ("new", "fruit"))
+    with pytest.raises(UserError, match="'new' leaves 1 held-out document on which later weeks"):
+        plan_attempt(versions, ContinuationRequest((small,)))
+    plan_attempt(versions, ContinuationRequest((known,)))  # the documents of earlier weeks are there, too
+    (tmp_path / "new" / "validation").mkdir()
+    for number in range(2):
+        (tmp_path / "new" / "validation" / f"{number}.txt").write_text(f"validation {number}: tin zinc lead " * 20)
+    plan_attempt(versions, ContinuationRequest((small,)))

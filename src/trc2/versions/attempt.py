@@ -10,6 +10,7 @@ from pathlib import Path
 from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.continuing.acceptance import read_verdict
 from trc2.continuing.earlier import SUFFIX
+from trc2.continuing.heldout import MIN_DOCUMENTS, held_out_split
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
 from trc2.runs.folder import RunFolder
@@ -59,6 +60,7 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
     prepared = prepare_stream(config.stream, tokenizer=tokenizer)
     if _was_taught(version, config, prepared, names):
         return Attempt(parent, version.folder, tasks, keep, taught_by=version.name)
+    _check_later_weeks(version, prepared, names)
     if folder is not None:
         return Attempt(parent, folder, tasks, keep)
     tried: list[Path] = []
@@ -80,6 +82,18 @@ def _holding_out_enough(task: TaskConfig) -> TaskConfig:
         if task.holdout == usual and not has_documents(task, StreamConfig(tasks=(task,)), fewest):
             return task.replace(holdout=share)
     return task
+
+
+def _check_later_weeks(version: Version, prepared: PreparedStream, names: Sequence[str]) -> None:
+    """Refuse a new name with too few held-out documents: every later week with a limit would be refused for it."""
+    for name in names:
+        task = prepared.tasks[name]
+        count = task.splits[held_out_split(task)].documents
+        if count < MIN_DOCUMENTS and name not in version.held_out:
+            raise UserError(
+                f"Task '{name}' leaves {count} held-out document{'' if count == 1 else 's'} on which later weeks could "
+                f"be judged, but an interval takes at least {MIN_DOCUMENTS}: give more documents, or validation text."
+            )
 
 
 def _judged(version: Version, request: ContinuationRequest) -> tuple[TaskConfig, ...]:
