@@ -158,3 +158,11 @@ def test_a_command_that_cannot_be_split_is_refused_and_one_that_fails_is_a_warni
     assert failing.code == 0
     assert "could not run" in failing.err
     assert not Path("here").exists()
+
+
+def test_a_tree_is_not_drawn_over_a_file_that_is_not_a_picture(tmp_path: Path) -> None:
+    notes = tmp_path / "summary.md"
+    notes.write_text("mine")
+    done = trc2("runs", str(tmp_path), "--picture", str(notes))
+    assert (done.code, notes.read_text()) == (2, "mine")
+    assert "does not end in .png" in done.err

@@ -30,6 +30,8 @@ def recall(
             raise UserError("--html shows a text: give one with --prompt.")
         _list_documents(model, as_json)
         return
+    if page is not None and page.suffix.lower() != ".html":  # it replaces a file of this name
+        raise UserError(f"--html {page} does not end in .html: name a page, such as recall.html.")
     from trc2.system.files import write_atomically
     from trc2.teaching.explain import explain, explanation_page, named_origins, recalled_sources
 

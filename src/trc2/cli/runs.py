@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trc2.cli.app import AsJson, app, show
+from trc2.errors import UserError
 from trc2.system.console import table_of
 
 
@@ -22,6 +23,8 @@ def runs(
     from trc2.system.numbers import short
     from trc2.versions.listing import SCHEMA, draw_tree, list_runs
 
+    if picture is not None and picture.suffix.lower() != ".png":  # it replaces a file of this name
+        raise UserError(f"--picture {picture} does not end in .png: name a picture, such as runs.png.")
     rows = list_runs(folder)
     if picture is not None:
         write_atomically(picture, draw_tree(rows))
