@@ -224,21 +224,25 @@ def load_state(model: Backbone, checkpoint: Checkpoint, *, without: tuple[str, .
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimizer state as named tensors."""
-    numbers, packed = _numbers(optimizer), {}
+    numbers = _numbers(optimizer)
+    packed: dict[str, Tensor] = {}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
-            packed[f"optimizer.{numbers[index]}.{name}"] = torch.as_tensor(value)
+            # bitsandbytes puts the tensors that are not like a weight into a dictionary of their own.
+            inner = value if isinstance(value, dict) else {name: value}
+            packed |= {f"optimizer.{numbers[index]}.{key}": torch.as_tensor(part) for key, part in inner.items()}
     return packed
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put named tensors back; hyper-parameters stay those of the config."""
     indices = {number: index for index, number in enumerate(_numbers(optimizer))}
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Tensor | int]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, number, key = name.split(".", 2)
-            state.setdefault(indices[int(number)], {})[key] = tensor
+            is_count = tensor.ndim == 0 and tensor.dtype == torch.int64  # bitsandbytes counts steps by a plain number
+            state.setdefault(indices[int(number)], {})[key] = int(tensor) if is_count else tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,15 @@ from trc2.runs.records import MetricsLog, Record, current, read_all_records
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.stopping import Stop, read_stop
 from trc2.strategies import build_strategy
+from trc2.stream.chat import SETTINGS_FILE, write_template
 from trc2.stream.packed import PreparedStream
-from trc2.stream.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer, read_tokenizer
-from trc2.system.files import reading, refuse_link, write_atomically
+from trc2.stream.tokenizer import PRETRAINED, TOKENIZER_FILE, Tokenizer, read_tokenizer
+from trc2.system.files import reading, refuse_folder, refuse_link, write_atomically
 
 FAILURE = "failure.json"  # what a sweep keeps of a run that failed
 VERSION_FILE = "version.json"  # beside a run that is part of a version, see trc2.versions
 VERSIONS_TABLE = "versions.jsonl"  # in a folder of versions
+SUMMARY_FILES = ("summary.md", "summary.png", "hippocampus.png")
 Warn = Callable[[str], None]
 """Receives a warning for the user."""
 
@@ -63,9 +66,10 @@ class RunFolder:
         self.stop_file = path / "stopped.json"  # of a run that ended before the end of its schedule
         self.dream_file = path / "dream.jsonl"  # the text that its parent generated
         self.checkpoints = path / "checkpoints"
+        self.interpolated = path / "interpolated"  # the checkpoint before the last anneal, if the end was interpolated
         self.held_out = path / "held_out"  # documents on which later runs are judged, see trc2.continuing.earlier
         self.first_weights_file = path / "pretrained.sha256"
-        self.model_files = path / "pretrained"  # the small files of the Hugging Face folder it began with
+        self.model_files = path / PRETRAINED  # the small files of the Hugging Face folder it began with
 
     def __str__(self) -> str:
         return str(self.path)
@@ -115,10 +119,15 @@ class RunFolder:
             raise UserError(f"{self} holds files of others, such as {brief(foreign[0], 80)}: {advice}.")
 
     def refuse_links(self) -> None:
-        """Refuse to write into a folder that has links in it: they may point to files outside the folder."""
+        """Refuse to write into a folder that has links in it: they may point to files outside the folder.
+
+        Also if a folder has the name of a file that is written when the run ends.
+        """
         inside = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
         for path in (*self.path.iterdir(), *inside):
             refuse_link(path)
+        for name in SUMMARY_FILES:
+            refuse_folder(self.path / name)
 
     @property
     def _description(self) -> tuple[Path, ...]:
@@ -156,7 +165,8 @@ class RunFolder:
             f"{task}/{split}"
             for task, content in recorded["tasks"].items()
             for split, info in content["splits"].items()
-            if now.get(task, {}).get("splits", {}).get(split, {}).get("sha256") != info["sha256"]
+            for new in [now.get(task, {}).get("splits", {}).get(split, {})]
+            if any(new.get(name) != info.get(name) for name in ("sha256", "labels_sha256"))
         ]
         names = ", ".join(changed) or "the tokenizer"
         raise UserError(
@@ -243,6 +253,8 @@ class RunFolder:
         """The network of one checkpoint as it is evaluated."""
         run = self.config()
         config = run.model
+        if isinstance(config, HFConfig) and config.quantize is not None:
+            self.check_first_weights()  # the checkpoint has only the adapters
         net = build_model(config if with_replay else config.replace(replay=False))
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))
         if run.strategy.has_evaluation_weights:
@@ -271,6 +283,9 @@ class RunFolder:
         if prepared.tokenizer.end is not None:
             settings = {"eos_token": prepared.tokenizer.end}
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
+        with suppress(UserError):  # a broken template matters only to conversations, which were packed before
+            if prepared.tokenizer.chat is not None and not isinstance(config.model, HFConfig):
+                write_template(self.model_files, prepared.tokenizer.chat)
         if isinstance(config.model, HFConfig):
             # A parent has these files too, and the first folder may be gone.
             if parent is not None and parent.model_files.is_dir():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from filelock import FileLock, Timeout
 from trc2.errors import UserError
 from trc2.system.files import refuse_special, write_atomically
 
+SHARE_SECONDS = 60  # to wait for another process that cleans up
 LOCK, OWNER = "lock", "lock.owner"  # a locked file cannot be read on Windows, so the owner has a file of its own
 
 
@@ -34,6 +37,47 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def share_folder(folder: Path, when_alone: Callable[[], None]) -> Iterator[None]:
+    """Hold a folder together with other processes of the same kind.
+
+    `when_alone` is called first if no other process holds the folder, and the others wait until it returns. Windows
+    has no shared locks, so there a second process is refused.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        with lock_folder(folder):
+            when_alone()
+            yield
+        return
+    import fcntl
+
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _wait_for_share(handle, folder)
+        else:
+            when_alone()
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _wait_for_share(handle: int, folder: Path) -> None:
+    import fcntl
+
+    for _ in range(10 * SHARE_SECONDS):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.1)
+    raise UserError(f"{folder} is in use by process {_owner(folder)}: wait until it ends, or stop it, and try again.")
 
 
 def is_locked(folder: Path) -> bool:

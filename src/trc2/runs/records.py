@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -62,15 +62,19 @@ def read_all_records(path: Path) -> list[Record]:
 
 def last_record(path: Path) -> Record | None:
     """The newest whole record of a metrics log, which may be long and still growing."""
+    return next(reversed(last_records(path)), None)
+
+
+def last_records(path: Path) -> list[Record]:
+    """The whole records at the end of a metrics log, oldest first. The log may be long and still growing."""
     with reading(path), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
         lines = file.read().split(b"\n")[:-1]  # the rest after the last line end is not whole
-    for line in reversed(lines):
-        try:
-            return parse(line)
-        except (ValueError, TypeError):
-            continue
-    return None
+    records = []
+    for line in lines:
+        with suppress(ValueError, TypeError):  # the first one may be cut off
+            records.append(parse(line))
+    return records
 
 
 def current(records: Iterable[Record]) -> list[Record]:

@@ -9,9 +9,17 @@ from pathlib import Path
 import torch
 
 from trc2.backbones.registry import build_model
-from trc2.backbones.saved import CONFIG_FILE, check_memory, load_config, load_model, trained_length
+from trc2.backbones.saved import (
+    CONFIG_FILE,
+    check_memory,
+    is_saved_model,
+    load_config,
+    load_model,
+    trained_length,
+)
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, TrainConfig, load_recipe
+from trc2.config.run import apply_overrides
 from trc2.errors import UserError
 from trc2.recall.reader import open_recall
 from trc2.runs.folder import RunFolder, Warn
@@ -85,6 +93,21 @@ def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
         )
     config = RunConfig(model=load_config(path), train=TrainConfig(sequence_length=trained_length(path)))
     return Target(name, config, path, is_run=False)
+
+
+def planned_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The settings of a run that is not begun: of a target, or of a training of a saved model with overrides."""
+    path = Path(name)
+    if not _is_folder(path) or RunFolder(path).is_run or not is_saved_model(path):
+        return find_target(name, overrides).config
+    model = load_config(path)
+    replay = model.replay or bool(type(model).model_fields["replay"].default)
+    length = trained_length(path)
+    chunk = min(model.replay_chunk_length, length)
+    config = RunConfig(
+        model=model.replace(replay=replay, replay_chunk_length=chunk), train=TrainConfig(sequence_length=length)
+    )
+    return RunConfig(**apply_overrides(config.model_dump(mode="json"), overrides))
 
 
 def check_vocabulary(model: int, tokenizer: int, name: str = "") -> None:

@@ -77,7 +77,8 @@ def compact(folder: RunFolder) -> None:
         content = folder.metrics_file.read_bytes()
         write_atomically(folder.compressed_metrics_file, gzip.compress(content, mtime=0))
         folder.metrics_file.unlink()
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    for checkpoints in (folder.checkpoints, folder.interpolated):
+        shutil.rmtree(checkpoints, ignore_errors=True)
     named = (folder.path / name for name in (LOCK, OWNER, "summary.md"))
     for path in (folder.tokenizer_file, *named, *folder.path.glob("*.png")):
         path.unlink(missing_ok=True)

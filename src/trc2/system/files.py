@@ -10,20 +10,92 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trc2.errors import UserError, brief, sentence_of
 
+PARTIAL = ".partial"
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step: a reader sees the old file or the whole new one, also after a crash."""
-    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
-    try:
-        write_durably(partial, content)
+    refuse_folder(path)
+    with suppress(OSError):
+        _remove_leftovers(path)
+    if sys.platform == "win32":  # an open file cannot be renamed there
+        partial = _partial_of(path)
+        try:
+            write_durably(partial, content)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return
+    with _locked_partial(path) as (handle, partial), about(partial), open(handle, "wb", closefd=False) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
         os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _prefix_of(path: Path) -> str:
+    return f".{path.name[:200]}."
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f"{_prefix_of(path)}{secrets.token_hex(4)}{PARTIAL}")
+
+
+@contextmanager
+def _locked_partial(path: Path) -> Iterator[tuple[int, Path]]:
+    """A new partial file with a lock on it, which the system releases when its writer is killed."""
+    import fcntl
+
+    while True:
+        partial = _partial_of(path)
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not os.fstat(handle).st_nlink:  # another writer took it for a leftover before it was locked
+                continue
+            yield handle, partial
+            return
+        finally:
+            os.close(handle)
+            partial.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove partial files of this file whose writers were killed."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    prefix = _prefix_of(path)
+    for entry in list(os.scandir(path.parent)):
+        if not (entry.name.startswith(prefix) and entry.name.endswith(PARTIAL)):
+            continue
+        handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(entry.path)
+        except BlockingIOError:
+            pass  # its writer is alive
+        finally:
+            os.close(handle)
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse a folder where a file is to be written, before anything is."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+def refuse_root(folder: Path, what: str) -> None:
+    """Refuse to search the whole disk, which would take hours."""
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise UserError(f"{folder} is the root of the file system: name the folder that holds the {what}.")
 
 
 def write_durably(path: Path, content: bytes) -> None:
