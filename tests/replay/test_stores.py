@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trc2.nn.keyed import keyed_generator
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.reference import replay as reference
-from trc2.replay.stores import ReplayStores, cut_chunks
+from trc2.replay.stores import ReplayStores, cut_chunks, read_chunks
 
 
 @settings(deadline=None, max_examples=60)
@@ -126,3 +127,26 @@ def test_a_share_of_the_tokens_comes_from_the_stores_on_average() -> None:
     assert stores.is_off
     assert "share" in stores.state_dict()
     assert "share" not in ReplayStores(8, 8, 5).state_dict()
+
+
+def test_a_chunk_keeps_which_of_its_tokens_are_labels() -> None:
+    stores = ReplayStores(4, 4, 4, seed=0)
+    x = torch.arange(16).reshape(2, 8)
+    y = torch.where(torch.tensor([[1, 0, 1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]]).bool(), x + 1, IGNORE_INDEX)
+    stores.stage(x, targets=y)
+    stores.commit(*stores.take_staged())
+    read = read_chunks(stores.recent.long())
+    assert torch.equal(read.tokens, x.reshape(4, 4))
+    ignored = IGNORE_INDEX  # the first token of a chunk is never a target
+    expected = [[1, ignored, 3], [ignored, ignored, 7], [9, 10, 11], [13, 14, 15]]
+    assert read.targets.tolist() == expected
+    assert read.num_labels == 9
+    assert torch.equal(stores.recent[2:], x[1:].reshape(2, 4).int())  # without ignored tokens as they are
+
+
+def test_scores_of_ignored_tokens_do_not_count() -> None:
+    stores = ReplayStores(4, 4, 4, seed=0, keep="loss")
+    x = torch.arange(8).reshape(1, 8)
+    y = torch.tensor([[1, IGNORE_INDEX, 3, 4, *[IGNORE_INDEX] * 4]])
+    stores.stage(x, scores=torch.tensor([[1.0, 50.0, 2.0, 6.0, 9.0, 9.0, 9.0, 9.0]]), targets=y)
+    assert stores.take_staged()[1].tolist() == [3.0, 0.0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trc2.config import RunConfig
+from tests.chats import conversations, write_rows, write_tokenizer
+from trc2.config import RunConfig, StreamConfig
 from trc2.errors import UserError
-from trc2.stream.batches import TaskData, permute
-from trc2.stream.packed import PreparedTask
+from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.stream.batches import Mixture, TaskData, permute
+from trc2.stream.packed import COUNTED, PreparedTask
 from trc2.stream.prepare import prepare_stream
 
 
@@ -86,3 +89,24 @@ def test_rows_know_their_document_and_position(task: PreparedTask) -> None:
 def test_too_little_text_for_one_step_is_told_in_a_sentence(task: PreparedTask) -> None:
     with pytest.raises(UserError, match=r"one step takes 4000: give it more text"):
         data_of(task, batch_size=1000, micro_batches=4)
+
+
+def test_targets_outside_of_answers_are_ignored(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "train.jsonl", [{"text": "the sky is blue"}, *conversations(40)])
+    settings = {"data_root": tmp_path, "cache": tmp_path / "cache", "tokenizer": {"path": str(tmp_path / "tokenizer")}}
+    tasks = [{"name": "one", "folder": "train.jsonl"}]
+    task = prepare_stream(StreamConfig(tasks=tasks, **settings)).tasks["one"]
+    tokens, labels = np.asarray(task.tokens("train")), task.labels("train")
+    assert labels is not None
+    seen = 0
+    for batch in data_of(task).eval_batches("train", 4):
+        for x, y in zip(batch.x.tolist(), batch.y.tolist(), strict=True):
+            assert x == tokens[seen : seen + len(x)].tolist()
+            following = range(seen + 1, seen + 1 + len(x))
+            assert y == [int(tokens[place]) if labels[place] & COUNTED else IGNORE_INDEX for place in following]
+            seen += len(x)
+    assert seen == len(tokens) - 1
+    assert sum(batch.num_labels for batch in data_of(task).eval_batches("train", 4)) == task.splits["train"].counted - 1
+    joined = Mixture([data_of(task)], [3]).train_batches(0)
+    assert all((batch.y == IGNORE_INDEX).any() for batch in joined)

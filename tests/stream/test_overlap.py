@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.chats import messages, write_rows, write_tokenizer
 from tests.conftest import write_task
 from trc2.config import StreamConfig
 from trc2.stream.overlap import NGRAM, ngram_hashes, shared_by_document
@@ -57,3 +58,21 @@ def test_ngram_hashes_tell_windows_apart() -> None:
     assert len(np.unique(ngram_hashes(tokens))) == 100 - NGRAM + 1
     assert len(ngram_hashes(tokens[: NGRAM - 1])) == 0
     assert ngram_hashes(tokens)[3] == ngram_hashes(tokens[3:])[0]
+
+
+def test_the_words_of_a_template_are_not_overlap(tmp_path: Path) -> None:
+    """All conversations share a long message of the system, but one answer of the judged ones is trained on."""
+    write_tokenizer(tmp_path / "tokenizer")
+    rows = [messages(f"what is {n}", " ".join(f"{n}{m}" for m in range(20)), system="you are " * 40) for n in range(6)]
+    write_rows(tmp_path / "old.jsonl", rows[:3])
+    write_rows(tmp_path / "new.jsonl", rows[2:])
+    stream = StreamConfig(
+        tasks=[{"name": "old", "folder": "old.jsonl", "holdout": 1.0}, {"name": "new", "folder": "new.jsonl"}],
+        data_root=tmp_path, cache=tmp_path / "cache", tokenizer={"path": str(tmp_path / "tokenizer")},
+    )  # fmt: skip
+    stream = stream.replace(tasks=(stream.tasks[0], stream.tasks[1].replace(holdout=0.0)))
+    prepared = prepare_stream(stream)
+    shares = shared_by_document(prepared.tasks["old"], "validation", [prepared.tasks["new"]], tmp_path, lambda: None)
+    assert (shares[:2] < 0.2).all()
+    assert shares[2] == pytest.approx(1.0)
+    assert prepared.overlap["old/validation"]["new"] == pytest.approx(1 / 3, abs=0.15)

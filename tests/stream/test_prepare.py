@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.chats import CHATML, MARKED, conversations, messages, write_rows, write_tokenizer
 from tests.conftest import write_task
-from trc2.config import RunConfig, StreamConfig
+from trc2.config import RunConfig, StreamConfig, TaskConfig
 from trc2.errors import UserError
-from trc2.stream.packed import PreparedStream
-from trc2.stream.prepare import prepare_stream
+from trc2.stream.cache import digest
+from trc2.stream.packed import COUNTED, PreparedStream, open_task
+from trc2.stream.prepare import Entries, prepare_stream
+from trc2.stream.sources import FileSource
 from trc2.stream.tokenizer import END_OF_TEXT, train_bpe
 
 
@@ -249,3 +253,103 @@ def test_a_builtin_task_that_is_found_in_the_cache_has_no_files_that_are_gone(tm
     again = prepare_stream(settings, tokenizer=first.tokenizer, known=first.describe()["tasks"])
     assert again.tasks["sums"].notes == ()
     assert again.fingerprint() == first.fingerprint()
+
+
+def chat_stream(root: Path, **task: object) -> StreamConfig:
+    tasks = [{"name": "one", "folder": "one", "holdout": 0.3, **task}]
+    return stream(root, tasks=tasks, tokenizer={"path": str(root / "tokenizer")})
+
+
+def counted_text(prepared: PreparedStream, task: str, split: str) -> str:
+    packed = prepared.tasks[task]
+    labels, tokens = packed.labels(split), np.asarray(packed.tokens(split))
+    chosen = tokens if labels is None else tokens[np.asarray(labels) & COUNTED > 0]
+    return prepared.tokenizer.decode(chosen.tolist())
+
+
+def test_a_folder_may_mix_documents_and_conversations(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    rows = [{"text": "the sky is blue"}, messages("one", "two"), {"prompt": "red", "completion": "green"}]
+    write_rows(tmp_path / "one" / "train.jsonl", [*rows, rows[1], {"text": "one\ntwo"}])
+    (tmp_path / "one" / "validation.txt").write_text("only text here")
+    prepared = prepare_stream(chat_stream(tmp_path))
+    expected = "the sky is blue<|endoftext|>two<|im_end|><|endoftext|>green<|im_end|><|endoftext|>one\ntwo<|endoftext|>"
+    assert counted_text(prepared, "one", "train") == expected
+    info = prepared.tasks["one"].splits["train"]
+    assert (info.documents, info.chats, info.bad_rows["duplicate"]["rows"]) == (4, 2, 1)
+    assert prepared.tasks["one"].is_chat("train").tolist() == [False, True, True, False]
+    assert info.counted == len(prepared.tokenizer.with_settings(True, False).encode_batch([expected])[0])
+    assert prepared.tasks["one"].labels("validation") is None
+    assert "chats" not in prepared.describe()["tasks"]["one"]["splits"]["validation"]
+    assert any("2 of 4 documents are conversations" in note for note in prepared.tasks["one"].notes)
+
+
+def test_labels_change_the_fingerprint_and_damaged_labels_are_packed_again(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "one" / "train.jsonl", conversations(20))
+    first, every = (prepare_stream(chat_stream(tmp_path, loss_on=loss)) for loss in ("answers", "all"))
+    again = prepare_stream(chat_stream(tmp_path))
+    assert first.fingerprint() == again.fingerprint() != every.fingerprint()
+    assert first.tasks["one"].splits["train"].sha256 == every.tasks["one"].splits["train"].sha256
+    info = every.tasks["one"].splits["train"]
+    assert info.counted == info.tokens
+    path = first.tasks["one"].folder / "train.labels"
+    content = path.read_bytes()
+    path.write_bytes(b"\3" * len(content))
+    repaired = prepare_stream(chat_stream(tmp_path))
+    assert any("damaged" in message for message in repaired.tasks["one"].messages)
+    assert path.read_bytes() == content
+
+
+def test_another_template_is_another_entry_of_the_cache_but_not_for_documents(tmp_path: Path) -> None:
+    write_rows(tmp_path / "one" / "train.jsonl", conversations(20))
+    write_task(tmp_path, "two", ["a", "b"])
+    folders: dict[str, list[Path]] = {"one": [], "two": []}
+    for template in (CHATML, MARKED, CHATML):
+        write_tokenizer(tmp_path / "tokenizer", template)
+        for name in folders:
+            prepared = prepare_stream(chat_stream(tmp_path, name=name, folder=name))
+            folders[name].append(prepared.tasks[name].folder)
+    assert folders["one"][0] == folders["one"][2] != folders["one"][1]
+    assert len(set(folders["two"])) == 1
+
+
+def test_rows_that_an_earlier_version_skipped_are_read_now(tmp_path: Path) -> None:
+    """Before there were conversations, their rows were skipped as rows without text, and the cache has the rest."""
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "one" / "train.jsonl", [{"text": "red"}, {"text": "blue"}, {"other": 1}])
+    prepared = prepare_stream(chat_stream(tmp_path)).tasks["one"]
+    source = FileSource(TaskConfig(name="one", folder="one", holdout=0.3), tmp_path / "one")
+    content = {"source": source.identity()}
+    entries = Entries.of(tmp_path / "cache" / "tasks", source.task, content, write_tokenizer(tmp_path / "tokenizer"))
+    shutil.copytree(prepared.folder, entries.folder)  # as such a version left it: with the key of before
+    manifest = json.loads((entries.folder / "manifest.json").read_text())
+    manifest.pop("checksum")
+    manifest["key"] = entries.key
+    (entries.folder / "manifest.json").write_text(json.dumps({**manifest, "checksum": digest(manifest)}))
+    assert open_task(entries.folder, entries.key) is not None
+    assert entries.open() is None
+
+
+def test_a_single_conversation_is_not_cut_for_validation(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "one" / "train.jsonl", [messages("one", "two")])
+    with pytest.raises(UserError, match="only one conversation of train text"):
+        prepare_stream(chat_stream(tmp_path))
+
+
+def test_a_seed_file_of_conversations_has_labels(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    write_task(tmp_path, "one", ["a", "b"])
+    write_rows(tmp_path / "old.jsonl", conversations(5))
+    settings = chat_stream(tmp_path).replace(replay_prefill_files=(str(tmp_path / "old.jsonl"),))
+    (seed,) = prepare_stream(settings).seeds
+    assert seed.splits["train"].chats == 5
+
+
+def test_a_trained_tokenizer_takes_prompts_and_completions(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number} plus one is", "completion": f" {number + 1}"} for number in range(30)]
+    write_rows(tmp_path / "one" / "train.jsonl", rows)
+    prepared = prepare_stream(stream(tmp_path))
+    assert counted_text(prepared, "one", "train").startswith(" ")
+    assert any("no chat template" in message for message in prepared.tasks["one"].messages)

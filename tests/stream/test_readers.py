@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from trc2.errors import UserError
-from trc2.stream.document import BadRow, BadRows, text_format
-from trc2.stream.readers import find_files, read_file
+from trc2.stream.conversation import BadRow
+from trc2.stream.document import BadRows, text_format
+from trc2.stream.readers import find_files, read_file, text_files
 
 TEXT = text_format("text")
 
@@ -209,3 +210,8 @@ def test_templates_fill_in_fields_and_interpret_nothing_else() -> None:
     assert text_format("gsm8k")({"question": "q", "answer": "a"}, 100) == "Question: q\nAnswer: a"
     with pytest.raises(UserError, match="did you mean 'gsm8k'"):
         text_format("gsm8")
+
+
+def test_the_root_of_the_file_system_is_not_searched_for_texts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="root of the file system"):
+        next(text_files(Path(tmp_path.anchor)))

@@ -124,7 +124,7 @@ def test_a_file_without_an_ending_is_text_unless_it_is_binary(tmp_path: Path) ->
 
 
 def test_the_root_of_a_disk_is_not_a_folder_of_text() -> None:
-    with pytest.raises(UserError, match="reads /, the whole disk"):
+    with pytest.raises(UserError, match="root of the file system: name the folder that holds the texts of task"):
         FileSource(TaskConfig(name="all", folder="/"), Path("/")).files["train"]
 
 

@@ -6,7 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
+from tests.chats import messages
 from trc2.config import StreamConfig, TaskConfig
+from trc2.errors import UserError
 from trc2.stream.sources import source_of
 from trc2.stream.texts import keep_texts
 
@@ -39,3 +43,25 @@ def test_which_split_a_text_is_in_is_part_of_what_it_is(tmp_path: Path) -> None:
     other = keep_texts("news", {"train": ["a", "b"], "validation": ["c"]}, tmp_path)
     assert one != other
     assert sorted(path.name for path in one.iterdir()) == ["test.jsonl", "train.jsonl"]
+
+
+def test_rows_of_conversations_are_written_with_the_fields_that_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"id": 1, **messages("one", "two")},
+        {"prompt": "one", "completion": "two", "text": None},
+        {"text": "three", "messages": []},
+    ]
+    written = (keep_texts("chat", rows, tmp_path) / "train.jsonl").read_text().splitlines()
+    assert [json.loads(row) for row in written] == [
+        messages("one", "two"), {"prompt": "one", "completion": "two"}, {"text": "three"},
+    ]  # fmt: skip
+    for bad in ({"prompt": "one"}, {"messages": [object()]}, 5):
+        with pytest.raises(UserError, match=r"Text 1 of task 'chat' is .* 'messages', or 'prompt' and 'completion'"):
+            keep_texts("chat", [bad], tmp_path)
+
+
+def test_a_dataset_of_conversations_is_taken(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_list([messages("one", "two"), messages("red", "blue")])
+    written = (keep_texts("chat", dataset, tmp_path) / "train.jsonl").read_text().splitlines()
+    assert [json.loads(row) for row in written] == [messages("one", "two"), messages("red", "blue")]

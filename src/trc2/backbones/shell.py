@@ -25,7 +25,7 @@ from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
 from trc2.recall.reader import Recall, RecallingHead
-from trc2.replay.stores import ReplayStores
+from trc2.replay.stores import Replayed, ReplayStores, read_chunks
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)
 T = TypeVar("T", bound=Trunk, covariant=True, default=Trunk)
@@ -122,7 +122,8 @@ class Backbone(nn.Module, Generic[C, T]):
             check_chunk_fits(self.config, x.shape[1])
         if not self.training:
             self.pending.clear()
-        replayed = self._sample_replay(x.numel()) if is_learning else None
+        drawn = self._sample_replay(x.numel()) if is_learning else None
+        replayed = None if drawn is None else read_chunks(drawn)
         valid = None if valid is None else valid.bool()
         packed = _pack_with_replay(x, valid, replayed)
         out = self.trunk(packed, with_losses=targets is not None, read_memory=read_memory)
@@ -179,24 +180,26 @@ class Backbone(nn.Module, Generic[C, T]):
         labels: Int[Tensor, " P"],
         x: Int[Tensor, "B T"],
         valid: Bool[Tensor, "B T"] | None,
-        replayed: Int[Tensor, "B_R L_R"] | None,
+        replayed: Replayed | None,
     ) -> dict[str, Tensor]:
         """L = L_LM + Σ λ_i L_i + λ_rep L_rep, where L_i are the trunk's own losses and, in training, a strategy's.
 
-        With a share instead of λ_rep, new and replayed tokens all have the weight 1/|Ω|.
+        L_LM and L_rep are means over their labels. With a share instead of λ_rep, new and replayed tokens all have the
+        weight 1/|Ω| if all of them are labels.
         """
         num_labels = (labels != IGNORE_INDEX).sum()
         num_new = hidden.shape[0]
         lm_sum = head.loss_sum(hidden, labels) if logits is None else cross_entropy_sum(logits.flatten(0, 1), labels)
         aux = {"loss_lm": lm_sum / num_labels.clamp_min(1)}
-        replay_loss, weight, replayed_hidden = lm_sum.new_zeros(()), self._replay_weight(replayed, num_labels), None
+        replay_loss, weight = lm_sum.new_zeros(()), self._replay_weight(replayed, x, valid)
+        replayed_hidden = replayed_labels = None
         if replayed is not None:
-            replayed_hidden = out.hidden[num_new:]
-            next_tokens = replayed[:, 1:].to(labels.device).reshape(-1)
-            replay_loss = self.trunk.head.loss_sum(replayed_hidden, next_tokens) / next_tokens.numel()
+            replayed_hidden, replayed_labels = out.hidden[num_new:], replayed.targets.to(labels.device).reshape(-1)
+            replay_loss = self.trunk.head.loss_sum(replayed_hidden, replayed_labels) / max(1, replayed.num_labels)
         losses = list(out.losses)
         if self.more_losses is not None and self.training:
-            seen = LearningPass(x, valid, labels, hidden, replayed, replayed_hidden, weight)
+            chunks = None if replayed is None else replayed.tokens
+            seen = LearningPass(x, valid, labels, hidden, chunks, replayed_hidden, weight, replayed_labels)
             losses += self.more_losses(seen)
         total = aux["loss_lm"]
         for loss in losses:
@@ -207,13 +210,19 @@ class Backbone(nn.Module, Generic[C, T]):
         aux["num_labels"] = num_labels
         return aux
 
-    def _replay_weight(self, replayed: Int[Tensor, "B_R L_R"] | None, num_labels: Tensor) -> float | Tensor:
-        """The weight of L_rep: λ_rep, or with a share the number of its tokens ÷ the number of labels."""
+    def _replay_weight(
+        self, replayed: Replayed | None, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None
+    ) -> float | Tensor:
+        """The weight of L_rep: λ_rep, or with a share the number of replayed tokens ÷ the number of new tokens.
+
+        Tokens and not labels, because a batch of long questions may have a single label.
+        """
         if replayed is None or self.replay is None:
             return 0.0
         if self.replay.share is None:
             return float(self.replay.coefficient)
-        return replayed[:, 1:].numel() / num_labels.clamp_min(1)
+        num_new = torch.full((), x.numel(), device=x.device) if valid is None else valid.sum().clamp_min(1)
+        return replayed.x.numel() / num_new
 
     # ------------------------------------------------------------------------------------------------------ decoding
 
@@ -269,7 +278,8 @@ class Backbone(nn.Module, Generic[C, T]):
                 stacklevel=3,
             )
         if self.replay is not None:
-            self.replay.stage(x, valid, self._scores(out, targets) if self.replay.wants_scores else None)
+            scores = self._scores(out, targets) if self.replay.wants_scores else None
+            self.replay.stage(x, valid, scores, targets)
             self.replay.keep_staged(limit)
         if out.proposal is not None:
             self.pending.append(Pending(out.proposal, stamp(out.proposal.places, origin, int(self.clock.step))))
@@ -377,6 +387,10 @@ class Backbone(nn.Module, Generic[C, T]):
         """The modules that may be divided over ranks. Empty where whole weights are needed."""
         return self.trunk.units()
 
+    def tables(self) -> list[Tensor]:
+        """The weights of embedding and head, which are divided over ranks if there are units."""
+        return self.trunk.tables()
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.trunk.embedding
 
@@ -385,9 +399,9 @@ class Backbone(nn.Module, Generic[C, T]):
         self.trunk.embedding = embedding
 
 
-def _pack_with_replay(x: Tensor, valid: Tensor | None, replayed: Tensor | None) -> Packed:
+def _pack_with_replay(x: Tensor, valid: Tensor | None, replayed: Replayed | None) -> Packed:
     """Pack the batch and the replayed chunks without their last token, which is only a target."""
-    return pack([x] if replayed is None else [x, replayed[:, :-1].to(x.device)], valid)
+    return pack([x] if replayed is None else [x, replayed.x.to(x.device)], valid)
 
 
 def _replay_stores(config: BackboneConfig) -> ReplayStores:

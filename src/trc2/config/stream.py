@@ -66,6 +66,11 @@ class TaskConfig(Section):
     streaming: bool = Field(False, description="read the dataset without downloading all of it")
     splits: SplitNames = Field(SplitNames(), description="how the source calls its splits")
     format: str = Field("text", description="text, gsm8k, wikitext, or a template such as '{title}\\n{text}'")
+    loss_on: Literal["answers", "all"] = Field(
+        "answers",
+        description="on which tokens of chat rows the loss is taken: on the answers, or on all tokens. In documents "
+        "it is always taken on all tokens.",
+    )
     encoding: str = Field("utf-8", description="encoding of plain text and .jsonl files, e.g. latin-1 or cp1252")
     holdout: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.05,
@@ -106,8 +111,11 @@ class TaskConfig(Section):
         return self
 
     def reading(self) -> dict[str, Any]:
-        """What decides which text is read. Packed text from before `encoding` existed was UTF-8 and stays good."""
-        left_out = {"steps", "license", *(["encoding"] if self.encoding == "utf-8" else [])}
+        """What decides which text is read. Packed text from before `encoding` existed was UTF-8 and stays good.
+
+        `loss_on` is not among it, because it matters to chat rows only.
+        """
+        left_out = {"steps", "license", "loss_on", *(["encoding"] if self.encoding == "utf-8" else [])}
         return self.model_dump(mode="json", exclude=left_out)
 
 

@@ -16,6 +16,7 @@ import contextlib
 import difflib
 import io
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ def score_tasks(
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     if include is not None and not include.is_dir():
         raise UserError(f"{include} is no folder: give one with the .yaml files of tasks.")
-    with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext())
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # it prints there, where our answer belongs
         manager = TaskManager(include_path=None if include is None else str(include))
         for name in tasks:
             if not manager.match_tasks([name]):

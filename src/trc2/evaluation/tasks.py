@@ -78,12 +78,13 @@ def _tally_of(model: Backbone, batch: Batch, device: torch.device) -> Tally:
     predicted = model.predict(x, y)
     labelled = y != IGNORE_INDEX
     correct = (predicted.tokens == y) & labelled
+    has_labels = labelled.any(dim=1)  # a window may lie within a long question
     return Tally(
         nll=float(predicted.nll.double().sum()),
         tokens=int(labelled.sum()),
         correct=int(correct.sum()),
-        sequences=x.shape[0],
-        exact=int((correct | ~labelled).all(dim=1).sum()),
+        sequences=int(has_labels.sum()),
+        exact=int(((correct | ~labelled).all(dim=1) & has_labels).sum()),
     )
 
 
@@ -120,6 +121,8 @@ def _score_text(
     predictions, references = [], []
     for guess, truth in zip(guesses, sample.y, strict=True):
         labelled = truth != IGNORE_INDEX
+        if not labelled.any():
+            continue
         predictions.append(tokenizer.decode(guess[labelled].tolist()))
         references.append(tokenizer.decode(truth[labelled].tolist()))
     scores = text_scores(predictions, references)

@@ -93,7 +93,8 @@ class LearningPass:
     """The results of a training forward, for functions that add a loss to it (`Backbone.more_losses`).
 
     `replayed` holds the replayed chunks and `replayed_hidden` their states, one per token but the last of a chunk.
-    Both are None without replay. `replay_weight` is the weight of their loss L_rep in the total.
+    `replayed_labels` is the next token at each of these states, −100 where the loss is not taken. They are None without
+    replay. `replay_weight` is the weight of their loss L_rep in the total.
     """
 
     x: Int[Tensor, "B T"]
@@ -103,6 +104,7 @@ class LearningPass:
     replayed: Int[Tensor, "B_R L_R"] | None
     replayed_hidden: Float[Tensor, "R D"] | None
     replay_weight: float | Tensor
+    replayed_labels: Int[Tensor, " R"] | None = None
 
 
 class Trunk(nn.Module):
@@ -143,6 +145,10 @@ class Trunk(nn.Module):
     def units(self) -> list[nn.Module]:
         """The modules that hold most weights and run as wholes. They can be divided over ranks and recomputed."""
         return []
+
+    def tables(self) -> list[Tensor]:
+        """The weights of embedding and head. They are divided over ranks as well, and whole throughout a pass."""
+        return [self.embedding.weight]
 
     def layers(self) -> list[nn.Module]:
         """For every layer, the module whose first argument is the state (P, D) that enters it. May be empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from trc2.nn.host import HostState
 from trc2.nn.keyed import keyed_generator
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weighted_slots
 
 Keep = Literal["uniform", "loss", "surprise", "balanced"]
@@ -24,6 +26,8 @@ class ReplayStores(HostState):
     from the stores as they were at the start of its step, and a failed step leaves no trace.
 
     The stores are on the host. Only B_R drawn chunks are copied to the model's device.
+
+    A token on which the loss is not taken, such as one of a question, is stored with its sign: see `mark_unlabelled`.
     """
 
     recent: Tensor
@@ -131,7 +135,7 @@ class ReplayStores(HostState):
         return self.draw(chunks, from_long / chunks, "replay draw", step, micro_step) if chunks else None
 
     def draw(self, total: int, long_fraction: float, *key: int | str) -> Int[Tensor, "B_R L_R"] | None:
-        """Chunks as a function of the seed and the key. None if the stores are empty."""
+        """Chunks as a function of the seed and the key. None if the stores are empty. Read them by `read_chunks`."""
         seen = int(self.seen)
         if seen == 0:
             return None
@@ -149,15 +153,27 @@ class ReplayStores(HostState):
         tokens: Int[Tensor, "B T"],
         valid: Bool[Tensor, "B T"] | None = None,
         scores: Float[Tensor, "B T"] | None = None,
+        targets: Int[Tensor, "B T"] | None = None,
     ) -> None:
         """Cut each row into its first ⌊T/L_R⌋ whole chunks and keep those without padding for `commit`.
 
-        `scores` say how hard each token was. The score of a chunk is the mean over its tokens.
+        `scores` say how hard each token was. The score of a chunk is the mean over its tokens. Where `targets` are
+        ignored, the next token is stored as one on which the loss is not taken, and its score does not count.
         """
+        is_ignored = None if targets is None else targets == IGNORE_INDEX
+        if is_ignored is not None and not bool(is_ignored.any()):
+            is_ignored = None
+        if is_ignored is not None:
+            first = torch.zeros_like(is_ignored[:, :1])  # the first token of a row is not a target
+            tokens = mark_unlabelled(tokens, torch.cat((first, is_ignored[:, :-1]), dim=1))
         chunks = cut_chunks(tokens, self.chunk_length)
         means = chunks.new_ones(len(chunks), dtype=torch.float64)
-        if scores is not None:
+        if scores is not None and is_ignored is None:
             means = cut_chunks(scores, self.chunk_length).double().mean(dim=1)
+        elif scores is not None and is_ignored is not None:
+            counted = cut_chunks(~is_ignored, self.chunk_length)
+            of_chunks = cut_chunks(scores, self.chunk_length).double() * counted
+            means = of_chunks.sum(dim=1) / counted.sum(dim=1).clamp_min(1)
         if valid is not None:
             whole = cut_chunks(valid, self.chunk_length).all(dim=1)
             chunks, means = chunks[whole], means[whole]
@@ -233,6 +249,32 @@ def cut_chunks(tokens: Shaped[Tensor, "B T"], chunk_length: int) -> Shaped[Tenso
     """C(x): the first ⌊T/L_R⌋ non-overlapping chunks of every row."""
     per_row = tokens.shape[1] // chunk_length
     return tokens[:, : per_row * chunk_length].reshape(-1, chunk_length)
+
+
+def mark_unlabelled(tokens: Int[Tensor, "*B T"], is_unlabelled: Bool[Tensor, "*B T"]) -> Int[Tensor, "*B T"]:
+    """Token t as −1−t where the loss is not taken on it, so that a chunk needs no second tensor for its labels."""
+    return torch.where(is_unlabelled, -1 - tokens, tokens)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Drawn chunks: their tokens, the target of all but the last, −100 where ignored, and the number of labels."""
+
+    tokens: Int[Tensor, "n L_R"]
+    targets: Int[Tensor, "n M"]
+    num_labels: int
+
+    @property
+    def x(self) -> Int[Tensor, "n M"]:
+        """All tokens but the last, which is only a target."""
+        return self.tokens[:, :-1]
+
+
+def read_chunks(chunks: Int[Tensor, "n L_R"]) -> Replayed:
+    """Stored chunks as input and targets, −100 where the loss is not taken."""
+    is_marked = chunks < 0
+    tokens, targets = torch.where(is_marked, -1 - chunks, chunks), chunks.masked_fill(is_marked, IGNORE_INDEX)[:, 1:]
+    return Replayed(tokens, targets, targets.numel() - int(is_marked[:, 1:].sum()))
 
 
 def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:

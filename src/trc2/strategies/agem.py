@@ -10,6 +10,7 @@ from pydantic import Field
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import Size
 from trc2.distributed.sharded import number
+from trc2.replay.stores import read_chunks
 from trc2.strategies.base import Sequences, Strategy
 
 
@@ -37,8 +38,8 @@ class AveragedGradientMemory(Strategy):
         chunks = stores.draw(self.settings.chunks, 1.0, "agem", step)
         if chunks is None:
             return {}
-        chunks = chunks.to(self.model.get_input_embeddings().weight.device)
-        reference = self.language_gradients(chunks[:, :-1].contiguous(), chunks[:, 1:].contiguous())
+        old, device = read_chunks(chunks), self.model.get_input_embeddings().weight.device
+        reference = self.language_gradients(old.x.contiguous().to(device), old.targets.contiguous().to(device))
         gradients = {name: p.grad for name, p in self.learning().items() if p.grad is not None}
         pairs = [(gradient, reference[name]) for name, gradient in gradients.items() if name in reference]
         along = sum(number((g.double() * r.double()).sum()) for g, r in pairs)

@@ -16,7 +16,9 @@ from trc2.config.section import NonNegative, Size
 from trc2.nn.keyed import keyed_generator
 from trc2.nn.segments import pack
 from trc2.nn.trunk import LearningPass, Loss
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.replay.reservoirs import last_for_each, uniform_slots
+from trc2.replay.stores import mark_unlabelled, read_chunks
 from trc2.strategies.base import Strategy
 
 
@@ -69,16 +71,21 @@ class DarkExperience(Strategy):
         if int(self.tensors["seen"]) == 0:
             return ()
         first, second = self._draw("alpha"), self._draw("beta")
-        tokens = torch.cat((self.tensors["tokens"][first], self.tensors["tokens"][second])).to(seen.x.device)
-        hidden = self.model.trunk(pack([tokens[:, :-1].contiguous()]), with_losses=False).hidden
-        half = len(first) * (tokens.shape[1] - 1)
+        old, device = read_chunks(self.tensors["tokens"][torch.cat((first, second))]), seen.x.device
+        hidden = self.model.trunk(pack([old.x.to(device).contiguous()]), with_losses=False).hidden
+        half = old.x[: len(first)].numel()
         head = self.model.trunk.head
         logits = head.logits(hidden[:half]).float()
         names = self.tensors["names"][first].flatten(0, 1).long().to(logits.device)
         wanted = self.tensors["logits"][first].flatten(0, 1).to(logits.device)
-        dark = (logits.gather(1, names) - wanted).square().mean()
-        again = tokens[len(first) :, 1:].reshape(-1)
-        text = head.loss_sum(hidden[half:], again) / again.numel()
+        squares = (logits.gather(1, names) - wanted).square()
+        is_label = (old.targets[: len(first)] != IGNORE_INDEX).reshape(-1)
+        if not bool(is_label.all()):
+            squares = squares[is_label.to(device)]
+        dark = squares.mean() if squares.numel() else squares.sum()
+        again = old.targets[len(first) :].reshape(-1)
+        num_labels = int((again != IGNORE_INDEX).sum())
+        text = head.loss_sum(hidden[half:], again.to(device)) / max(1, num_labels)
         return Loss("der", dark, self.settings.alpha), Loss("der_text", text, self.settings.beta)
 
     @torch.no_grad()
@@ -90,7 +97,10 @@ class DarkExperience(Strategy):
             return
         hidden = seen.hidden.unflatten(0, seen.x.shape)[rows, : length - 1]
         values, names = self.model.trunk.head.logits(hidden).float().topk(self.k, dim=-1)
-        self.staged.append((seen.x[rows, :length].cpu(), names.int().cpu(), values.cpu()))
+        is_ignored = seen.labels.view(seen.x.shape)[rows, : length - 1] == IGNORE_INDEX
+        tokens = seen.x[rows, :length]
+        marked = torch.cat((tokens[:, :1], mark_unlabelled(tokens[:, 1:], is_ignored)), dim=1)
+        self.staged.append((marked.cpu(), names.int().cpu(), values.cpu()))
 
     def _draw(self, word: str) -> Int[Tensor, " B"]:
         filled = min(int(self.tensors["seen"]), self.settings.chunks)

@@ -15,6 +15,7 @@ from trc2.config import BackboneConfig, StrategyConfig, TrainConfig, TRC2Config
 from trc2.config.section import Decay, Fraction, NonNegative
 from trc2.nn.head import divergence_sum
 from trc2.nn.trunk import LearningPass, Loss
+from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.strategies._teacher import Teacher, check_teachable
 from trc2.strategies.base import Strategy
 
@@ -72,12 +73,15 @@ class SlowCortex(Strategy):
     def losses(self, seen: LearningPass) -> Sequence[Loss]:
         if self.settings.distil == 0.0:
             return ()
-        if seen.replayed is None or seen.replayed_hidden is None:  # with a share, some micro-batches replay nothing
+        hidden, labels = seen.replayed_hidden, seen.replayed_labels
+        if seen.replayed is None or hidden is None or labels is None:  # with a share, some micro-batches replay nothing
             return (Loss("distil", seen.hidden.new_zeros(()), 0.0),)
-        chunks = seen.replayed[:, :-1].to(seen.x.device)
-        wanted = self.teacher.states(chunks)
-        distance = divergence_sum(self.model.trunk.head, seen.replayed_hidden, self.teacher.trunk.head, wanted)
-        return (Loss("distil", distance / chunks.numel(), self.settings.distil * seen.replay_weight),)
+        wanted = self.teacher.states(seen.replayed[:, :-1].to(seen.x.device))
+        is_label = labels != IGNORE_INDEX
+        if not bool(is_label.all()):
+            hidden, wanted = hidden[is_label], wanted[is_label]
+        distance = divergence_sum(self.model.trunk.head, hidden, self.teacher.trunk.head, wanted)
+        return (Loss("distil", distance / max(1, len(hidden)), self.settings.distil * seen.replay_weight),)
 
     def after_step(self) -> None:
         self.age += 1

@@ -15,14 +15,14 @@ from torch import Tensor
 from trc2.errors import UserError
 from trc2.nn.provenance import UNKNOWN, Origin
 from trc2.ops.head_loss import IGNORE_INDEX
-from trc2.stream.packed import PreparedTask
+from trc2.stream.packed import COUNTED, PreparedTask
 
 MAX_CONTROL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids, the next token of each, and the origin of the rows."""
+    """Token ids, the next token of each, −100 where the loss is not taken, and the origin of the rows."""
 
     x: Tensor
     y: Tensor
@@ -75,7 +75,12 @@ class SplitWindows:
         document = np.searchsorted(begins, index[:, :-1], side="right") - 1
         position = index[:, :-1] - begins[document]
         origin = Origin(self.index, torch.from_numpy(document), torch.from_numpy(position))
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), origin)
+        x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        labels = self.task.labels(split)
+        if labels is not None:
+            is_ignored = torch.from_numpy(np.asarray(labels[index[:, 1:]]) & COUNTED == 0)
+            y = y.masked_fill(is_ignored, IGNORE_INDEX)  # a copy: x and y may share their memory
+        return Batch(x, y, origin)
 
 
 class TaskData(SplitWindows):

@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from trc2.errors import UserError, brief, did_you_mean
+from trc2.stream.conversation import BadRow, Conversation, PackedRow, conversation_of, packed_row_of
 
 MAX_EXAMPLES = 5
 DUPLICATE = "duplicate"
@@ -17,16 +18,27 @@ FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 BY_LINE = "wikitext"  # rows are lines, which `join_articles` joins
 TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # of WikiText: " = Title = ", but not the " = = Title = = " of a section
 BLANK = " "  # in the original files. The hub has empty rows instead
-NAMED = {"text": "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
+TEXT = "text"
+WITHOUT_TEXT = "without 'text'"
+NAMED = {TEXT: "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
 
-Format = Callable[[Mapping[str, Any], int], str]
+Chat = Conversation | PackedRow
+Format = Callable[[Mapping[str, Any], int], str | Chat]
 """Makes the text of a row. A row with more characters than the second argument is refused before its text is made."""
 
 
 @dataclass(frozen=True)
 class Document:
+    """A text and where it is from. A conversation is rendered when it is packed. `text` is then only what is said."""
+
     text: str
     where: str
+    chat: Chat | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Equal for equal documents. A conversation differs from a text with the same words."""
+        return self.text.encode() if self.chat is None else f"{self.text}\0{self.chat!r}".encode()
 
 
 @dataclass
@@ -59,12 +71,11 @@ class BadRows:
         return f"{skipped} skipped: " + ", ".join(parts) + "." + hint * is_coded
 
 
-class BadRow(ValueError):
-    """A row without usable text. The message is the kind of fault."""
+def text_format(name: str, *, with_chat: bool = False) -> Format:
+    """`text`, `gsm8k`, `wikitext`, or a template whose {fields} are filled in. Nothing else in it is interpreted.
 
-
-def text_format(name: str) -> Format:
-    """`text`, `gsm8k`, `wikitext`, or a template whose {fields} are filled in. Nothing else in it is interpreted."""
+    `with_chat` makes `text` also take rows of conversations, unless they have a text.
+    """
     template = NAMED.get(name, name)
     fields = FIELD.findall(template)
     if not fields:
@@ -73,7 +84,12 @@ def text_format(name: str) -> Format:
             "'{title}: {text}' works too."
         )
 
-    def render(row: Mapping[str, Any], limit: int) -> str:
+    def render(row: Mapping[str, Any], limit: int) -> str | Chat:
+        if with_chat and name == TEXT:
+            is_text = isinstance(row.get("text"), str)
+            chat = packed_row_of(row) if is_text else conversation_of(row, limit)
+            if chat is not None:
+                return chat
         size = 0
         for field_name in fields:
             if field_name not in row:
@@ -96,11 +112,12 @@ def render_row(row: Any, where: str, render: Format, max_bytes: int, bad: BadRow
     try:
         if not isinstance(row, dict):
             raise BadRow("not an object")
-        text = render(row, max_bytes)
+        content = render(row, max_bytes)
+        text, chat = (content, None) if isinstance(content, str) else (content.text, content)
         if len(text.encode(errors="surrogatepass")) > max_bytes:
             raise BadRow("over-long")
         text.encode()  # fails for lone surrogates, which JSON can contain
-        yield Document(text, where)
+        yield Document(text, where, chat)
     except BadRow as fault:
         bad.add(str(fault), where)
     except UnicodeEncodeError:

@@ -11,7 +11,7 @@ from trc2.stream.document import Document
 
 
 class OnlyOneDocument(ValueError):
-    """The only document is a single word, so nothing can be held out."""
+    """The only document is a single word or a conversation, so nothing can be held out."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Holdout:
         """Read documents until both sides have one: a few dozen, or all of a small corpus."""
         if share in (0.0, 1.0):  # none, or all of them
             return cls(share)
-        nearest, distance, count, text = None, 2.0, 0, ""
+        nearest, distance, count, text, is_chat = None, 2.0, 0, "", False
         sides = set()
         for number, document in enumerate(documents):
             place = place_of(document.where)
@@ -40,7 +40,9 @@ class Holdout:
                 return cls(share)
             if abs(place - share) < distance:
                 nearest, distance = number, abs(place - share)
-            count, text = count + 1, document.text
+            count, text, is_chat = count + 1, document.text, document.chat is not None
+        if count == 1 and is_chat:
+            raise OnlyOneDocument("one conversation")
         if count == 1:
             return cls(share, cut=_place_to_cut(text, share))
         return cls(share, nearest)
@@ -71,7 +73,7 @@ def _place_to_cut(text: str, share: float) -> int:
     for cut in [*nearby, -1 if first_word is None else first_word.end()]:
         if cut > 0 and text[:cut].strip() and text[cut:].strip():
             return cut
-    raise OnlyOneDocument
+    raise OnlyOneDocument("one word")
 
 
 def place_of(where: str) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trc2.stream.cache import CACHE_SCHEMA, Waiting, digest, remembered
-from trc2.stream.packed import PreparedTask
+from trc2.stream.packed import COUNTED, PreparedTask
 
 NGRAM = 13  # tokens. Shorter ones occur by chance, longer ones miss edited copies
 CHUNK = 1_000_000
@@ -39,12 +39,12 @@ def overlap_matrix(
 
 
 def _checksums(tasks: dict[str, PreparedTask]) -> list[Any]:
-    return [[name, {s: i.sha256 for s, i in task.splits.items()}] for name, task in sorted(tasks.items())]
+    return [[name, {s: i.content for s, i in task.splits.items()}] for name, task in sorted(tasks.items())]
 
 
 def _measure(tasks: dict[str, PreparedTask], seeds: dict[str, PreparedTask]) -> dict[str, dict[str, float]]:
     wanted = {
-        f"{name}/{split}": np.unique(ngram_hashes(task.read_tokens(split, 0, MAX_EVAL_NGRAMS)))
+        f"{name}/{split}": np.unique(_counted_hashes(task, split))
         for name, task in tasks.items()
         for split in ("validation", "test")
         if task.splits[split].tokens >= NGRAM
@@ -55,6 +55,23 @@ def _measure(tasks: dict[str, PreparedTask], seeds: dict[str, PreparedTask]) -> 
         for key in wanted:
             matrix[key][name] = float(seen[key].mean())
     return matrix
+
+
+def _counted_hashes(task: PreparedTask, split: str) -> NDArray[np.uint64]:
+    """The n-grams of a split, of conversations only those that end in a token on which the loss is taken.
+
+    Conversations share the words of the template and of the system's message, which are not learned.
+    """
+    tokens = task.read_tokens(split, 0, MAX_EVAL_NGRAMS)
+    is_counted = _ends_counted(task, split)
+    hashes = ngram_hashes(tokens)
+    return hashes if is_counted is None else hashes[is_counted[: len(hashes)]]
+
+
+def _ends_counted(task: PreparedTask, split: str) -> NDArray[np.bool_] | None:
+    """Whether each n-gram ends in a token on which the loss is taken. None if all do."""
+    labels = task.labels(split)
+    return None if labels is None else np.asarray(labels[NGRAM - 1 :]) & COUNTED > 0
 
 
 def _seen_in_train(task: PreparedTask, wanted: dict[str, NDArray[np.uint64]]) -> dict[str, NDArray[np.bool_]]:
@@ -80,7 +97,7 @@ def shared_by_document(
     """
     trained = [other.splits["train"].sha256 for other in others]
     info = task.splits[split]
-    key = digest(["documents", CACHE_SCHEMA, info.sha256, info.documents_sha256, sorted(trained)])
+    key = digest(["documents", CACHE_SCHEMA, info.content, info.documents_sha256, sorted(trained)])
     shares = remembered(
         cache / f"{key[:16]}.json",
         make=lambda: json.dumps(_measure_documents(task, split, others).tolist()),
@@ -97,6 +114,9 @@ def _measure_documents(task: PreparedTask, split: str, others: list[PreparedTask
     positions = np.arange(len(hashes))
     owners = np.searchsorted(starts, positions, side="right") - 1
     inside = positions + NGRAM <= ends[owners]  # others reach into the next document
+    is_counted = _ends_counted(task, split)
+    if is_counted is not None:
+        inside &= is_counted
     hashes, owners = hashes[inside], owners[inside]
     different, numbers = np.unique(hashes, return_inverse=True)
     is_seen = np.zeros(len(different), dtype=bool)

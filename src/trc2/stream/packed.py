@@ -15,6 +15,7 @@ from trc2.errors import UserError
 from trc2.stream.cache import digest, is_whole
 from trc2.stream.tokenizer import Tokenizer
 
+COUNTED, IN_CHAT = 1, 2  # bits of a label: the loss is taken on the token, the token is of a conversation
 SCHEMA = 1  # of what `PreparedStream.describe` returns, which run folders keep
 
 
@@ -28,6 +29,19 @@ class SplitInfo:
     sha256: str
     bad_rows: dict[str, Any]
     documents_sha256: str = ""
+    # Only of a split with conversations:
+    chats: int | None = None  # how many of the documents are conversations
+    counted: int | None = None  # tokens on which the loss is taken
+    labels_sha256: str | None = None
+
+    @property
+    def content(self) -> str:
+        """Changes if and only if a token or a label does."""
+        return self.sha256 if self.labels_sha256 is None else digest([self.sha256, self.labels_sha256])
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON, without what this split does not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,19 @@ class PreparedTask:
     def tokens(self, split: str) -> NDArray[Any]:
         """All tokens of a split, with end of text between documents. They are read from disk as needed."""
         return self._mapped(f"{split}.tokens", np.dtype(self.dtype), self.splits[split].tokens)
+
+    def labels(self, split: str) -> NDArray[np.uint8] | None:
+        """A label for each token, of the bits above. None without conversations: then all tokens count."""
+        if self.splits[split].labels_sha256 is None:
+            return None
+        return self._mapped(f"{split}.labels", np.dtype(np.uint8), self.splits[split].tokens)
+
+    def is_chat(self, split: str) -> NDArray[np.bool_]:
+        """Which documents are conversations."""
+        labels = self.labels(split)
+        if labels is None:
+            return np.zeros(self.splits[split].documents, dtype=bool)
+        return np.asarray(labels[np.asarray(self.document_starts(split))] & IN_CHAT) > 0
 
     def read_tokens(self, split: str, start: int, count: int) -> NDArray[Any]:
         """Some tokens read into memory. Reading a whole split this way keeps none of it in memory."""
@@ -89,19 +116,21 @@ class PreparedStream:
     seeds: tuple[PreparedTask, ...] = ()  # texts that fill the replay stores before the first step
 
     def fingerprint(self) -> str:
-        """Changes if and only if some token of some task does."""
+        """Changes if and only if some token or label of some task does."""
         content = {
             "tokenizer": self.tokenizer.fingerprint(),
-            "tasks": {name: {s: i.sha256 for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())},
+            "tasks": {
+                name: {s: i.content for s, i in task.splits.items()} for name, task in sorted(self.tasks.items())
+            },
         }
         if self.seeds:
-            content["seeds"] = [seed.splits["train"].sha256 for seed in self.seeds]
+            content["seeds"] = [seed.splits["train"].content for seed in self.seeds]
         return digest(content)
 
     def describe(self) -> dict[str, Any]:
         """A description of the data for the run folder, without the text."""
         tasks = {
-            name: {"splits": {s: asdict(i) for s, i in task.splits.items()}, "source": task.source}
+            name: {"splits": {s: i.describe() for s, i in task.splits.items()}, "source": task.source}
             for name, task in self.tasks.items()
         }
         content = {
@@ -112,14 +141,15 @@ class PreparedStream:
             "overlap": self.overlap,
         }
         if self.seeds:
-            content["seeds"] = [{**asdict(seed.splits["train"]), "source": seed.source} for seed in self.seeds]
+            content["seeds"] = [{**seed.splits["train"].describe(), "source": seed.source} for seed in self.seeds]
         return content
 
 
 def file_checksums(splits: Mapping[str, SplitInfo]) -> dict[str, str]:
     """The checksums of a packed task by file name."""
     tokens = {f"{split}.tokens": info.sha256 for split, info in splits.items()}
-    return tokens | {f"{split}.documents": info.documents_sha256 for split, info in splits.items()}
+    labels = {f"{s}.labels": info.labels_sha256 for s, info in splits.items() if info.labels_sha256 is not None}
+    return tokens | {f"{split}.documents": info.documents_sha256 for split, info in splits.items()} | labels
 
 
 def open_task(folder: Path, key: str) -> PreparedTask | None:

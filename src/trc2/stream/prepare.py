@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,20 @@ import numpy as np
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.errors import UserError
+from trc2.recall import FILE as STORE_FILE
+from trc2.stream.answers import Encoder
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, partial_of, remembered, sole_maker
-from trc2.stream.document import DUPLICATE, BadRows, Document, limited
+from trc2.stream.document import DUPLICATE, WITHOUT_TEXT, BadRows, Document, limited
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.packed import PreparedStream, PreparedTask, SplitInfo, open_task
-from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, source_of
+from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask, SplitInfo, open_task
+from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, TaughtSource, source_of
 from trc2.stream.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from trc2.system.failpoints import failpoint
 from trc2.system.files import about, refuse_special, replace_folder, sync_folder, write_durably
 
 WAITING = "waiting for another process that prepares it"
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once, which decides peak memory
+CHAT_SCHEMA = 1  # part of the keys of tasks with conversations
 MAX_DOCUMENT_HASHES = 2_000_000  # bounds the memory for finding duplicates. Later duplicates stay
 
 Watch = Callable[[str], None]
@@ -76,6 +79,9 @@ def _prepare_seed(name: str, stream: StreamConfig, tokenizer: Tokenizer, cache: 
     """A file, or the train text of a folder. Its path is tried as it is and below the data root."""
     path, below = expanded(name), expanded(stream.data_root or Path()) / name
     path = below if not path.exists() and below.exists() else path
+    if path.name == STORE_FILE:  # of a saved model that was taught
+        task = TaskConfig(name="taught", folder=".", holdout=0.0)
+        return prepare_task(task, TaughtSource(task, path.parent.parent, tokenizer), tokenizer, cache)
     if not path.is_dir():
         return prepare_file(path, "text", tokenizer, cache)
     task = TaskConfig(name="folder", folder=".", holdout=0.0)
@@ -95,29 +101,75 @@ def prepare_task(
     task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda _: None
 ) -> PreparedTask:
     """Pack one task, unless it is in the cache."""
-    key = digest(
-        {
-            "schema": CACHE_SCHEMA,
-            "source": source.identity(),
-            "settings": task.reading(),
-            "tokenizer": tokenizer.fingerprint(),
-            "special_in_text": tokenizer.special_in_text,
-        }
-    )
-    folder = cache / "tasks" / f"{task.name}-{key[:16]}"
+    content = {
+        "schema": CACHE_SCHEMA,
+        "source": source.identity(),
+        "settings": task.reading(),
+        "tokenizer": tokenizer.fingerprint(),
+        "special_in_text": tokenizer.special_in_text,
+    }
+    entries = Entries.of(cache / "tasks", task, content, tokenizer)
     remarks, notes = source.remarks(), tuple(source.notes())
-    prepared = open_task(folder, key)
+    prepared = entries.open()
     if prepared is None:
-        with sole_maker(folder, lambda: watch(f"{task.name}: {WAITING}")):
-            prepared = open_task(folder, key)
+        with sole_maker(entries.folder, lambda: watch(f"{task.name}: {WAITING}")):
+            prepared = entries.open()
             if prepared is None:
-                if folder.exists():
+                if entries.is_damaged:
                     remarks.append(f"The packed tokens of {task.name} in the cache were damaged and are packed again.")
-                _pack_task(task, source, tokenizer, key, folder, watch)
-                prepared = open_task(folder, key)
+                _pack_task(task, source, tokenizer, entries, watch)
+                prepared = entries.open()
     if prepared is None:
-        raise UserError(f"{folder} does not hold what was written to it: check the disk.")
-    return replace(prepared, messages=(*prepared.messages, *remarks), notes=notes)
+        raise UserError(f"{entries.folder} does not hold what was written to it: check the disk.")
+    return replace(prepared, messages=(*prepared.messages, *remarks), notes=(*notes, *_chat_notes(prepared)))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The two places of a task in the cache: one if it has no conversations, and one if it has.
+
+    Only packing shows which it is. The second also depends on the chat template and on `loss_on`. A task without
+    conversations has the key of before there were any.
+    """
+
+    folder: Path
+    key: str
+    chat_folder: Path
+    chat_key: str
+
+    @classmethod
+    def of(cls, home: Path, task: TaskConfig, content: dict[str, Any], tokenizer: Tokenizer) -> Entries:
+        key, template = digest(content), None
+        with suppress(UserError):  # a broken template matters only if there are conversations
+            template = tokenizer.chat
+        chat_key = digest([key, CHAT_SCHEMA, task.loss_on, None if template is None else template.describe()])
+        return cls(home / f"{task.name}-{key[:16]}", key, home / f"{task.name}-{chat_key[:16]}", chat_key)
+
+    def open(self) -> PreparedTask | None:
+        """The packed task. Earlier versions skipped conversations as rows without text: such a task is packed again."""
+        prepared = open_task(self.folder, self.key)
+        if prepared is not None and not has_skipped(prepared.splits, WITHOUT_TEXT):
+            return prepared
+        return open_task(self.chat_folder, self.chat_key)
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.chat_folder.exists() or (self.folder.exists() and open_task(self.folder, self.key) is None)
+
+
+def has_skipped(splits: Mapping[str, SplitInfo], kind: str) -> bool:
+    """Whether rows of a kind were skipped in some split."""
+    return any(kind in info.bad_rows for info in splits.values())
+
+
+def _chat_notes(task: PreparedTask) -> list[str]:
+    """What is learned of conversations, by split."""
+    return [
+        f"{task.name}/{split}: {info.chats:,} of {info.documents:,} documents are conversations; the loss is taken on "
+        f"{info.counted:,} of {info.tokens:,} tokens."
+        for split, info in task.splits.items()
+        if info.chats and info.counted is not None
+    ]
 
 
 def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
@@ -127,36 +179,47 @@ def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             refuse_special(path)
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            hashes = [{split: info["sha256"] for split, info in of["splits"].items()} for of in (manifest, earlier)]
+            hashes = [
+                {split: (info["sha256"], info.get("labels_sha256")) for split, info in of["splits"].items()}
+                for of in (manifest, earlier)
+            ]
             packed = open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
             if packed is not None:
                 return packed
     return None
 
 
-def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str, folder: Path, watch: Watch) -> None:
+def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, entries: Entries, watch: Watch) -> None:
     """Pack all splits into a folder, which appears whole or not at all."""
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    encoder = Encoder(tokenizer, task.name, counts_all=task.loss_on == "all")
     splits, messages = {}, []
-    partial = partial_of(folder)
+    partial = partial_of(entries.folder)
     partial.mkdir()
     try:
         for split in SPLITS:
             bad = BadRows()
             max_bytes = task.max_train_bytes if split == "train" else task.max_eval_bytes
             documents = limited(source.documents(split, bad), max_bytes)
-            splits[split] = _pack_split(documents, bad, partial / split, tokenizer, dtype, task.name, watch)
+            splits[split] = _pack_split(documents, bad, partial / split, encoder, dtype, watch)
             failpoint("pack")
             if bad.total():
                 messages.append(f"{task.name}/{split}: {bad.sentence()}")
         if splits["train"].tokens == 0 and (task.holdout < 1.0 or splits["validation"].tokens == 0):
             raise UserError(f"Task '{task.name}' has no train text: {' '.join(messages) or 'its source is empty.'}")
+        if encoder.num_plain:
+            messages.append(
+                f"{task.name}: the tokenizer has no chat template, so {encoder.num_plain:,} prompts and completions "
+                "were joined as they are."
+            )
+        has_chats = has_skipped(splits, WITHOUT_TEXT) or any(info.chats is not None for info in splits.values())
+        key, folder = (entries.chat_key, entries.chat_folder) if has_chats else (entries.key, entries.folder)
         manifest = {
             "schema": CACHE_SCHEMA,
             "key": key,
             "name": task.name,
             "dtype": dtype,
-            "splits": {split: asdict(info) for split, info in splits.items()},
+            "splits": {split: info.describe() for split, info in splits.items()},
             "source": {**source.identity(), "format": task.format, "license": task.license},
             "messages": messages,
         }
@@ -170,49 +233,82 @@ def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, key: str,
 
 
 def _pack_split(
-    documents: Iterator[Document], bad: BadRows, stem: Path, tokenizer: Tokenizer, dtype: str, task: str, watch: Watch
+    documents: Iterator[Document], bad: BadRows, stem: Path, encoder: Encoder, dtype: str, watch: Watch
 ) -> SplitInfo:
-    """Write the tokens of all documents to `stem`.tokens, and the position of each document to `stem`.documents."""
-    count = tokens = size = 0
-    checksum, starts_checksum = hashlib.sha256(), hashlib.sha256()
-    tokens_path, starts_path = stem.with_suffix(".tokens"), stem.with_suffix(".documents")
-    with about(tokens_path), tokens_path.open("wb") as ids, starts_path.open("wb") as starts:
-        for texts in _batches(documents, bad):
-            size += sum(len(text.encode()) for text in texts)
-            for encoded in tokenizer.encode_batch(texts):
-                ids_of = [*tokenizer.begin_of_text, *encoded, tokenizer.end_of_text]
-                content, start = np.asarray(ids_of, dtype=dtype).tobytes(), np.int64(tokens).tobytes()
-                ids.write(content)
-                checksum.update(content)
-                starts.write(start)
-                starts_checksum.update(start)
-                tokens += len(ids_of)
+    """Write the tokens of all documents to `stem`.tokens, and the position of each document to `stem`.documents.
+
+    From the first conversation on there is also `stem`.labels, with a label for each token.
+    """
+    count = tokens = size = chats = counted = 0
+    labels: Summed | None = None
+    with about(stem), ExitStack() as files:
+        ids, starts = (files.enter_context(Summed(stem.with_suffix(f".{name}"))) for name in ("tokens", "documents"))
+        for group in _batches(documents, bad):
+            for encoded in encoder.encode(group, bad):
+                ids.write(np.asarray(encoded.ids, dtype=dtype).tobytes())
+                starts.write(np.int64(tokens).tobytes())
+                if encoded.labels is not None and labels is None:
+                    labels = files.enter_context(Summed(stem.with_suffix(".labels")))
+                    for start in range(0, tokens, BATCH_BYTES):
+                        labels.write(bytes([COUNTED]) * min(BATCH_BYTES, tokens - start))
+                of_tokens = np.full(len(encoded.ids), COUNTED, np.uint8) if encoded.labels is None else encoded.labels
+                if labels is not None:
+                    labels.write(of_tokens.tobytes())
+                chats += encoded.labels is not None
+                counted += int((of_tokens & COUNTED).sum())
+                size += encoded.size
+                tokens += len(encoded.ids)
                 count += 1
-            watch(f"packing {task}/{stem.name}: {count:,} documents, {tokens:,} tokens")
-        for file in (ids, starts):
-            file.flush()
-            os.fsync(file.fileno())
-    return SplitInfo(count, tokens, size, checksum.hexdigest(), bad.to_json(), starts_checksum.hexdigest())
+            watch(f"packing {encoder.task}/{stem.name}: {count:,} documents, {tokens:,} tokens")
+    info = SplitInfo(count, tokens, size, ids.sha256(), bad.to_json(), starts.sha256())
+    if labels is None:
+        return info
+    return replace(info, chats=chats, counted=counted, labels_sha256=labels.sha256())
 
 
-def _batches(documents: Iterator[Document], bad: BadRows) -> Iterator[list[str]]:
-    """Groups of texts of about BATCH_BYTES. Of equal documents only the first is packed."""
-    texts: list[str] = []
+class Summed:
+    """A file that is written once, with its checksum. At the end it waits until the disk has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._checksum = path, hashlib.sha256()
+
+    def __enter__(self) -> Summed:
+        self._file = self.path.open("wb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._checksum.update(content)
+
+    def sha256(self) -> str:
+        return self._checksum.hexdigest()
+
+
+def _batches(documents: Iterator[Document], bad: BadRows) -> Iterator[list[Document]]:
+    """Groups of documents of about BATCH_BYTES. Of equal documents only the first is packed."""
+    group: list[Document] = []
     size, seen = 0, set[bytes]()
     for document in documents:
-        text_hash = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
+        text_hash = hashlib.blake2b(document.content, digest_size=8).digest()
         if text_hash in seen:
             bad.add(DUPLICATE, document.where)
             continue
         if len(seen) < MAX_DOCUMENT_HASHES:
             seen.add(text_hash)
-        texts.append(document.text)
+        group.append(document)
         size += len(document.text)
         if size >= BATCH_BYTES:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _tokenizer(stream: StreamConfig, sources: dict[str, Source], cache: Path, watch: Watch) -> Tokenizer:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from trc2.errors import UserError, brief
 from trc2.stream.document import BadRows, Document, Format, render_row
-from trc2.system.files import reading
+from trc2.system.files import reading, refuse_root
 
 ROWS, TABLES = (".jsonl", ".ndjson"), (".parquet",)
 TEXTS = (
@@ -59,6 +59,7 @@ def text_files(root: Path, most: int | None = MAX_WALK) -> Iterator[Path]:
 
 def all_files(root: Path, most: int | None = None) -> Iterator[Path]:
     """Files below a folder in a fixed order, without hidden ones."""
+    refuse_root(root, "texts")
     seen = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

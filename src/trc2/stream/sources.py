@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.config.stream import SplitNames
@@ -21,6 +21,11 @@ from trc2.stream.cache import expanded, known_checksums
 from trc2.stream.document import BY_LINE, BadRows, Document, join_articles, render_row, text_format
 from trc2.stream.holdout import Holdout, OnlyOneDocument
 from trc2.stream.readers import MAX_WALK, SUFFIXES, all_files, ending_of, find_files, kind_of, read_file, text_files
+from trc2.stream.tokenizer import Tokenizer
+from trc2.system.files import refuse_root
+
+if TYPE_CHECKING:
+    from trc2.recall.store import Store
 
 SPLITS = ("train", "validation", "test")
 MAX_NAMED = 3
@@ -60,10 +65,10 @@ class Source:
         bad = BadRows()
         try:
             return Holdout.of(self._read("train", bad), self.task.holdout)
-        except OnlyOneDocument:
+        except OnlyOneDocument as only:
             skipped = f" {bad.sentence()}" if bad.total() else ""
             raise UserError(
-                f"Task '{self.task.name}' has only one word of train text and no validation text, so nothing can be "
+                f"Task '{self.task.name}' has only {only} of train text and no validation text, so nothing can be "
                 f"held out for validation: put more text there.{skipped}"
             ) from None
 
@@ -90,6 +95,21 @@ def source_of(task: TaskConfig, stream: StreamConfig) -> Source:
     return DatasetSource(task)
 
 
+def refuse_output_among_texts(folder: Path, stream: StreamConfig) -> None:
+    """Refuse to write into a folder whose text files are all read: the run's own files would become its text."""
+    for task in stream.tasks:
+        source = source_of(task, stream)
+        if (
+            isinstance(source, FileSource)
+            and source.takes_all
+            and folder.resolve().is_relative_to(source.root.resolve())
+        ):
+            raise UserError(
+                f"{folder} is inside {source.root}, and task '{task.name}' reads all text files there: choose an "
+                "output folder outside it."
+            )
+
+
 @dataclass(frozen=True)
 class BuiltinSource(Source):
     """A corpus that comes with Python or is computed. See `trc2.stream.builtin`."""
@@ -102,6 +122,35 @@ class BuiltinSource(Source):
     def identity(self) -> dict[str, Any]:
         version = importlib.metadata.version("trc2")
         return {"kind": "builtin", "corpus": self.task.builtin, "python": platform.python_version(), "trc2": version}
+
+
+@dataclass(frozen=True)
+class TaughtSource(Source):
+    """The documents that a saved model was taught, in the order in which they were."""
+
+    task: TaskConfig
+    model: Path
+    tokenizer: Tokenizer
+
+    @cached_property
+    def store(self) -> Store:
+        from trc2.recall.store import read_store  # needs torch
+
+        store = read_store(self.model, None, self.tokenizer.fingerprint())
+        if store is None:
+            raise SourceGone(f"{self.model} has no taught documents any more: teach them again, or start a new run.")
+        return store
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "taught", "documents": [document.sha256 for document in self.store.documents]}
+
+    def _has_validation(self) -> bool:
+        return True  # nothing is held out
+
+    def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
+        for document in self.store.documents if split == "train" else ():
+            begin = len(self.tokenizer.begin_of_text)
+            yield Document(self.tokenizer.decode(document.tokens[begin:-1].tolist()), document.source)
 
 
 @dataclass(frozen=True)
@@ -126,8 +175,7 @@ class FileSource(Source):
                 f"Task '{self.task.name}' reads {self.root}, which is not a folder or file: set stream.data_root to "
                 f"the folder that contains '{self.task.folder}'."
             )
-        if self.root.resolve() == Path(self.root.resolve().anchor):  # reading all of it would take hours
-            raise UserError(f"Task '{self.task.name}' reads {self.root}, the whole disk: name a folder of text.")
+        refuse_root(self.root, f"texts of task '{self.task.name}'")
         patterns = {split: getattr(self.task.splits, split) for split in SPLITS}
         files = {split: [] if p is None else find_files(self.root, p) for split, p in patterns.items()}
         if not files["train"] and patterns["train"] == SplitNames().train:
@@ -135,14 +183,20 @@ class FileSource(Source):
             files["train"] = [path for path in text_files(self.root, most=None) if path not in taken]
         return files
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether all text files below the folder are train text, because none is called so."""
+        is_default = self.task.splits.train == SplitNames().train
+        return is_default and self.root.is_dir() and not find_files(self.root, self.task.splits.train)
+
     def _has_validation(self) -> bool:
         return bool(self.files["validation"])
 
     def _rows(self, split: str, bad: BadRows) -> Iterator[Document]:
-        render, by_line = text_format(self.task.format), self.task.format == BY_LINE
+        render, by_line = text_format(self.task.format, with_chat=True), self.task.format == BY_LINE
         if split == "train" and not self.files["train"]:
             raise SourceGone(self._no_train_files())
-        takes_all = self.root.is_dir() and not find_files(self.root, self.task.splits.train)
+        takes_all = self.takes_all
         for path in self.files[split]:
             name = path.relative_to(self.root).as_posix() if takes_all else path.name
             yield from read_file(
@@ -232,7 +286,7 @@ class DatasetSource(Source):
                     f"{did_you_mean(str(name), self._known_splits)}"
                 )
             return
-        render = text_format(self.task.format)
+        render = text_format(self.task.format, with_chat=True)
         with self._datasets() as datasets:
             rows = datasets.load_dataset(self.task.dataset, self.task.subset, split=name, streaming=self.task.streaming)
             for number, row in enumerate(rows):

@@ -22,7 +22,7 @@ from trc2.stream.sources import SPLITS
 from trc2.system.files import about, replace_folder, sync_folder
 
 Texts: TypeAlias = Iterable[str] | Iterable[Mapping[str, Any]]
-"""Documents: strings, or rows with a field `text`, as in a `datasets.Dataset`."""
+"""Documents: strings, or rows with `text`, `messages`, or `prompt` and `completion`, as in a `datasets.Dataset`."""
 
 
 def keep_texts(name: str, texts: Texts | Mapping[str, Texts], cache: Path) -> Path:
@@ -63,14 +63,18 @@ def _write_rows(name: str, texts: Texts, path: Path, digest: hashlib._Hash) -> N
     count = 0
     with about(path), path.open("wb") as file:
         for count, given in enumerate(texts, start=1):
-            text = given.get("text") if isinstance(given, Mapping) else given
-            if not isinstance(text, str):
+            content = _content(given)
+            try:
+                # Lone surrogates pass here and become bad rows when the file is read.
+                text = json.dumps(content, ensure_ascii=False)
+            except (TypeError, ValueError):
+                content = None
+            if content is None:
                 raise UserError(
-                    f"Text {count} of task '{name}' is {shown(given)}, which is neither a string nor a row with a "
-                    "string as 'text': give a list of strings, or of such rows."
+                    f"Text {count} of task '{name}' is {shown(given)}, which is neither a string nor a row with "
+                    "'text', 'messages', or 'prompt' and 'completion': give a list of strings, or of such rows."
                 )
-            # Lone surrogates pass here and become bad rows when the file is read.
-            row = json.dumps({"text": str(text)}, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+            row = text.encode(errors="surrogatepass") + b"\n"
             file.write(row)
             digest.update(row)
         file.flush()
@@ -78,6 +82,20 @@ def _write_rows(name: str, texts: Texts, path: Path, digest: hashlib._Hash) -> N
     os.utime(path, (0, 0))  # equal texts get equal files
     if not count:
         raise UserError(f"Task '{name}' has an empty list of texts: give it at least one.")
+
+
+def _content(given: object) -> dict[str, Any] | None:
+    """The fields of a row that are read. None if it has no text and no conversation."""
+    if isinstance(given, str):
+        return {"text": str(given)}
+    if not isinstance(given, Mapping):
+        return None
+    if isinstance(text := given.get("text"), str):
+        return {"text": str(text), **({"packed": packed} if isinstance(packed := given.get("packed"), Mapping) else {})}
+    for names in (("messages",), ("prompt", "completion")):
+        if all(given.get(name) is not None for name in names):
+            return {name: given[name] for name in names}
+    return None
 
 
 def _is_same(partial: Path, folder: Path) -> bool:

@@ -16,10 +16,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from trc2.config import TokenizerConfig
 from trc2.errors import UserError, brief
 from trc2.stream.cache import expanded
+from trc2.stream.chat import SETTINGS_FILE, TEMPLATE_FILE, ChatTemplate, read_template
 from trc2.system.files import reading
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+PRETRAINED = "pretrained"  # the folder of a run with the files of the Hugging Face model it began with
 MAX_BYTES = 2**28  # of a tokenizer.json
 PIECE = 64  # characters
 # Characters that the pre-tokenizer may join to one word: letters and digits, other signs, or spaces.
@@ -56,10 +58,12 @@ class Tokenizer:
         special_in_text: bool = False,
         end: str | None = None,
         begins: bool = False,
+        home: Path | str | None = None,
     ) -> None:
         """`end` names the token that ends a document, if it is not one of the usual ones.
 
-        `begins` puts the tokenizer's own first token, if it has one, before every document.
+        `begins` puts the tokenizer's own first token, if it has one, before every document. `home` is the folder that
+        holds its chat template, or its name on the hub.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -67,7 +71,7 @@ class Tokenizer:
         self.backend = backend
         self.end_of_text = _end_of_text(backend, end)
         self.end = None if end is None or self.end_of_text == _usual_end(backend) else end
-        self.begins = begins
+        self.begins, self.home = begins, home
         self.begin_of_text = _begin_of_text(backend, self.end_of_text) if begins else []
         if self.begin_of_text and self.begin_of_text[0] >= self.vocab_size:
             raise UserError(
@@ -84,6 +88,26 @@ class Tokenizer:
         """The ids of each text, on all cores."""
         with _library("encode this text"):
             return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+
+    @cached_property
+    def chat(self) -> ChatTemplate | None:
+        """The tokenizer's own chat template. It is read when it is first needed, so a broken one harms nobody else."""
+        if isinstance(self.home, str):
+            return _template_on_hub(self.home)
+        homes = [] if self.home is None else [self.home, self.home / PRETRAINED]
+        return next((template for home in homes if (template := read_template(home)) is not None), None)
+
+    @cached_property
+    def special(self) -> tuple[str, ...]:
+        """The texts of the special tokens, longest first."""
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return tuple(sorted((token.content for token in tokens if token.special), key=lambda text: (-len(text), text)))
+
+    def encode_with_places(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The ids of each text, and the characters that each of them covers."""
+        with _library("encode this text"):
+            encodings = self.backend.encode_batch(texts, add_special_tokens=False)
+            return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         with _library("decode what the model says"):
@@ -107,15 +131,21 @@ class Tokenizer:
         if (special_in_text, begins) == (self.special_in_text, self.begins):
             return self
         with _library("be read again as it was written"):
-            return self.from_json(self.to_json(), special_in_text, end=self.end, begins=begins)
+            return self.from_json(self.to_json(), special_in_text, end=self.end, begins=begins, home=self.home)
 
     @classmethod
     def from_json(
-        cls, text: str, special_in_text: bool = False, *, end: str | None = None, begins: bool = False
+        cls,
+        text: str,
+        special_in_text: bool = False,
+        *,
+        end: str | None = None,
+        begins: bool = False,
+        home: Path | str | None = None,
     ) -> Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
-            return cls(backend, special_in_text=special_in_text, end=end, begins=begins)
+            return cls(backend, special_in_text=special_in_text, end=end, begins=begins, home=home)
         except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # also the library's panics
@@ -127,7 +157,8 @@ class Tokenizer:
         with reading(path, "restore it from a copy, or choose another tokenizer"):
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
-            return cls.from_json(path.read_text(encoding="utf-8"), end=_named_end(path.with_name(SETTINGS_FILE)))
+            named = _named_end(path.with_name(SETTINGS_FILE))
+            return cls.from_json(path.read_text(encoding="utf-8"), end=named, home=path.parent)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -184,7 +215,18 @@ def load_tokenizer(config: TokenizerConfig, data_root: Path | None) -> Tokenizer
             f"There is no tokenizer '{config.path}': no folder with a tokenizer.json has this name, and the hub says: "
             f"{brief(error)}."
         ) from None
-    return Tokenizer(backend)
+    return Tokenizer(backend, home=config.path)
+
+
+def _template_on_hub(name: str) -> ChatTemplate | None:
+    """The chat template that came with a tokenizer from the hub. None if it is not in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in (SETTINGS_FILE, TEMPLATE_FILE):
+        path = try_to_load_from_cache(name, file)
+        if isinstance(path, str) and (template := read_template(Path(path).parent)) is not None:
+            return template
+    return None
 
 
 def _named_end(path: Path) -> str | None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
-from trc2.replay.stores import ReplayStores, cut_chunks
+from trc2.replay.stores import ReplayStores, cut_chunks, mark_unlabelled
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import check_vocabulary
 from trc2.stream.batches import Batch, Mixture, TaskData
-from trc2.stream.packed import PreparedStream
+from trc2.stream.packed import COUNTED, PreparedStream
 
 
 class StreamData:
@@ -35,7 +35,8 @@ class StreamData:
             for index, task in enumerate(config.stream.tasks)
         }  # fmt: skip
         for name, data in self.tasks.items():
-            if data.task.splits["validation"].tokens < 2:
+            info = data.task.splits["validation"]
+            if info.tokens < 2 or info.counted == 0:
                 raise UserError(
                     f"Task '{name}' has no validation text, so nothing could be measured: put a validation.jsonl or "
                     "validation.txt into its folder, or set its holdout above 0."
@@ -61,6 +62,9 @@ class StreamData:
             return
         for seed in self.seeds:
             tokens = torch.from_numpy(np.array(seed.tokens("train")).astype(np.int32))
+            labels = seed.labels("train")
+            if labels is not None:
+                tokens = mark_unlabelled(tokens, torch.from_numpy(np.array(labels) & COUNTED == 0))
             chunks = cut_chunks(tokens.unsqueeze(0), stores.chunk_length)
             if not len(chunks):
                 raise UserError(

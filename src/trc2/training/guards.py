@@ -14,6 +14,7 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.distributed.group import Ranks, bytes_of
 from trc2.distributed.sharded import own_rows
+from trc2.runs.checkpoint import pack_optimizer
 from trc2.system.rng import rng_state, rng_tensors
 
 
@@ -26,8 +27,7 @@ def fingerprints(model: Backbone, optimizer: torch.optim.Optimizer | None) -> di
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in tensors}
     if optimizer is not None:
-        for index, values in optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        state |= pack_optimizer(optimizer)
     state["mode"] = [module.training for module in model.modules()]
     state["pending"] = len(model.pending)
     state["staged"] = 0 if model.replay is None else model.replay.num_staged

@@ -52,6 +52,8 @@ class Trainer:
         if self.folder.stop_file.exists() and progress.boundary_step < progress.step:
             self.end_task(tasks)  # the run stopped within a task
             self.writer.save(state, self.recorder)
+        elif not self.folder.stop_file.exists() and self.early_stop.is_due(state):
+            return  # it was killed after the checkpoint of its stop, before the stop was noted
         self.early_stop.keep_last_good()
         self.stopped = self.ranks.total(self.stop_requested) > 0
         while progress.step < schedule.total_steps and not self.stopped:

@@ -52,12 +52,12 @@ class RunState:
         self.device, self.ranks, self.seed = device, ranks, config.train.seed
         self.dtype = choose_dtype(config.train.precision, device)
         rng = None if will_restore else keyed_generator("weights", config.train.seed)
-        self.model = build_model(config.model, rng).to(device).train()
+        self.model = build_model(config.model, rng).train()
         self.model.ranks = ranks
         if config.output.compile:
             compile_parts(self.model)
         self.model.trunk.recompute = config.output.recompute
-        self.parallel = build_parallel(self.model, ranks, config.output.parallel, self.dtype)
+        self.parallel = build_parallel(self.model, ranks, config.output.parallel, self.dtype, device)
         self.optimizer = build_optimizer(self.model, config.train)
         self.scaler = loss_scaler(device, self.dtype)
         self.strategy = build_strategy(config.strategy, self.model)
