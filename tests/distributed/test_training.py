@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
+from tests.chats import conversations, write_rows, write_tokenizer
 from tests.distributed.several import alone, together
 from trc2.backbones.saved import load_model
 from trc2.config import RunConfig, TaskConfig
@@ -168,6 +169,35 @@ def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run:
     together(2, train_each, configs("two", divided), double=True)
     for name in cases:
         assert distance(tmp_path / "one" / name, tmp_path / "two" / name) < 1e-9, name
+
+
+@pytest.mark.slow
+def test_conversations_are_learned_alike_on_two_ranks(tiny_run: MakeRun, tmp_path: Path) -> None:
+    """Micro-batches have different numbers of labels, and stored chunks keep theirs."""
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "chats" / "train.jsonl", [*conversations(90), {"text": "the sky is blue " * 20}])
+    write_rows(tmp_path / "chats" / "validation.jsonl", conversations(99)[90:])
+    small = {"vocab_size": 300, "d_model": 16, "num_heads": 4, "max_positions": 32, "num_layers": 2, "replay": True}
+    model = {**small, "name": "transformer", "replay_chunk_length": 8, "replay_share": 0.4, "replay_keep": "loss"}
+    model |= {"replay_recent_chunks": 16, "replay_long_chunks": 16}
+    strategies = ({"name": "none"}, {"name": "der", "chunk_length": 8}, {"name": "slow_cortex"}, {"name": "agem"})
+
+    def configs(group: str) -> list[RunConfig]:
+        folder, made = tmp_path / group, []
+        for strategy in strategies:
+            base = at(tiny_run, folder / strategy["name"]).model_dump()
+            tasks = [{"name": name, "folder": "chats", "steps": 3} for name in ("one", "two")]
+            base["stream"] |= {"tasks": tasks, "data_root": tmp_path, "cache": tmp_path / "cache"}
+            base["stream"]["tokenizer"] = {"path": str(tmp_path / "tokenizer")}
+            made.append(RunConfig(**{**base, "model": model, "strategy": strategy}))
+        return made
+
+    alone(train_each, configs("one"), double=True)
+    together(2, train_each, configs("two"), double=True)
+    for strategy in strategies:
+        assert distance(tmp_path / "one" / strategy["name"], tmp_path / "two" / strategy["name"]) < 1e-9, strategy
+    assert (last_checkpoint(tmp_path / "two" / "none").tensors["model.replay.long"] < 0).any()
+    assert (last_checkpoint(tmp_path / "two" / "der").tensors["strategy.tokens"] < 0).any()
 
 
 # ------------------------------------------------------------------------------------------------ stopping, going on

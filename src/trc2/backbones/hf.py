@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
+import logging
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +30,18 @@ from trc2.config.pretrained import (
     weight_files,
 )
 from trc2.errors import UserError, brief
-from trc2.nn.cost import Cost
+from trc2.nn.cost import Activations, Cost, Kept
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import Packed, Segment, rejoin
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
+from trc2.system.extras import import_bitsandbytes
 from trc2.system.files import reading
 
 ADAPTER, ALL_LINEAR = "default", "all-linear"
 PROBE_LENGTH = 5
+COUNTED_BLOCKS = 4  # of which the activations are counted
+RECURRENT_LENGTH = 16  # tokens with which the activations of a recurrent model are counted
 
 
 @contextlib.contextmanager
@@ -100,6 +107,9 @@ class HFTrunk(Trunk):
         self._shared = _shared_names(lm)
         self.register_state_dict_post_hook(_leave_out_shared)
         self.register_load_state_dict_pre_hook(_put_back_shared)
+        if config.quantize is not None:
+            self.register_state_dict_post_hook(_leave_out_frozen)
+            self.register_load_state_dict_pre_hook(_put_back_frozen)
 
     @property
     def body(self) -> Any:
@@ -220,8 +230,19 @@ class HFTrunk(Trunk):
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
 
     def units(self) -> list[nn.Module]:
-        """Empty: dividing a model over ranks would have to divide an untied head, too."""
-        return []
+        """The blocks: the members of the body's list of as many modules as the config has layers."""
+        blocks = next((list(found) for found in self._block_lists()), [])
+        # FSDP divides by rows, so every tensor needs at least one dimension.
+        return blocks if all(p.ndim > 0 for block in blocks for p in block.parameters()) else []
+
+    def _block_lists(self) -> list[nn.ModuleList]:
+        lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
+        return [found for found in lists if len(found) == self.config.num_layers][:1]
+
+    def tables(self) -> list[Tensor]:
+        """Embedding and head, which may be the same tensor."""
+        weights = [self.embedding.weight, self.lm.get_output_embeddings().weight]
+        return list({id(weight): weight for weight in weights}.values())
 
 
 def _finite_mask(
@@ -267,6 +288,37 @@ def _put_back_shared(trunk: nn.Module, state: dict[str, Tensor], prefix: str, *_
             state.setdefault(f"{prefix}{name}", state[f"{prefix}{source}"])
 
 
+# ------------------------------------------------------------------------------------------------- four-bit weights
+
+
+def _leave_out_frozen(trunk: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
+    """Save the adapters only: packed weights depend on the machine, and the folder has them in full."""
+    for name in [name for name in state if name.startswith(prefix) and ".lora_" not in name]:
+        del state[name]
+
+
+def _put_back_frozen(trunk: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for path, module in trunk.named_modules():
+        saved = {
+            name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
+        }
+        for name, tensor in (*module._parameters.items(), *saved.items()):
+            full = f"{path}.{name}" if path else name
+            if tensor is not None and ".lora_" not in full:
+                state.setdefault(f"{prefix}{full}", tensor)
+
+
+def without_quantization(net: Backbone) -> Backbone:
+    """The same adapters on the weights of the folder, which are not rounded to four bits."""
+    assert isinstance(net.config, HFConfig)
+    plain = build(net.config.replace(quantize=None, adapter=None), torch.Generator())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(net.get_parameter(name))
+    return plain
+
+
 # ------------------------------------------------------------------------------------------------------------ building
 
 
@@ -276,7 +328,9 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
     _set_dropout(settings, config.dropout)
     with torch.random.fork_rng(devices=[]):  # adapters and layers draw from torch's global generator
         torch.manual_seed(0 if generator is None else generator.initial_seed())
-        has_weights = generator is not None and torch.get_default_device().type != "meta"
+        is_outline = torch.get_default_device().type == "meta"
+        # Four-bit weights are not in checkpoints: they are made from the folder again.
+        has_weights = not is_outline and (generator is not None or config.quantize is not None)
         lm = _load(config, settings) if has_weights else _skeleton(config, settings)
         _choose_what_learns(config, lm)
         if has_weights and config.adapter is not None:
@@ -284,6 +338,8 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
     trunk = HFTrunk(config, lm)
     if has_weights:
         _check_head(trunk)
+    if has_weights and config.quantize is not None:
+        _quantize(trunk)
     return Backbone(config, trunk)
 
 
@@ -299,6 +355,141 @@ def cost(config: HFConfig, rows: int, length: int, *, slots: int = 0, is_replay:
     return {"model": Cost(flops, (2 if config.lora is not None else 3) * flops)}
 
 
+def activations(config: HFConfig, length: int, *, on_cpu: bool) -> Activations:
+    """Floats that are kept, counted in a forward pass over tensors that have shapes and no memory.
+
+    The residual stream is what norms keep. Grouped keys and values are counted as repeated for every head, which is
+    some percent too much where torch's attention shares them.
+    """
+    has_heads = any(name in config.architecture for name in ("num_attention_heads", "n_head"))
+    counted = length if has_heads else min(length, RECURRENT_LENGTH)  # a recurrence keeps the same for every token
+    return _count_kept(config.replace(replay=False, adapter=None, quantize=None).model_dump_json(), counted)
+
+
+@lru_cache(maxsize=16)
+def _count_kept(settings: str, length: int) -> Activations:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    config = HFConfig(**json.loads(settings))
+    last: Exception | None = None
+    for dtype in ("float32", "bfloat16"):  # without a GPU, grouped products of experts are known in bfloat16 only
+        try:
+            with torch.device("meta"):
+                trunk = build(config.replace(dtype=dtype)).train().trunk
+            assert isinstance(trunk, HFTrunk)
+            with FakeTensorMode(), warnings.catch_warnings(), _unlogged("torch._subclasses.fake_tensor"):
+                warnings.simplefilter("ignore")
+                _pretend_on_cpu(trunk)
+                return _kept_by(trunk, torch.zeros(1, length, dtype=torch.long), config)
+        except UserError:
+            raise
+        except Exception as error:  # every architecture has its own way to fail
+            last = error
+    raise UserError(
+        f"The activations of {config.pretrained} cannot be counted without its weights ({brief(last)}): measure a "
+        "short run instead."
+    )
+
+
+def _pretend_on_cpu(trunk: nn.Module) -> None:
+    """Replace tensors of the meta device by such that behave as if they were in memory."""
+    made: dict[int, nn.Parameter] = {}
+    for module in trunk.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                pretended = torch.empty(parameter.shape, dtype=parameter.dtype)
+                new = made.setdefault(id(parameter), nn.Parameter(pretended, parameter.requires_grad))
+                module._parameters[name] = new
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+@contextlib.contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _kept_by(trunk: HFTrunk, tokens: Tensor, config: HFConfig) -> Activations:
+    owned = {tensor.untyped_storage()._cdata for tensor in (*trunk.parameters(), *trunk.buffers())}
+    units, length = trunk.units()[:COUNTED_BLOCKS], tokens.shape[1]
+    for blocks in trunk._block_lists():
+        del blocks[COUNTED_BLOCKS:]
+    inside = {"norms": 0, "units": 0}
+    entered: list[nn.Module] = []
+    floats: dict[tuple[int, bool], float] = {}  # by number of the block, 0 for what is not in one
+    seen: dict[int, Tensor] = {}  # the tensors themselves, so that no address is used twice
+
+    def note(tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage()._cdata
+        is_mask = tensor.shape == (1, 1, length, length)  # shared by all rows and heads, and absent on real devices
+        if address not in owned and address not in seen and tensor.is_floating_point() and not is_mask:
+            seen[address] = tensor
+            place = (len(entered) if inside["units"] else 0, inside["norms"] > 0)
+            floats[place] = floats.get(place, 0.0) + tensor.untyped_storage().nbytes() / tensor.itemsize
+        return tensor
+
+    def count(module: nn.Module, name: str) -> None:
+        module.register_forward_pre_hook(lambda *_: inside.update({name: inside[name] + 1}))
+        module.register_forward_hook(lambda *_: inside.update({name: inside[name] - 1}))
+
+    for unit in units:
+        unit.register_forward_pre_hook(lambda module, _: entered.append(module))
+        count(unit, "units")
+    for module in trunk.modules():
+        if "Norm" in type(module).__name__:
+            count(module, "norms")
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        trunk.body(input_ids=tokens, use_cache=False)
+
+    def mean(numbers: Sequence[int]) -> Kept:
+        stream, inner = (sum(floats.get((n, is_norm), 0.0) for n in numbers) for is_norm in (True, False))
+        return Kept(stream=stream, inner=inner) * (1 / (length * max(1, len(numbers))))
+
+    # The first block keeps less where nothing before it learns.
+    in_unit = mean(range(2, len(units) + 1) if len(units) > 1 else [1])
+    return Activations(in_unit, config.num_layers, Kept(stream=config.d_model), mean([0]) + Kept(stream=config.d_model))
+
+
+def _quantize(trunk: HFTrunk) -> None:
+    """Store the frozen matrices of the blocks in four bits (NF4, with scales in eight bits)."""
+    package = import_bitsandbytes(f"model.quantize={trunk.config.quantize}")
+    dtype, count = getattr(torch, trunk.config.dtype), 0
+    for name, module in [pair for unit in trunk.units() for pair in _frozen_linears(unit)]:
+        replaced = module.get_submodule(name)
+        packed = package.nn.Linear4bit(
+            replaced.in_features, replaced.out_features, bias=replaced.bias is not None, compute_dtype=dtype,
+            compress_statistics=True, quant_type=trunk.config.quantize, device="meta",
+        )  # fmt: skip
+        packed.weight = package.nn.Params4bit(
+            replaced.weight.data, requires_grad=False, compress_statistics=True, quant_type=trunk.config.quantize,
+            module=packed,
+        )  # fmt: skip
+        packed.bias = replaced.bias
+        parent, _, child = name.rpartition(".")
+        setattr(module.get_submodule(parent), child, packed.to("cpu"))  # this packs the weights
+        count += 1
+    if count == 0:
+        raise UserError(
+            f"{trunk.config.pretrained} has no frozen linear maps that could be stored in four bits: leave "
+            "model.quantize out."
+        )
+
+
+def _frozen_linears(unit: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The names of a block's linear maps that do not learn, each with the block."""
+    return [
+        (name, unit)
+        for name, module in unit.named_modules()
+        if type(module) is nn.Linear and not module.weight.requires_grad
+    ]
+
+
 def _set_dropout(settings: Any, value: float) -> None:
     """Set every dropout of the config, attention's included, instead of those of the model's first training."""
     for name, current in settings.to_dict().items():
@@ -309,11 +500,25 @@ def _set_dropout(settings: Any, value: float) -> None:
 def _skeleton(config: HFConfig, settings: Any) -> Any:
     from transformers.initialization import no_init_weights
 
-    settings.dtype = None
-    with no_init_weights():
+    settings.dtype, dtype = None, getattr(torch, config.dtype)
+    with no_init_weights(), _default_dtype(dtype):
         lm = causal_class(settings)(settings)
     lm.tie_weights()
-    return lm.to(getattr(torch, config.dtype))
+    # As `from_pretrained` does: tables of rotary angles stay float32 whatever the weights are.
+    for parameter in lm.parameters():
+        if parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
+    return lm
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _load(config: HFConfig, settings: Any) -> Any:

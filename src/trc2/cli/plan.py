@@ -30,18 +30,28 @@ def plan(
 ) -> None:
     """Estimate memory, messages and hours of a run on 1 to 1024 devices.
 
-    The table says whether the run needs DDP, FSDP or recomputing.
+    The table says whether the run needs DDP, FSDP or recomputing. The folder of a Hugging Face model is planned without
+    its weights, for training all of them and for adapters.
     """
-    from trc2.costs.devices import Device, all_needs, needs_json, usual_utilisation
+    from trc2.costs.devices import Device, all_needs, needs_json, usual_utilisation, ways_to_train
     from trc2.costs.tables import needs_notes, needs_tables
-    from trc2.runs.target import find_target
+    from trc2.runs.target import planned_config
 
     if utilisation is not None and not 0 < utilisation <= 1:
         raise UserError(f"--utilisation {utilisation} is not a share: give a number above 0, at most 1, such as 0.3.")
-    run = find_target(target, overrides or []).config
+    run = planned_config(target, overrides or [])
     reached = usual_utilisation(run.model) if utilisation is None else utilisation
     device = Device(memory * 1e9, flops * 1e12, reached, bandwidth * 1e9)
-    rows = all_needs(run, device, devices)
     is_guess = utilisation is None
-    data = needs_json(target, run, device, rows, is_guess=is_guess)
-    show(as_json, data, *needs_tables(target, run, rows), *needs_notes(run, device, rows, is_guess=is_guess))
+    ways = ways_to_train(run)
+    rows = {name: all_needs(way, device, devices) for name, way in ways.items()}
+    first = next(iter(rows.values()))
+    data = needs_json(target, run, device, first, is_guess=is_guess)
+    if len(ways) > 1:
+        data["ways"] = {name: needs_json(target, ways[name], device, rows[name], is_guess=is_guess) for name in ways}
+    tables = [
+        table
+        for name, way in ways.items()
+        for table in needs_tables(f"{target}, {name}" if name else target, way, rows[name])
+    ]
+    show(as_json, data, *tables, *needs_notes(run, device, first, is_guess=is_guess))

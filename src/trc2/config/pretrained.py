@@ -66,6 +66,9 @@ class HFConfig(BackboneConfig):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="number format of the weights that are trained"
     )
+    quantize: Literal["nf4"] | None = Field(
+        None, description="with lora: store the frozen matrices of the blocks in four bits. It needs bitsandbytes."
+    )
     replay: bool = True
     replay_share: Share | None = 0.05
 
@@ -101,6 +104,11 @@ class HFConfig(BackboneConfig):
     def _adapters_or_patterns(self) -> HFConfig:
         if self.lora is not None and self.freeze:
             raise ValueError("freeze and lora are both set, but with adapters nothing else learns: leave freeze out.")
+        if self.quantize is not None and self.lora is None:
+            raise ValueError(
+                f"quantize={self.quantize} is for frozen weights, but without lora all of them learn: set model.lora, "
+                "or leave quantize out."
+            )
         return self
 
     @property

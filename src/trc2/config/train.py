@@ -18,6 +18,10 @@ class TrainConfig(Section):
     sequence_length: Size = Field(128, description="T: tokens of a row")
     batch_size: Size = Field(8, description="sequences per micro-batch")
     micro_batches: Size = Field(1, description="micro-batches per optimizer step, over all ranks and accumulation")
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit keeps the two averages of AdamW in eight bits instead of 32. It needs bitsandbytes.",
+    )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW")
     betas: tuple[Decay, Decay] = Field(
         (0.9, 0.95), description="decays of AdamW's averages of the gradient and its square"
@@ -193,8 +197,8 @@ class OutputConfig(Section):
 
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
-        description="with several processes: ddp keeps the whole model on each, and fsdp divides its columns and "
-        "blocks",
+        description="with several processes: ddp keeps the whole model on each, and fsdp divides its columns or "
+        "blocks, embedding and head",
     )
     recompute: bool = Field(
         False, description="run every column or block again in the backward pass instead of keeping what it computed"

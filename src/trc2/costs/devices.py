@@ -11,11 +11,14 @@ from torch import Tensor
 from trc2.backbones.registry import activations_of, step_cost
 from trc2.backbones.saved import outline
 from trc2.config import BackboneConfig, RunConfig
+from trc2.config.pretrained import HFConfig
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.schedule import TaskSchedule
 
-ADAM = 2  # moments per weight, in float32
+ADAM = 2  # moments per weight
+BYTES_OF_8_BITS = 1 + 4 / 256  # of a moment with one scale for 256 of them
+BYTES_OF_4_BITS = 0.5 + 1 / 64  # of a weight with one scale of eight bits for 64 of them
 MOST_DEVICES = 1024
 # How much of its peak a GPU reaches. The paper's five TRC² rows, 29,000 to 103,000 tokens/s on 4 V100 of 125 TFLOP/s,
 # are 2.8 % at width 256 to 19.6 % at width 1024: about in proportion to the width, within a factor of two.
@@ -65,6 +68,23 @@ def usual_utilisation(config: BackboneConfig) -> float:
     return REACHED * min(1.0, config.d_model / REACHED_WIDTH)
 
 
+def ways_to_train(run: RunConfig) -> dict[str, RunConfig]:
+    """The run as it is, under no name. A Hugging Face model that learns as a whole is also planned with adapters."""
+    model = run.model
+    if not isinstance(model, HFConfig) or model.lora is not None:
+        return {"": run}
+    settings = run.model_dump(mode="json")
+
+    def way(**changes: Any) -> RunConfig:
+        return RunConfig(**{**settings, "model": {**settings["model"], "freeze": [], "lora": {}, **changes}})
+
+    return {
+        "all weights": run,
+        "LoRA of rank 8": way(),
+        "LoRA of rank 8 on weights of 4 bits": way(quantize="nf4"),
+    }
+
+
 def all_needs(run: RunConfig, device: Device, most: int = MOST_DEVICES) -> list[Need]:
     """A row for every power of two, each with the simplest way that fits."""
     counts = [2**power for power in range(most.bit_length()) if 2**power <= most]
@@ -74,7 +94,8 @@ def all_needs(run: RunConfig, device: Device, most: int = MOST_DEVICES) -> list[
 
 def need(run: RunConfig, device: Device, devices: int) -> Need:
     """The first of DDP, DDP with recomputing, FSDP, FSDP with recomputing that fits. The last one if none does."""
-    tried = [need_of(run, device, devices, *kind) for kind in KINDS if devices > 1 or kind[0] == "ddp"]
+    kinds = [kind for kind in KINDS if kind[0] == "ddp" or (devices > 1 and not is_quantized(run.model))]
+    tried = [need_of(run, device, devices, *kind) for kind in kinds]
     return next((way for way in tried if way.fits), tried[-1])
 
 
@@ -109,28 +130,46 @@ def need_of(run: RunConfig, device: Device, devices: int, parallel: str, recompu
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of weights: what learns, what FSDP divides, its largest unit, what is frozen, and bytes of state."""
+    """Numbers of weights that learn and of frozen ones, and how many of each FSDP divides. Bytes of state.
+
+    `tables` are the weights of embedding and head, `learning_tables` those of them that learn, and `in_blocks` the
+    frozen weights of the units, which may be stored in four bits.
+    """
 
     learning: int
-    divided: int
-    largest_unit: int
     frozen: int
+    divided: int
+    divided_frozen: int
+    largest_unit: int
+    tables: int
+    learning_tables: int
+    in_blocks: int
     buffers: float
     replay: float
 
 
-@lru_cache(maxsize=16)
 def sizes_of(config: BackboneConfig) -> Sizes:
     """Of a network that is never built. Kept, because one takes a second to outline."""
+    return _sizes_of(type(config), config.model_dump_json())
+
+
+@lru_cache(maxsize=16)
+def _sizes_of(kind: type[BackboneConfig], settings: str) -> Sizes:
+    config = kind.model_validate_json(settings)
     net = outline(config.replace(replay=False))
     units, chunks = net.units(), config.replay_recent_chunks + config.replay_long_chunks
-    divided: set[Tensor] = {parameter for unit in units for parameter in unit.parameters()}
-    divided |= {net.get_input_embeddings().weight} if units else set()
+    in_units: set[Tensor] = {parameter for unit in units for parameter in unit.parameters()}
+    divided = in_units | set(net.tables()) if units else set()
+    learning, frozen = ([p for p in net.parameters() if p.requires_grad is wanted] for wanted in (True, False))
     return Sizes(
-        learning=sum(p.numel() for p in net.parameters() if p.requires_grad),
-        divided=sum(parameter.numel() for parameter in divided),
+        learning=sum(p.numel() for p in learning),
+        frozen=sum(p.numel() for p in frozen),
+        divided=sum(p.numel() for p in learning if p in divided),
+        divided_frozen=sum(p.numel() for p in frozen if p in divided),
         largest_unit=max((sum(p.numel() for p in unit.parameters()) for unit in units), default=0),
-        frozen=sum(p.numel() for p in net.parameters() if not p.requires_grad),
+        tables=sum(table.numel() for table in net.tables()),
+        learning_tables=sum(table.numel() for table in net.tables() if table.requires_grad),
+        in_blocks=sum(p.numel() for p in frozen if p in in_units),
         buffers=sum(buffer.nbytes for buffer in net.buffers()),
         replay=4 * chunks * config.replay_chunk_length if config.replay else 0,
     )
@@ -161,22 +200,41 @@ def needs_json(name: str, run: RunConfig, device: Device, rows: list[Need], *, i
 def _parts(
     run: RunConfig, sizes: Sizes, device: Device, devices: int, micro_batches: int, parallel: str, recompute: bool
 ) -> dict[str, float]:
-    is_divided = parallel == "fsdp" and devices > 1 and sizes.divided > 0
-    divided = sizes.divided if is_divided else 0
+    is_divided = parallel == "fsdp" and devices > 1 and sizes.divided + sizes.divided_frozen > 0
+    divided, divided_frozen = (sizes.divided, sizes.divided_frozen) if is_divided else (0, 0)
     held = sizes.learning - divided + divided / devices  # weights whose state this device keeps
-    # FSDP puts two units together at a time, one running and one coming, and the embedding throughout.
-    passing = 2 * sizes.largest_unit + run.model.vocab_size * run.model.d_model if is_divided else 0
+    frozen = sizes.frozen - divided_frozen + divided_frozen / devices
+    # FSDP puts two units together at a time, one running and one coming, and embedding and head throughout.
+    passing = 2 * sizes.largest_unit + sizes.tables if is_divided else 0
     # Between micro-batches whole gradients are accumulated. Only the last one divides them.
-    gradients = sizes.learning if micro_batches > 1 else held + passing
+    of_passing = passing * sizes.learning / (sizes.learning + sizes.frozen)
+    width = bytes_of_weight(run.model)
+    gradients = width * (sizes.learning if micro_batches > 1 else held + of_passing)
     activations, overlap = _activations(run, device, recompute)
+    moment = BYTES_OF_8_BITS if run.train.optimizer == "adamw_8bit" else width
     return {
-        "parameters": 4.0 * (held + sizes.frozen + passing),
+        "parameters": width * (held + frozen + passing) - _saved_by_quantizing(run.model, sizes),
         # With one micro-batch gradients appear while activations go.
-        "gradients": 4.0 * gradients if micro_batches > 1 else max(0.0, 4.0 * gradients - overlap),
-        "optimizer": 4.0 * ADAM * held,
+        "gradients": gradients if micro_batches > 1 else max(0.0, gradients - overlap),
+        "optimizer": ADAM * moment * held,
         "activations": activations,
         "memory": sizes.buffers,
     }
+
+
+def bytes_of_weight(config: BackboneConfig) -> float:
+    """Gradients and moments have the format of the weights, which a Hugging Face model may have in half precision."""
+    return 4.0 if getattr(config, "dtype", "float32") == "float32" else 2.0
+
+
+def is_quantized(config: BackboneConfig) -> bool:
+    """Whether the frozen matrices of the blocks are stored in four bits."""
+    return getattr(config, "quantize", None) is not None
+
+
+def _saved_by_quantizing(config: BackboneConfig, sizes: Sizes) -> float:
+    """Bytes less than in the format of the weights."""
+    return sizes.in_blocks * (bytes_of_weight(config) - BYTES_OF_4_BITS) if is_quantized(config) else 0.0
 
 
 def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float, float]:
@@ -192,10 +250,12 @@ def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float
         of_units = kept.inputs * kept.num_units + kept.unit if recompute else kept.unit * kept.num_units
         units += tokens * of_units.bytes(width)
         once += tokens * kept.once.bytes(width)
-    if width == 2:
-        once += 2.0 * sizes_of(config).learning  # autocast keeps a half copy of every weight it used
+    sizes, stored = sizes_of(config), bytes_of_weight(config)
+    if width < stored:
+        quantized = sizes.in_blocks if is_quantized(config) else 0  # expanded for one product at a time
+        once += 2.0 * (sizes.learning + sizes.frozen - quantized)  # autocast keeps a half copy of every weight it used
     # The head's own gradient is formed with the loss, and a block of logits with it.
-    head = 4.0 * config.vocab_size * config.d_model
+    head = stored * config.vocab_size * config.d_model if sizes.learning_tables else 0.0
     logits = 4.0 * CHUNK_ELEMENTS.get("cpu" if device.is_cpu else "cuda", LARGE_CHUNK)
     return units + once + head + logits, units + head
 
@@ -205,7 +265,7 @@ def _recomputed_share(run: RunConfig) -> float:
     config, train = run.model, run.train
     replays = config.replay and run.control.mode != "off"
     costs = step_cost(config, train.batch_size, train.sequence_length, slots=config.read_slots, with_replay=replays)
-    again = sum(costs[name].forward for name in ("columns", "blocks", "replay") if name in costs)
+    again = sum(costs[name].forward for name in ("columns", "blocks", "model", "replay") if name in costs)
     return again / sum(cost.training for cost in costs.values())
 
 
@@ -214,9 +274,10 @@ def _messages(run: RunConfig, sizes: Sizes, devices: int, micro_batches: int, pa
     if devices == 1:
         return 0.0
     most = (devices - 1) / devices
-    divided = sizes.divided if parallel == "fsdp" else 0
-    gradients = 4.0 * most * (2 * (sizes.learning - divided) + divided)  # added up: twice. Each its own rows: once
-    weights = 4.0 * most * 2 * divided * micro_batches  # put together in every forward and every backward pass
+    divided, frozen = (sizes.divided, sizes.divided_frozen) if parallel == "fsdp" else (0, 0)
+    width = bytes_of_weight(run.model)
+    gradients = width * most * (2 * (sizes.learning - divided) + divided)  # added up: twice. Each its own rows: once
+    weights = width * most * 2 * (divided + frozen) * micro_batches  # put together in every forward and backward pass
     return gradients + weights + remembered_bytes(run, micro_batches)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config, merge_adapters
+from trc2.backbones.hf import ADAPTER, HFTrunk, lora_config, merge_adapters, without_quantization
 from trc2.backbones.saved import save_model
 from trc2.backbones.shell import Backbone
 from trc2.config.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
@@ -20,6 +20,7 @@ from trc2.recall.store import Store, read_store, write_store
 from trc2.report.card import model_card
 from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder, Warn
+from trc2.stream.chat import TEMPLATE_FILE
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 from trc2.system.failpoints import failpoint
 from trc2.system.files import replace_folder, sync_folder, write_atomically
@@ -57,6 +58,8 @@ def export_run(
             f"{run_folder} {reason}: go on using its parent, judge it by `trc2 check PARENT {run_folder}`, or export "
             "it with --anyway."
         )
+    if isinstance(net.config, HFConfig) and net.config.quantize is not None:
+        net = without_quantization(net)
     run, tokenizer = read_run(run_folder), source.tokenizer()
     parameters = sum(parameter.numel() for parameter in net.parameters())
     broken = [name for name, tensor in net.named_parameters() if not bool(tensor.isfinite().all())]
@@ -130,7 +133,11 @@ def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
     }
     generation = {"eos_token_id": tokenizer.end_of_text, "pad_token_id": tokenizer.end_of_text}
+    template = {} if tokenizer.chat is None else {TEMPLATE_FILE: tokenizer.chat.source}
+    if tokenizer.chat is not None:
+        settings = {**tokenizer.chat.tokens, **settings}
     return {
+        **template,
         TOKENIZER_FILE: tokenizer.to_json(),
         "tokenizer_config.json": json.dumps(settings, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),

@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices only."""
+"""AdamW with decay on matrices only, in float32 or with averages of eight bits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch import nn
 from trc2.backbones.shell import Backbone
 from trc2.config import TrainConfig
 from trc2.distributed.sharded import is_divided
+from trc2.errors import UserError
+from trc2.system.extras import import_bitsandbytes
 
 
-def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
+def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.Optimizer:
     """Weight decay on tensors of two or more dimensions, the embedding included, but not on those that the model
     names in `tensors_without_decay`.
 
@@ -24,6 +26,11 @@ def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.AdamW:
     decayed = [p for name, p in trainable if p.ndim >= 2 and name not in spared]
     others = [p for name, p in trainable if p.ndim < 2 or name in spared]
     groups = [*_groups(decayed, config.weight_decay, first=0), *_groups(others, 0.0, first=len(decayed))]
+    if config.optimizer == "adamw_8bit":
+        if any(is_divided(p) for _, p in trainable):
+            raise UserError("train.optimizer=adamw_8bit does not suit output.parallel=fsdp: use adamw, or ddp.")
+        adam = import_bitsandbytes("train.optimizer=adamw_8bit").optim.AdamW8bit
+        return adam(groups, lr=config.learning_rate, betas=config.betas)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 

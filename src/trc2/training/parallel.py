@@ -133,7 +133,7 @@ def _add_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
 class Divided(Parallel):
     """FSDP: every rank holds some rows of each column or block, and the whole of one only while it runs.
 
-    The embedding, which is also the head, is a unit of the shell: it is whole throughout a forward pass. Everything
+    Embedding and head, mostly one tensor, are a unit of the shell: they are whole throughout a forward pass. Everything
     else is small and stays whole on every rank: norms, the thalamic router, and all of the memory, whose maps a commit
     needs between passes. The gradients of what is whole are added up by hand, in one message, after the last backward
     pass of a step.
@@ -141,23 +141,25 @@ class Divided(Parallel):
 
     is_divided = True
 
-    def __init__(self, model: Backbone, ranks: Ranks) -> None:
+    def __init__(self, model: Backbone, ranks: Ranks, device: torch.device) -> None:
+        """The model may still be on the host: one unit after the other is moved to the device and divided."""
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         super().__init__(model)
         self.ranks = ranks
-        mesh = init_device_mesh(model.get_input_embeddings().weight.device.type, (ranks.world,))
+        mesh = init_device_mesh(device.type, (ranks.world,))
         units = model.units()
         for unit in units:
             fully_shard(unit, mesh=mesh)
-        head = model.get_input_embeddings().weight
-        whole = {p for p in model.parameters() if p is not head and not is_divided(p)}
+        tables = {id(table) for table in model.tables()}
+        whole = {p for p in model.parameters() if id(p) not in tables and not is_divided(p)}
         # Divided again after every forward pass, also one without a backward pass: an evaluation must leave no trace.
         fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         for module in (*units, model):
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator] # gloo can only add float32
         register_fsdp_forward_method(model, "predict")
+        model.to(device)  # what is whole
         for host in (module for module in model.modules() if isinstance(module, HostState)):
             for buffer in host.buffers():  # FSDP moved them along
                 buffer.data = buffer.data.cpu()
@@ -218,12 +220,13 @@ def _by_kind(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], li
     return [p for p in parameters if not is_divided(p)], [p for p in parameters if is_divided(p)]
 
 
-def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype) -> Parallel:
-    """How this model learns on these ranks."""
-    if ranks.world == 1:
-        return Parallel(model)
-    if kind == "ddp":
-        return DataParallel(model)
+def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype, device: torch.device) -> Parallel:
+    """How this model learns on these ranks. Moves it to the device: the whole of it, or this rank's rows."""
+    if ranks.world == 1 or kind == "ddp":
+        model.to(device)
+        return Parallel(model) if ranks.world == 1 else DataParallel(model)
+    if getattr(model.config, "quantize", None) is not None:
+        raise UserError("output.parallel=fsdp cannot divide weights of 4 bits: use ddp, or leave model.quantize out.")
     if not model.units():
         raise UserError(
             f"output.parallel=fsdp does not suit model={model.config.name}, which cannot be divided: use ddp."
@@ -234,4 +237,4 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype)
         raise UserError(f"output.parallel=fsdp needs a newer torch than {torch.__version__}: use ddp, or update torch.")
     if dtype == torch.float16:
         raise UserError("output.parallel=fsdp cannot scale losses, which float16 needs: use ddp or another precision.")
-    return Divided(model, ranks)
+    return Divided(model, ranks, device)

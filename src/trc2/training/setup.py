@@ -27,6 +27,7 @@ from trc2.runs.lock import lock_folder
 from trc2.runs.records import MetricsLog
 from trc2.stream.packed import PreparedStream
 from trc2.stream.prepare import prepare_stream
+from trc2.stream.sources import refuse_output_among_texts
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.machine import available_cores, busy_cores, crowding, keep_freed_memory
 from trc2.system.precision import choose_device
@@ -50,10 +51,11 @@ def begin_run(config: RunConfig, console: Console, ranks: Ranks) -> None:
     """Train a recipe from the beginning. A run that is rejected removes the folders it made."""
     if config.stream is None:
         raise UserError("This recipe has no stream of tasks: add `stream:`, or train one that has, such as demo.")
-    folder = RunFolder(config.output.folder)
+    folder, stream = RunFolder(config.output.folder), config.stream
 
     def check_is_free() -> None:
         folder.check_is_empty("choose another output.folder")
+        refuse_output_among_texts(folder.path, stream)
 
     ranks.on_first(check_is_free)  # before the lock is touched, and again when it is held
     new_folders = [path for path in (folder.path, *folder.path.parents) if not path.exists()]

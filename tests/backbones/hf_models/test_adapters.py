@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.backbones.hf_models.test_training import own_logits
 from tests.command import trc2
 from tests.conftest import QUIET, write_task
+from tests.distributed.several import together
 from tests.training.test_resume import stop_after
 from trc2 import RunConfig
 from trc2.backbones.saved import load_model
@@ -25,7 +27,6 @@ from trc2.continuing.adapters import adapter_parent
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import lock_folder
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_tests import compare_runs
@@ -150,16 +151,27 @@ def test_a_folder_that_was_not_made_from_adapters_is_never_replaced(small: Path)
         assert (folder / "adapter_model.safetensors").read_bytes() == weights
 
 
-def test_workers_take_the_folder_that_is_made_already(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def rebase_as_worker(small: Path) -> tuple[bytes, int]:
+    os.environ["TORCHELASTIC_RUN_ID"] = "one"
+    folder = adapter_parent(small, small.with_name("model"), merge=False)
+    return (folder / "adapter_model.safetensors").read_bytes(), folder.stat().st_ino
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_the_first_worker_writes_the_folder_and_the_others_wait(small: Path) -> None:
     model = small.with_name("model")
-    made = adapter_parent(small, model, merge=False).stat().st_ino
-    group = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    for name, value in {**group, "TORCHELASTIC_RUN_ID": "one"}.items():
-        monkeypatch.setenv(name, value)
-    with lock_folder(small.with_name(".small+base.partial")):  # another worker may be here
-        assert adapter_parent(small, model, merge=False).stat().st_ino == made
+    found = together(3, rebase_as_worker, small)  # as with a plain torchrun, at the same time
+    assert len(set(found)) == 1
+    assert together(3, rebase_as_worker, small) == found  # not written again, as with --nproc
     (small / "adapter_model.safetensors").write_bytes(b"others")
-    assert (adapter_parent(small, model, merge=False) / "adapter_model.safetensors").read_bytes() == b"others"
+    later = together(3, rebase_as_worker, small)
+    assert {content for content, _ in later} == {b"others"}
+    assert len(set(later)) == 1
+    other = small.with_name("other")
+    shutil.copytree(model, other)
+    settings = adapter_parent(small, other, merge=False) / "adapter_config.json"
+    together(2, rebase_as_worker, small)  # the adapters are the same, but their model is another one
+    assert json.loads(settings.read_text())["base_model_name_or_path"] == str(model)
 
 
 @pytest.mark.parametrize(
