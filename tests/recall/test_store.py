@@ -143,3 +143,24 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "recall").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="is a link"):
         write_store(tmp_path, a_store())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 40))
+def test_a_limit_keeps_a_sample_that_does_not_depend_on_the_order(documents: list[list[int]], limit: int) -> None:
+    texts = [("source", ids) for ids in documents]
+    at_once = Store(100, "t", max_bytes=limit).add(texts).within_limit()
+    one_by_one = Store(100, "t", max_bytes=limit)
+    for text in reversed(texts):
+        one_by_one = one_by_one.add([text]).within_limit()
+    assert {d.sha256 for d in at_once.documents} == {d.sha256 for d in one_by_one.documents}
+    assert at_once.num_bytes <= limit
+    least = min(packed_bytes(len(ids), 100) for ids in documents)
+    assert bool(at_once.documents) == (least <= limit)
+
+
+def test_a_limit_is_kept_in_the_file(tmp_path: Path) -> None:
+    write_store(tmp_path, Store(100, "t", max_bytes=30).add([("source", [1, 2, 3])]))
+    again = read_store(tmp_path, 100, "t")
+    assert again is not None
+    assert again.max_bytes == 30

@@ -10,16 +10,24 @@ import pytest
 import torch
 
 import trc2
+from tests.command import trc2 as command
+from tests.conftest import QUIET, write_task
 from tests.teaching.conftest import documents
-from trc2 import UserError
+from trc2 import UserError, load_model
 from trc2.backbones.shell import Backbone
+from trc2.config import TaskConfig
+from trc2.continuing.continue_run import continue_run
+from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.generate.sampling import generate_ids
 from trc2.recall.gate import MAX_RISE
 from trc2.recall.store import read_store, store_path
+from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.runs.target import find_target
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.teaching.fit import MIN_DOCUMENTS
+from trc2.training.resume import resume_run
 
 OLD = "apple pear plum fig saw axe drill file 0123456789"
 KEEP = [OLD, "plum fig apple pear", "file saw drill axe"]  # else the model samples text, which takes seconds
@@ -101,6 +109,17 @@ def test_teaching_in_two_parts_or_forgetting_a_part_gives_the_same_store(exporte
     assert torch.equal(logits(exported), alone)
     assert identity(exported) != identity(other)
     assert [d.number for d in one.teach(["a new one"], source="c").documents] == [len(two.documents()) + 1]
+
+
+def test_forgetting_down_to_a_few_documents_leaves_no_sampled_text(exported: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(exported, tmp_path / "other"))
+    texts = documents(12)
+    trc2.load_model(exported).teach(texts[:3], source="few")
+    trc2.load_model(exported).teach(texts[3:], source="many")
+    trc2.load_model(exported).forget(source="many*")
+    trc2.load_model(other).teach(texts[:3], source="few")
+    stores = [read_store(folder, 300, opened(folder)[1].fingerprint()) for folder in (exported, other)]
+    assert [(store.keep, store.keep_source) for store in stores if store is not None] == [((), "")] * 2
 
 
 def test_few_documents_get_the_default_gate_and_help_all_the_same(exported: Path) -> None:
@@ -207,3 +226,44 @@ def test_runs_versions_and_recipes_are_not_taught(trained: Path, exported: Path,
             trc2.SavedModel(place).teach(["some text"])
     with pytest.raises(UserError, match="export the run first"):
         trc2.load_model(trained)
+
+
+def test_files_without_a_document_of_the_format_are_named_with_the_reason(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    done = command("teach", str(exported), str(tmp_path / "rows.jsonl"), "--format", "gsm8k")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "2 rows were skipped: 2 without 'question'" in done.err
+
+
+def test_the_next_continue_replays_what_was_taught(exported: Path, tmp_path: Path) -> None:
+    load_model(exported).teach(documents(12))
+    write_task(tmp_path, "colours", ["red", "blue"])
+    task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)
+    child = continue_run(exported, tmp_path / "child", task, QUIET)
+    stream = RunFolder(child).config().stream
+    assert stream is not None
+    (seed,) = prepare_stream(stream, tokenizer=RunFolder(child).tokenizer()).seeds
+    store = read_store(exported, None, RunFolder(child).tokenizer().fingerprint())
+    assert store is not None
+    assert seed.tokens("train").tolist() == [token for document in store.documents for token in document.tokens]
+    load_model(exported).forget(source="*")
+    with pytest.raises(UserError, match="no taught documents any more"):
+        resume_run(child, [], QUIET)
+    alone = child_config(exported, ContinuationRequest((task,)), tmp_path / "alone").stream
+    assert alone is not None
+    assert alone.replay_prefill_files == ()
+
+
+def test_a_limit_in_bytes_holds_from_then_on(exported: Path) -> None:
+    model, texts = load_model(exported), documents(40)
+    first = model.teach(texts[:20], max_bytes=300)
+    assert (len(first.documents) + first.left_out, first.store.num_bytes <= 300) == (20, True)
+    second = model.teach(texts[20:])
+    assert second.store.num_bytes <= 300
+    assert second.left_out > 0
+    at_once = load_model(exported)
+    at_once.forget(source="*")
+    at_once.teach(texts, max_bytes=300)
+    assert {d.sha256 for d in at_once.documents()} == {d.sha256 for d in second.store.documents}
+    with pytest.raises(UserError, match="has no room for any document: use"):
+        model.teach(texts, max_bytes=1)

@@ -31,7 +31,8 @@ def train(
 
     recipe     a recipe's name or file, or a RunConfig: what `trc2 train` takes
     tasks      {"news": documents, …} instead of the recipe's tasks, in this order. Documents are a list of strings, or
-               {"train": …, "validation": …, "test": …}. A folder or file, or a TaskConfig, will do as well
+               of rows with text, messages, or prompt and completion, or {"train": …, "validation": …, "test": …}. A
+               folder or file, or a TaskConfig, will do as well
     steps      optimizer steps of every task, or {"news": 200, …}. 100 unless the recipe says otherwise
     folder     the run folder. By default the recipe's, with a number where that holds a run already
     overrides  ["train.seed=3", "model.d_model=256", …], as on the command line

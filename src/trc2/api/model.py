@@ -33,14 +33,16 @@ class SavedModel:
     def __repr__(self) -> str:
         return f"SavedModel({str(self.folder)!r})"
 
-    def teach(self, texts: Given, *, source: str = "text", keep: Given = ()) -> Change:
+    def teach(self, texts: Given, *, source: str = "text", keep: Given = (), max_bytes: int | None = None) -> Change:
         """Store documents that the model reads from now on, without training; its weights do not change.
 
-        texts   strings, rows with `text`, or the path of a file or folder
-        source  the name by which `forget` finds documents that were given as strings
-        keep    text whose loss must not rise, given like texts; by default the model samples some
+        texts      strings, rows with `text`, or the path of a file or folder
+        source     the name by which `forget` finds documents that were given as strings
+        keep       text whose loss must not rise, given like texts; by default the model samples some
+        max_bytes  most bytes of stored tokens, now and later; a random sample of all documents stays
         """
-        return teach(str(self.folder), self._documents(texts, source), self._warn, keep=self._documents(keep, "keep"))
+        documents, kept = self._documents(texts, source), self._documents(keep, "keep")
+        return teach(str(self.folder), documents, self._warn, keep=kept, max_bytes=max_bytes)
 
     def forget(self, *, document: str | Iterable[str] = (), source: str | Iterable[str] = ()) -> Change:
         """Remove documents by id or by a pattern of their sources, as if they had never been taught."""

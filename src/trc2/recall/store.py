@@ -21,11 +21,11 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from trc2.errors import UserError
+from trc2.recall import FILE, FOLDER
 from trc2.recall.counts import Counts, Ints
 from trc2.recall.gate import Gate
 from trc2.system.files import reading, refuse_link, sync_folder, write_atomically
 
-FOLDER, FILE = "recall", "store.safetensors"
 SCHEMA = 1
 HASH_DIGITS = 8
 
@@ -54,7 +54,8 @@ class StoredDocument:
 class Store:
     """The documents of one model in the order in which they were taught.
 
-    `keep` is text on which the gate was fitted to stay closed, and `keep_source` says where it came from.
+    `keep` is text on which the gate was fitted to stay closed, and `keep_source` says where it came from. `max_bytes`
+    limits the packed tokens of all documents, and `cut` is the smallest hash that it had no room for.
     """
 
     vocabulary: int
@@ -64,6 +65,8 @@ class Store:
     gate: Gate | None = None
     keep: tuple[Ints, ...] = ()
     keep_source: str = ""
+    max_bytes: int | None = None
+    cut: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -87,9 +90,27 @@ class Store:
                 number += 1
         return replace(self, documents=tuple(added), next_number=number)
 
+    def within_limit(self) -> Store:
+        """Without documents that are too much for `max_bytes`.
+
+        Those with the smallest hashes stay. This is a random sample of all documents that were ever taught, and it does
+        not depend on their order.
+        """
+        if self.max_bytes is None:
+            return self
+        fitting = [d for d in self.documents if packed_bytes(len(d.tokens), self.vocabulary) <= self.max_bytes]
+        chosen, total, cut = set(), 0, self.cut
+        for document in sorted(fitting, key=lambda document: document.sha256):
+            total += len(document.tokens)
+            if (cut is not None and document.sha256 >= cut) or packed_bytes(total, self.vocabulary) > self.max_bytes:
+                cut = document.sha256 if cut is None else min(cut, document.sha256)
+                break
+            chosen.add(document.number)
+        return replace(self, documents=tuple(d for d in self.documents if d.number in chosen), cut=cut)
+
     def remove(self, numbers: Collection[int]) -> Store:
-        """Without the documents of these numbers."""
-        return replace(self, documents=tuple(d for d in self.documents if d.number not in numbers))
+        """Without the documents of these numbers. There may be room for others again."""
+        return replace(self, documents=tuple(d for d in self.documents if d.number not in numbers), cut=None)
 
     def counts(self, documents: Sequence[StoredDocument] | None = None) -> Counts:
         """Counts of all documents, or of these."""
@@ -150,6 +171,8 @@ def write_store(folder: Path, store: Store) -> None:
         "gate": None if store.gate is None else store.gate.to_json(),
         "keep": [len(tokens) for tokens in store.keep],
         "keep_source": store.keep_source,
+        "max_bytes": store.max_bytes,
+        "cut": store.cut,
         "documents": [[d.number, d.sha256, d.source, len(d.tokens)] for d in store.documents],
     }
     text = json.dumps(content)
@@ -158,8 +181,11 @@ def write_store(folder: Path, store: Store) -> None:
     sync_folder(path.parent)
 
 
-def read_store(folder: Path, vocabulary: int, tokenizer: str) -> Store | None:
-    """The store of a saved model, or None if it has none; a UserError if it is damaged or of another tokenizer."""
+def read_store(folder: Path, vocabulary: int | None, tokenizer: str) -> Store | None:
+    """The store of a saved model, or None if it has none; a UserError if it is damaged or of another tokenizer.
+
+    Without a vocabulary size, that of the file is taken.
+    """
     path = store_path(folder)
     if not path.exists():
         return None
@@ -173,6 +199,7 @@ def read_store(folder: Path, vocabulary: int, tokenizer: str) -> Store | None:
         content = json.loads(metadata["store"])
         if content["schema"] != SCHEMA:
             raise UserError(f"{path} has schema {content['schema']}, this version reads {SCHEMA}: teach it again.")
+        vocabulary = int(content["vocabulary"]) if vocabulary is None else vocabulary
         if (content["vocabulary"], content["tokenizer"]) != (vocabulary, tokenizer):
             raise UserError(
                 f"{path} was written with another tokenizer than that of the model: restore tokenizer.json, or remove "
@@ -189,7 +216,8 @@ def read_store(folder: Path, vocabulary: int, tokenizer: str) -> Store | None:
         gate = None if content["gate"] is None else Gate.from_json(content["gate"])
         keep = tuple(unpack(tensors["keep"], content["keep"], vocabulary))
         return Store(
-            vocabulary, tokenizer, documents, content["next_number"], gate, keep, content["keep_source"]
+            vocabulary, tokenizer, documents, content["next_number"], gate, keep, content["keep_source"],
+            content.get("max_bytes"), content.get("cut"),
         )  # fmt: skip
 
 

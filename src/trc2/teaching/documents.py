@@ -18,7 +18,7 @@ MAX_DOCUMENT_BYTES = int(TaskConfig.model_fields["max_document_bytes"].default)
 
 def read_documents(paths: Iterable[Path], warn: Warn, format_name: str = "text") -> Iterator[Document]:
     """All documents of these files, and of the text files below these folders. Each is named by its path and line."""
-    bad, render = BadRows(), text_format(format_name)
+    bad, render, found = BadRows(), text_format(format_name), 0
     for path in paths:
         if not path.exists():
             raise UserError(f"There is no file or folder {path}: check the path.")
@@ -26,7 +26,11 @@ def read_documents(paths: Iterable[Path], warn: Warn, format_name: str = "text")
         if not files:
             raise UserError(f"{path} holds no text: put {', '.join(SUFFIXES)} files there, also with .gz or .zst.")
         for file in files:
-            yield from read_file(file, render, MAX_DOCUMENT_BYTES, bad, name=file.as_posix())
+            for document in read_file(file, render, MAX_DOCUMENT_BYTES, bad, name=file.as_posix()):
+                found += 1
+                yield document
+    if bad.total() and not found:
+        raise UserError(f"The files hold no document of the format '{format_name}': {bad.sentence()}")
     if bad.total():
         warn(bad.sentence())
 

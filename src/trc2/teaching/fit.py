@@ -45,8 +45,10 @@ def fit_store(net: Backbone, tokenizer: Tokenizer, store: Store) -> Fitted:
         reason = (
             f"default weights: {len(store.documents)} documents are fewer than the {MIN_DOCUMENTS} that a fit needs"
         )
-        keep = () if store.keep_source == BY_MODEL else store.keep
-        return Fitted(replace(store, gate=Gate(DEFAULT_WEIGHTS, reason), keep=keep), None, None)
+        store = replace(store, gate=Gate(DEFAULT_WEIGHTS, reason))
+        if store.keep_source == BY_MODEL:  # as if the documents that are gone had never been there
+            store = replace(store, keep=(), keep_source="")
+        return Fitted(store, None, None)
     if not store.keep:
         store = replace(store, keep=_sampled(net, tokenizer), keep_source=BY_MODEL)
     documents = sorted(store.documents, key=lambda document: document.sha256)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trc2.errors import UserError, brief
+from trc2.recall import FOLDER
 from trc2.recall.gate import Gate
-from trc2.recall.store import FOLDER, Store, StoredDocument, read_store, write_store
+from trc2.recall.store import Store, StoredDocument, packed_bytes, read_store, write_store
 from trc2.runs.folder import VERSION_FILE, VERSIONS_TABLE, RunFolder, Warn
 from trc2.runs.lock import lock_folder
 from trc2.runs.target import Target, find_target
@@ -28,7 +29,8 @@ BATCH = 1000  # documents that are tokenized at once
 class Change:
     """The result of teaching or forgetting: the documents that came or went, and the store as it is now.
 
-    `gain` and `keep_rise` are those of the gate, see `Fitted`; None if it was not fitted.
+    `left_out` counts documents, earlier ones too, that `max_bytes` has no room for. `gain` and `keep_rise` are those of
+    the gate, see `Fitted`; None if it was not fitted.
     """
 
     documents: tuple[StoredDocument, ...]
@@ -37,6 +39,7 @@ class Change:
     gain: float | None
     keep_rise: float | None
     seconds: float
+    left_out: int = 0
 
     @property
     def gate(self) -> Gate | None:
@@ -47,6 +50,7 @@ class Change:
         return {
             "documents": [document.describe() for document in self.documents],
             "known_already": self.known,
+            "left_out": self.left_out,
             "stored": {
                 "documents": len(self.store.documents),
                 "tokens": self.store.num_tokens,
@@ -59,12 +63,18 @@ class Change:
         }
 
 
-def teach(folder: str, documents: Iterable[Document], warn: Warn, *, keep: Iterable[Document] = ()) -> Change:
+def teach(
+    folder: str, documents: Iterable[Document], warn: Warn, *, keep: Iterable[Document] = (),
+    max_bytes: int | None = None,
+) -> Change:  # fmt: skip
     """Store documents beside a saved model and fit the gate that reads them. The next prediction uses them.
 
     `keep` is text whose loss must not rise; without it, and without such text in the store, the model samples some.
-    Documents that are stored already are left out.
+    Documents that are stored already are left out. `max_bytes` limits the stored tokens from now on: beyond it, a
+    random sample of all documents stays.
     """
+    if max_bytes is not None and max_bytes < 1:
+        raise UserError(f"max_bytes={max_bytes} leaves no room for documents: use 1 or more, or forget documents.")
     target, begun = _saved_model(folder), time.perf_counter()
     path = target.weights_folder
     with lock_folder(path / FOLDER):
@@ -74,18 +84,25 @@ def teach(folder: str, documents: Iterable[Document], warn: Warn, *, keep: Itera
         texts = list(_tokenized(documents, tokenizer))
         if not texts:
             raise UserError("There is nothing to teach: the files hold no documents.")
-        after = before.add(texts)
+        limited = before if max_bytes in (None, before.max_bytes) else replace(before, max_bytes=max_bytes, cut=None)
+        whole = limited.add(texts)
+        after, known = whole.within_limit(), len(texts) + len(before.documents) - len(whole.documents)
+        if not after.documents:
+            least = min(packed_bytes(len(document.tokens), vocabulary) for document in whole.documents)
+            raise UserError(f"max_bytes={after.max_bytes} has no room for any document: use {least} or more.")
         kept = windows([list(ids) for _, ids in _tokenized(keep, tokenizer)], KEEP_TOKENS)
         if kept:
             after = replace(after, keep=kept, keep_source=BY_FILES)
-        new = after.documents[len(before.documents) :]
-        if not new and not kept:
-            return Change((), before, len(texts), None, None, time.perf_counter() - begun)
+        new = tuple(document for document in after.documents if document.number >= before.next_number)
+        same = [d.number for d in after.documents] == [d.number for d in before.documents]
+        if same and not kept and after.max_bytes == before.max_bytes:
+            return Change((), before, known, None, None, time.perf_counter() - begun, len(texts) - known)
         net.to(choose_device("auto"))
         fitted = fit_store(net, tokenizer, after)
         write_store(path, fitted.store)
     seconds = time.perf_counter() - begun
-    return Change(new, fitted.store, len(texts) - len(new), fitted.gain, fitted.keep_rise, seconds)
+    left_out = len(whole.documents) - len(after.documents)
+    return Change(new, fitted.store, known, fitted.gain, fitted.keep_rise, seconds, left_out)
 
 
 def forget(folder: str, warn: Warn, *, documents: Sequence[str] = (), sources: Sequence[str] = ()) -> Change:
