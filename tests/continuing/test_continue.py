@@ -61,6 +61,18 @@ def test_a_child_that_lost_its_checkpoints_is_never_trained_from_nothing(
         resume_run(child, [], QUIET)
 
 
+def test_a_run_is_not_written_among_the_texts_it_reads(tiny_run: MakeRun, trained: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "notes.txt").write_text("\n\n".join(f"note {number} of many" for number in range(200)))
+    with pytest.raises(UserError, match="reads all text files there"):
+        continue_run(trained, texts / "child", TaskConfig(name="notes", folder=str(texts), steps=2), QUIET)
+    task = {"name": "notes", "folder": str(texts), "steps": 2}
+    with pytest.raises(UserError, match="reads all text files there"):
+        start_run(tiny_run(stream={"tasks": [task]}, output={"folder": texts / "runs" / "new"}), QUIET)
+    assert [path.name for path in texts.iterdir()] == ["notes.txt"]
+
+
 def test_a_refused_one_leaves_nothing_behind(trained: Path, tmp_path: Path) -> None:
     missing = TaskConfig(name="colours", folder=str(tmp_path / "nowhere"), steps=5)
     before = sorted(path.name for path in tmp_path.iterdir())

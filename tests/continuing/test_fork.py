@@ -120,6 +120,7 @@ def test_the_report_has_the_parent_beside_the_childs_own_steps(parent: Path, dat
         ("model.memory_slots=128", r"model\.memory_slots=128 cannot be set"),
         ("model.replay_recent_chunks=8", "cannot be set"),
         ("train.schedule=wsd", "cannot be set"),
+        ("train.optimizer=adamw_8bit", "cannot be set"),
         ("budget.match=tokens", "cannot be set"),
         ("stream.tasks.fruit.steps=9", "are over and cannot be changed"),
         ("stream.tasks.colours.name=blue", "would change which tasks"),

@@ -98,12 +98,17 @@ def test_a_child_that_passes_the_limit_ends_with_the_checkpoint_before(family: F
     assert [(span.task, span.end) for span in spans[-2:]] == [("colours", good), ("more", good + 4)]
 
 
-def test_killed_anywhere_it_stops_at_the_same_step_with_the_same_bytes(family: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_good", [True, False])
+def test_killed_anywhere_it_stops_at_the_same_step_with_the_same_bytes(
+    family: Family, tmp_path: Path, has_good: bool
+) -> None:
+    limit = family.limit if has_good else -0.99  # no evaluation is within the second one
+
     def begin(folder: Path) -> Path:
-        return continue_run(family.parent, folder, family.task, QUIET, overrides=FAST, stop_at=family.limit)
+        return continue_run(family.parent, folder, family.task, QUIET, overrides=FAST, stop_at=limit)
 
     whole = begin(tmp_path / "whole")
-    own = family.good - RunFolder(whole).first_step
+    own = (family.good - RunFolder(whole).first_step) if has_good else 0
 
     def attempt(folder: Path) -> None:
         if folder.exists():
@@ -111,7 +116,7 @@ def test_killed_anywhere_it_stops_at_the_same_step_with_the_same_bytes(family: F
         else:
             begin(folder)
 
-    for point in (f"step:{own + 2}", "stop:1", "stopped:1", "boundary:1"):
+    for point in (f"step:{own + 2}", "checkpoint rename:1", "stop:1", "stopped:1", "boundary:1"):
         child = tmp_path / "child"
         assert run_in_child(attempt, child, point) < 0, point
         run_in_child(attempt, child)

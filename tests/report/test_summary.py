@@ -82,3 +82,12 @@ def test_a_continued_run_that_has_not_been_evaluated_yet_is_summarised(tmp_path:
     Lineage("parent", 8, ("task1",), True).write(run / "parent.json")
     assert write_summary(run)[0].is_file()
     assert run_numbers(run)["parent"]["perplexity"] == {}
+
+
+def test_a_folder_in_the_place_of_a_picture_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    (folder / "summary.png").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        write_summary(folder)
+    assert error.value.filename == str(folder / "summary.png")
+    assert not (folder / "summary.md").exists()

@@ -166,3 +166,10 @@ def test_a_tree_is_not_drawn_over_a_file_that_is_not_a_picture(tmp_path: Path) -
     done = trc2("runs", str(tmp_path), "--picture", str(notes))
     assert (done.code, notes.read_text()) == (2, "mine")
     assert "does not end in .png" in done.err
+
+
+def test_the_whole_disk_is_not_searched_for_runs(tmp_path: Path) -> None:
+    for command in ("runs", "report"):
+        done = trc2(command, tmp_path.anchor)
+        assert done.code == 2
+        assert "root of the file system" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.system.failpoints import GOING_BACK, PROMOTING
 from trc2.verify.kill_runner import run_in_child
+from trc2.versions import registry
+from trc2.versions.entry import Version
 from trc2.versions.registry import Versions, is_versions
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -85,6 +88,36 @@ def test_a_flipped_bit_is_one_sentence(versions: Versions, name: str) -> None:
     path.write_bytes(bytes(content))
     with pytest.raises(UserError, match="is not what was written, its checksum differs"):
         versions.accepted().check()
+
+
+@pytest.mark.parametrize("name", ["model/model-2.safetensors", "run/held_out/x.jsonl", "run/checkpoints/step_9/x"])
+def test_a_file_that_was_added_is_one_sentence(versions: Versions, name: str) -> None:
+    path = versions.accepted().folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    with pytest.raises(UserError, match="was added to the version"):
+        versions.accepted().check()
+    path.unlink()
+    (versions.accepted().folder / "run" / "summary.md").write_text("written later by `trc2 report`")
+    versions.accepted().check()
+
+
+def test_a_description_is_read_again_only_if_it_changed(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = versions.all()
+    reads: list[Path] = []
+    plain = registry.read_version
+
+    def read(folder: Path, manifest: str) -> Version:
+        reads.append(folder)
+        return plain(folder, manifest)
+
+    monkeypatch.setattr(registry, "read_version", read)
+    assert versions.all() == first
+    assert not reads
+    description = first[0].folder / "version.json"
+    os.utime(description, ns=(1, 1))
+    assert versions.all() == first
+    assert reads == [first[0].folder]
 
 
 def test_every_flipped_bit_of_the_table_is_found(versions: Versions) -> None:

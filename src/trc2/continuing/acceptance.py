@@ -57,6 +57,7 @@ class TaskVerdict:
     limit: float | None
     measure: str = "perplexity"
     excluded: int = 0  # documents that the child trained on or replayed
+    chats: int = 0  # documents that are conversations, of which only the answers are judged
 
     @property
     def passed(self) -> bool:
@@ -66,7 +67,9 @@ class TaskVerdict:
     @property
     def text(self) -> str:
         without = f" ({self.excluded} left out as trained on)" if self.excluded else ""
-        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{without}"
+        which = "" if self.chats == self.documents else f" of {self.chats}"
+        answers = f", only the answers{which}" if self.chats else ""
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{answers}{without}"
 
     @property
     def word(self) -> str:
@@ -79,7 +82,8 @@ class TaskVerdict:
     def describe(self) -> dict[str, Any]:
         rise = {"rise": finite(self.rise.value), "low": finite(self.rise.low), "high": finite(self.rise.high)}
         names = ("measure", "split", "documents", "tokens", "excluded", "passed")
-        return {**rise, **{name: getattr(self, name) for name in names}, "verdict": self.word}
+        chats = {"chats": self.chats} if self.chats else {}
+        return {**rise, **{name: getattr(self, name) for name in names}, **chats, "verdict": self.word}
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
                 TaskVerdict(
                     name, task["split"], int(task["documents"]), int(task["tokens"]),
                     Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, task["measure"],
-                    int(task.get("excluded", 0)),
+                    int(task.get("excluded", 0)), int(task.get("chats", 0)),
                 )
                 for name, task in content["tasks"].items()
             )  # fmt: skip
@@ -306,7 +310,7 @@ def judge(
         (old_losses, tokens), (new_losses, _) = before.losses[name], after.losses[name]
         rise = paired_rise(old_losses, new_losses, tokens, np.random.default_rng(config.train.seed))
         counts = len(tokens), int(tokens.sum())
-        verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded))
+        verdicts.append(TaskVerdict(name, text.split, *counts, rise, limit, excluded=text.excluded, chats=text.chats))
     for score, fall in falls(before.lm_scores, after.lm_scores, np.random.default_rng(config.train.seed)):
         verdicts.append(TaskVerdict(score.path, "", len(score.documents), 0, fall, limit, score.metric))
     parent_step = lineage.step if lineage.is_run else None

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from trc2.backbones.hf import HFTrunk, merge_adapters
 from trc2.backbones.saved import load_model
 from trc2.config.adapters import SETTINGS_FILE, WEIGHTS_FILE, is_adapter, read_adapter, with_base
-from trc2.config.pretrained import CONFIG_FILE, copy_model_files, silence
+from trc2.config.pretrained import CONFIG_FILE, copy_model_files, silence, weight_files
 from trc2.errors import UserError
 from trc2.runs.lock import lock_folder
 from trc2.stream.cache import digest, file_checksum
 from trc2.system.files import replace_folder, write_atomically
-from trc2.system.torchrun import is_worker
+from trc2.system.torchrun import is_worker, speaks_for_machine
 
-MARK = ".made-from-adapters"  # in folders that may be replaced: a hash of the adapters they were made from
+MARK = ".made-from-adapters"  # in folders that may be replaced: a hash of what they were made from
+ADAPTER_FILES = (SETTINGS_FILE, WEIGHTS_FILE)
+POLL_SECONDS = 0.1
 
 
 def adapter_parent(parent: Path, base: Path | None, *, merge: bool) -> Path:
@@ -33,37 +38,51 @@ def adapter_parent(parent: Path, base: Path | None, *, merge: bool) -> Path:
     if base is not None:
         if not (base / CONFIG_FILE).is_file():
             raise UserError(f"--base {base} is not the folder of a model: it has no {CONFIG_FILE}.")
-        parent = _beside(parent, "base", lambda folder, source: _write_rebased(folder, source, base))
-    return _beside(parent, "merged", _write_merged) if merge else parent
+        parent = _beside(parent, "base", str(base.resolve()), partial(_write_rebased, base=base))
+    return _beside(parent, "merged", _traits(read_adapter(parent).base), _write_merged) if merge else parent
 
 
-def _beside(parent: Path, word: str, write: Callable[[Path, Path], None]) -> Path:
-    """The folder PARENT+WORD, which appears whole or not at all, and replaces only one that was made here."""
+def _beside(parent: Path, word: str, model: object, write: Callable[[Path, Path], None]) -> Path:
+    """The folder PARENT+WORD, which appears whole or not at all, and replaces only one that was made here.
+
+    `model` says of which model it is made. Of the processes that torchrun started, the first on each machine writes
+    the folder and the others wait for it. If `--nproc` started them, the folder is there already.
+    """
     home = parent.resolve()
     folder = home.with_name(f"{home.name}+{word}")
-    mark = folder / MARK
+    mark, made = folder / MARK, digest([*(file_checksum(parent / name) for name in ADAPTER_FILES), model])
+    while is_worker() and not speaks_for_machine() and not _is_made(mark, made):
+        time.sleep(POLL_SECONDS)  # torchrun ends this process if the first one fails
+    if is_worker() and _is_made(mark, made):
+        return folder
     if os.path.lexists(folder) and not mark.is_file():
         raise UserError(
             f"{folder} was not made by --base or --merge, which write a folder of this name: move it away, or rename "
             f"{parent}."
         )
-    if is_worker() and mark.is_file() and mark.read_text(encoding="utf-8") == _hash_of(parent):
-        return folder  # the process that started this one made it
-    partial = home.with_name(f".{folder.name}.partial")
-    with lock_folder(partial):
-        shutil.rmtree(partial / "model", ignore_errors=True)
-        write(partial / "model", parent)
-        write_atomically(partial / "model" / MARK, _hash_of(parent).encode())
-        replace_folder(partial / "model", folder)
-    shutil.rmtree(partial, ignore_errors=True)
+    unfinished = home.with_name(f".{folder.name}.partial")
+    with lock_folder(unfinished):
+        shutil.rmtree(unfinished / "model", ignore_errors=True)
+        write(unfinished / "model", parent)
+        write_atomically(unfinished / "model" / MARK, made.encode())
+        replace_folder(unfinished / "model", folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
-def _hash_of(adapter: Path) -> str:
-    return digest([file_checksum(adapter / name) for name in (SETTINGS_FILE, WEIGHTS_FILE)])
+def _is_made(mark: Path, made: str) -> bool:
+    """Whether a folder is the one that is wanted. It may be replaced at this very moment."""
+    with suppress(OSError):
+        return mark.read_text(encoding="utf-8") == made
+    return False
 
 
-def _write_rebased(folder: Path, source: Path, base: Path) -> None:
+def _traits(base: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of a model's weight files, which are too large to be hashed by every process."""
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weight_files(base) if path.is_file()]
+
+
+def _write_rebased(folder: Path, source: Path, *, base: Path) -> None:
     folder.mkdir(parents=True)
     write_atomically(folder / SETTINGS_FILE, with_base(source, base))
     shutil.copyfile(source / WEIGHTS_FILE, folder / WEIGHTS_FILE)

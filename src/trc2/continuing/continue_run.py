@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trc2.config import TaskConfig
+from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.fork import make_child
 from trc2.continuing.interpolation import check_interpolation
 from trc2.continuing.request import ContinuationRequest, child_config
@@ -17,6 +17,7 @@ from trc2.metrics.forgetting import PERPLEXITY, forgetting
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Prediction
 from trc2.runs.records import score_table
+from trc2.stream.sources import refuse_output_among_texts
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
 from trc2.training.setup import join_ranks
@@ -56,13 +57,15 @@ def continue_run(
     with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
         if is_new:
-            ranks.on_first(lambda: _check_is_free(path))
+            ranks.on_first(lambda: _check_is_free(path, config))
             make_child(parent, path, request, config, quiet, ranks)
         return resume_run(path, [], console, with_notes=not is_new)
 
 
-def _check_is_free(path: Path) -> None:
+def _check_is_free(path: Path, config: RunConfig) -> None:
     folder = RunFolder(path)
+    if config.stream is not None:
+        refuse_output_among_texts(path, config.stream)
     if folder.is_taken and folder.lineage() is not None:
         raise UserError(
             f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "

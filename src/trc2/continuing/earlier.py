@@ -6,17 +6,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.heldout import held_out, held_out_split
 from trc2.runs.folder import RunFolder
-from trc2.stream.packed import PreparedStream, PreparedTask
+from trc2.stream.conversation import PackedRow, packed_row_of
+from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask
 from trc2.stream.prepare import prepare_stream
 from trc2.stream.texts import keep_texts
 from trc2.stream.tokenizer import Tokenizer
-from trc2.system.files import write_durably
+from trc2.system.files import reading, write_durably
 
 SUFFIX = "-earlier"  # of the earlier text of a task that is taught again
+Kept: TypeAlias = str | PackedRow  # a document, or a conversation as it was packed
 MAX_DOCUMENTS, MAX_BYTES = 200, 500_000  # of each task name, over all weeks together
 
 
@@ -25,23 +31,39 @@ def base_name(task: str) -> str:
     return task.removesuffix(SUFFIX)
 
 
-def choose(documents: Iterable[str]) -> list[str]:
+def choose(documents: Iterable[Kept]) -> list[Kept]:
     """The documents with the smallest hashes, within the bounds.
 
     The choice from a choice and new documents is the choice from all documents, so weeks can be added one by one.
     """
-    by_hash = {hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(): text for text in documents}
-    chosen: list[str] = []
+    by_hash = {hashlib.sha256(_text_of(kept)).hexdigest(): kept for kept in documents}
+    chosen: list[Kept] = []
     size = 0
-    for _, text in sorted(by_hash.items())[:MAX_DOCUMENTS]:
-        size += len(text.encode(errors="surrogatepass"))
+    for _, kept in sorted(by_hash.items(), key=lambda item: item[0])[:MAX_DOCUMENTS]:
+        size += len(_text_of(kept))
         if size > MAX_BYTES and len(chosen) >= 2:
             break
-        chosen.append(text)
+        chosen.append(kept)
     return chosen
 
 
-def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStream) -> dict[str, list[str]]:
+def _text_of(kept: Kept) -> bytes:
+    return (kept if isinstance(kept, str) else kept.text).encode(errors="surrogatepass")
+
+
+def row_of(kept: Kept) -> dict[str, Any]:
+    """The row of a file that gives the document again."""
+    return {"text": kept} if isinstance(kept, str) else kept.to_row()
+
+
+def read_rows(path: Path) -> list[Kept]:
+    """The documents of a file that `write_held_out` wrote."""
+    with reading(path):  # as bytes: a line of text would end at U+2028, too
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        return [packed_row_of(row) or str(row["text"]) for row in rows]
+
+
+def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStream) -> dict[str, list[Kept]]:
     """The chosen documents of every task that a run has learned or keeps when it ends, by the name its user gave.
 
     Documents of the past that the run itself trains on or replays are not among them.
@@ -54,7 +76,7 @@ def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStre
         if lineage.first_step == 0:  # all its other texts are of the past
             names |= {task.name for task in config.stream.tasks}
     judged = {} if lineage is None else held_out(config, lineage, prepared)
-    documents: dict[str, list[str]] = {}
+    documents: dict[str, list[Kept]] = {}
     for task in config.stream.tasks:
         if task.name in names:
             packed = prepared.tasks[task.name]
@@ -65,23 +87,36 @@ def held_out_documents(run: RunFolder, config: RunConfig, prepared: PreparedStre
     return {name: choose(texts) for name, texts in documents.items() if texts}
 
 
-def _packed_texts(task: PreparedTask, split: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """The documents as they were packed: their files may be gone by now, or hold other text."""
-    tokens, starts = task.tokens(split), task.document_starts(split)
+def _packed_texts(task: PreparedTask, split: str, tokenizer: Tokenizer) -> Iterator[Kept]:
+    """The documents as they were packed: their files may be gone by now, or hold other text.
+
+    A conversation keeps its tokens and labels, because the special tokens in it could not be read back from text.
+    """
+    tokens, starts, labels = task.tokens(split), task.document_starts(split), task.labels(split)
     begin = len(tokenizer.begin_of_text)
-    for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-        yield tokenizer.decode(tokens[start + begin : end - 1].tolist())  # without the end of text
+    for start, end, is_chat in zip(starts, [*starts[1:], len(tokens)], task.is_chat(split), strict=True):
+        ids = tokens[start:end].tolist()
+        if is_chat and labels is not None:
+            yield PackedRow(tokenizer.decode(ids), tuple(ids), _spans(np.asarray(labels[start:end]) & COUNTED > 0))
+        else:
+            yield tokenizer.decode(ids[begin:-1])  # without the end of text
 
 
-def write_held_out(folder: Path, documents: dict[str, list[str]]) -> None:
+def _spans(is_counted: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+    """The runs of True, each as its first place and the place after its last."""
+    changes = np.flatnonzero(np.diff(is_counted, prepend=False, append=False)).tolist()
+    return tuple(zip(changes[::2], changes[1::2], strict=True))
+
+
+def write_held_out(folder: Path, documents: dict[str, list[Kept]]) -> None:
     """One NAME.jsonl for each task name."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in documents.items():
-        rows = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        rows = "".join(json.dumps(row_of(kept), ensure_ascii=False) + "\n" for kept in texts)
         write_durably(folder / f"{name}.jsonl", rows.encode(errors="surrogatepass"))
 
 
-def read_again(run: RunFolder) -> dict[str, list[str]]:
+def read_again(run: RunFolder) -> dict[str, list[Kept]]:
     """The chosen documents of a finished run, from its packed tokens, which are packed again if the cache is gone."""
     config = run.config()
     assert config.stream is not None
@@ -98,7 +133,7 @@ def earlier_tasks(run: RunFolder, taught: Iterable[str]) -> list[TaskConfig]:
         files = {path.stem: path.resolve() for path in sorted(run.held_out.glob("*.jsonl"))}
     else:
         files = {
-            name: keep_texts(name, texts, config.stream.cache) / "train.jsonl"
+            name: keep_texts(name, map(row_of, texts), config.stream.cache) / "train.jsonl"
             for name, texts in read_again(run).items()
         }
     again = set(taught)

@@ -21,6 +21,7 @@ from trc2.backbones.saved import is_plain, load_model
 from trc2.config import RunConfig
 from trc2.continuing.earlier import held_out_documents, write_held_out
 from trc2.continuing.heldout import check_held_out, known_before
+from trc2.continuing.interpolation import alpha_of
 from trc2.continuing.request import ContinuationRequest, starts_over
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
@@ -245,9 +246,14 @@ def _copy_pre_anneal_checkpoint(run: FinishedRun, trainer: Trainer) -> None:
     if before is None:
         return
     name = name_of(before)
-    if not (run.folder.checkpoints / name).is_dir():
-        raise UserError(f"{run.folder} has no checkpoint from before its anneal, {name}: run it again.")
-    shutil.copytree(run.folder.checkpoints / name, trainer.folder.checkpoints / name)
+    is_interpolated = alpha_of(run.checkpoint) is not None
+    source = (run.folder.interpolated if is_interpolated else run.folder.checkpoints) / name
+    if not source.is_dir():
+        raise UserError(
+            f"{run.folder} has no checkpoint from before its anneal, {source.parent.name}/{name}: run it again, or go "
+            "on from its export."
+        )
+    shutil.copytree(source, trainer.folder.checkpoints / name)
 
 
 def _score_new_tasks(trainer: Trainer, names: list[str]) -> None:

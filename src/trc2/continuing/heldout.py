@@ -33,6 +33,13 @@ class HeldOut:
         return int(self.is_judged.sum())
 
     @property
+    def chats(self) -> int:
+        """How many of the judged documents are conversations, of which only the answers are judged."""
+        info = self.task.splits[self.split]
+        is_partly = info.counted is not None and info.counted < info.tokens  # not with loss_on=all
+        return int((self.task.is_chat(self.split) & self.is_judged).sum()) if is_partly else 0
+
+    @property
     def excluded(self) -> int:
         return len(self.is_judged) - self.documents
 

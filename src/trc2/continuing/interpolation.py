@@ -115,6 +115,7 @@ def settle(
             alpha = _largest(lambda a: is_accepted(blend(parent, net, last, a))) if choice == AUTO else float(choice)
             if alpha is None:
                 return None
+            _blend_before_anneal(folder, last.step, parent, net, alpha)
             last = blend(parent, net, last, alpha)
             failpoint("interpolate")
             save_checkpoint(folder.checkpoints, last)
@@ -123,6 +124,20 @@ def settle(
         if not any(ALPHA in record.metrics and record.step == last.step for record in folder.records()):
             _score(folder, last, alpha, prepared)
     return alpha
+
+
+def _blend_before_anneal(folder: RunFolder, end: int, parent: Backbone, net: Backbone, alpha: float) -> None:
+    """Go as far with the weights from before the last anneal, from which the next task starts, and keep them apart.
+
+    The line begins where the training of the child began, which is before the anneal of its parent if that had one.
+    """
+    schedule, lineage = folder.schedule(), folder.lineage()
+    before = schedule.step_before_anneal(end)
+    if before is None or lineage is None:
+        return
+    begun = schedule.step_before_anneal(min(span.start for span in schedule.spans if span.task in lineage.tasks))
+    origin = parent if begun is None else folder.model_of(folder.checkpoint_of(begun), with_replay=False)
+    save_checkpoint(folder.interpolated, blend(origin, net, folder.checkpoint_of(before), alpha))
 
 
 def _largest(is_accepted: Callable[[float], bool]) -> float | None:

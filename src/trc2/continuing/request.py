@@ -14,6 +14,7 @@ from trc2.config.run import apply_overrides
 from trc2.config.section import is_within
 from trc2.continuing.earlier import SUFFIX, base_name, earlier_tasks
 from trc2.errors import UserError, brief
+from trc2.recall.store import store_path
 from trc2.runs.folder import RunFolder
 from trc2.runs.identity import differences
 from trc2.runs.lineage import Prediction
@@ -28,10 +29,12 @@ LEARNING_RATE = 1e-4  # for a saved model; the default is for new weights
 # Earlier scores and steps depend on these settings, so a child that follows a run keeps them.
 KEPT = frozenset({
     "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
-    "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches", "eval.text_sequences", "stream.mode",
-    "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches", "stream.replay_prefill_files",
-    "stream.replay_prefill_tasks",
+    "train.optimizer", "train.schedule", "train.anneal_share", "eval.batch_size", "eval.max_batches",
+    "eval.text_sequences", "stream.mode", "stream.order", "stream.only", "stream.tokenizer", "stream.control_batches",
+    "stream.replay_prefill_files", "stream.replay_prefill_tasks",
 })  # fmt: skip
+# A child with a metrics log of its own keeps fewer.
+KEPT_IN_NEW_LOG = frozenset({"stream.tokenizer", "stream.only", "stream.order", "train.optimizer"})
 # The settings of the model that may change: they do not change the function it computes.
 CHANGEABLE = frozenset({
     "model.replay", "model.replay_coefficient", "model.replay_batch_size", "model.replay_share",
@@ -194,7 +197,7 @@ def _restarted_config(parent: RunFolder, config: RunConfig, request: Continuatio
     changed = RunConfig(**apply_overrides(same.model_dump(mode="json"), request.overrides))
     assert changed.stream is not None
     for path, (old, new) in differences(same, changed).items():
-        if _changes_function(path) or is_within(path, frozenset({"stream.tokenizer", "stream.only", "stream.order"})):
+        if _changes_function(path) or is_within(path, KEPT_IN_NEW_LOG):
             raise UserError(
                 f"{path}={brief(new, 80)} cannot be set in a run that goes on from {parent}, which has "
                 f"{brief(old, 80)}: leave it out, or go on from its export."
@@ -263,7 +266,8 @@ def _changes_function(path: str) -> bool:
 def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
     """Settings for a saved model, which does not say how or on which text it was trained.
 
-    Replay is on if it is the default of the backbone: an export drops the stores and writes replay=false.
+    Replay is on if it is the default of the backbone: an export drops the stores and writes replay=false. Documents
+    that the model was taught are replayed.
     """
     home = str(parent.resolve())
     if is_plain(parent):
@@ -298,6 +302,8 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
             {**task, "holdout": JUDGED_SHARE} if task["name"] in replayed else task for task in tasks
         ]
         values["stream"]["replay_prefill_tasks"] = replayed
+    if store_path(parent).is_file() and _fills_stores(first, request.share):
+        values["stream"]["replay_prefill_files"] = [str(store_path(parent).resolve())]
     changed = RunConfig(**apply_overrides(values, request.overrides))
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
 
@@ -343,7 +349,12 @@ def _replayable(config: RunConfig, kept: Sequence[str], share: float | None) -> 
     A text with few documents is judged whole. Without replay, every text is judged whole.
     """
     assert config.stream is not None
-    if not config.model.replay or config.model.replay_keep in ("loss", "surprise") or share == 0.0:
+    if not _fills_stores(config, share):
         return []
     texts = [task for task in config.stream.tasks if task.name in kept]
     return [task.name for task in texts if has_documents(task, config.stream, MIN_DIVIDED)]
+
+
+def _fills_stores(config: RunConfig, share: float | None) -> bool:
+    """Whether text can be put into the replay stores before the first step."""
+    return config.model.replay and config.model.replay_keep not in ("loss", "surprise") and share != 0.0

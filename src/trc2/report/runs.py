@@ -40,6 +40,7 @@ from trc2.runs.identity import variant_settings
 from trc2.stats.equivalence import decide, margin_from_aa, without_largest
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.paired import compare_all
+from trc2.system.files import refuse_root
 
 MAX_DEPTH = 4  # levels below a folder that are searched for runs
 TASK_TITLES = {  # (dataset, subset); subset None stands for any
@@ -372,6 +373,7 @@ def holds_runs(folder: Path) -> bool:
 
 def _runs_below(folder: Path) -> list[Path]:
     """Run folders up to a few levels down, without hidden folders and the insides of runs."""
+    refuse_root(folder, "runs")
     paths = []
     for name, below, _ in os.walk(folder):
         path = Path(name)

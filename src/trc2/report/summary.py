@@ -15,7 +15,7 @@ from trc2.report.markdown import fill_template, listed, markdown, markdown_table
 from trc2.report.run import Run, own_part, read_run, scores_in
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage
-from trc2.system.files import make_folder, reading, write_atomically
+from trc2.system.files import make_folder, reading, refuse_folder, write_atomically
 from trc2.system.numbers import short
 
 SCHEMA = 1
@@ -35,6 +35,8 @@ def write_summary(folder: Path, target: Path | None = None) -> list[Path]:
         if has_memory(drawn):
             pictures["hippocampus.png"] = memory_figure(drawn).png()
     written = {"summary.md": summary_text(run, lineage, list(pictures)).encode(), **pictures}
+    for name in written:
+        refuse_folder(target / name)
     for name, content in written.items():
         write_atomically(target / name, content)
     return [target / name for name in written]
@@ -163,10 +165,12 @@ def _drift_table(verdict: dict[str, Any]) -> str:
 
 def _documents(task: dict[str, object]) -> str:
     """How many documents were compared, and by which measure if not by perplexity."""
-    measure, excluded = task.get("measure", "perplexity"), int(str(task.get("excluded", 0)))
-    if excluded:
-        return f"{int(str(task['documents']))} documents, {excluded} left out as trained on"
-    return f"{int(str(task['documents']))} documents" + ("" if measure == "perplexity" else f": {measure}")
+    measure = task.get("measure", "perplexity")
+    documents, excluded, chats = (int(str(task.get(name, 0))) for name in ("documents", "excluded", "chats"))
+    which = "" if chats == documents else f" of {chats}"
+    parts = [f"{documents} documents", *([f"only the answers{which}"] if chats else [])]
+    parts += [f"{excluded} left out as trained on"] if excluded else []
+    return ", ".join(parts) + ("" if measure == "perplexity" else f": {measure}")
 
 
 def _when(run: Run) -> str:

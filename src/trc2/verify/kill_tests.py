@@ -29,11 +29,22 @@ from trc2.runs.records import Record
 from trc2.runs.target import find_target
 from trc2.stream.cache import STAMPS
 from trc2.stream.prepare import prepare_stream
-from trc2.system.failpoints import CONTINUING, EXPORTING, JUDGING, PREPARING, TRAINING
+from trc2.system.failpoints import (
+    CONTINUING,
+    EXPORTING,
+    GOING_BACK,
+    JUDGING,
+    PREPARING,
+    PROMOTING,
+    PRUNING,
+    STOPPING,
+    TRAINING,
+)
 from trc2.system.files import make_folder, write_atomically
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_runner import Losses, Trial, kill_and_restart, kill_concurrently, run_in_child
+from trc2.versions.registry import Versions, is_versions
 
 # What depends on the clock. Everything else must be equal to the bit.
 TIMED = ("train/tokens_per_second", "efficiency/")
@@ -45,7 +56,8 @@ WORDS = {
 NEWCOMER = "birds"
 WORDS_OF_NEWCOMER = {NEWCOMER: ("owl", "hen", "tern")}
 SHARES = {
-    "train": 0.25, "continue": 0.3, "check": 0.05, "rehearse": 0.1, "export": 0.1, "dream": 0.05, "prepare": 0.15,
+    "train": 0.25, "continue": 0.25, "stop": 0.05, "check": 0.05, "rehearse": 0.05, "export": 0.1, "dream": 0.05,
+    "prepare": 0.1, "promote": 0.1,
 }  # fmt: skip
 LIMIT = -1.0  # no rise is that small: the acceptance check refuses the child, and must do so after every kill
 PROCESSES = 6  # that prepare one cold cache at once
@@ -111,7 +123,7 @@ def verify_resume(
 
 def shares(kills: int) -> dict[str, int]:
     """Kills by command. `kills` in all, and every command gets some if there are enough."""
-    least = 1 if kills >= len(SHARES) else 0
+    least = 1 if kills > len(SHARES) else 0
     counts = {name: max(least, int(kills * share)) for name, share in SHARES.items() if name != "train"}
     return {"train": kills - sum(counts.values()), **counts}
 
@@ -134,6 +146,12 @@ def _trials(folder: Path) -> dict[str, Trial]:
         else:
             continue_run(trained, target, newcomer, QUIET, limit=LIMIT)
         _exit_as(judge_child(target, QUIET.print))
+
+    def stop(target: Path) -> None:
+        if target.exists():
+            resume_run(target, [], QUIET)
+        else:
+            continue_run(trained, target, newcomer, QUIET, stop_at=0.0)
 
     def check(target: Path) -> None:
         if not target.exists():  # a child that has ended and was not judged
@@ -161,14 +179,26 @@ def _trials(folder: Path) -> dict[str, Trial]:
         assert config.stream is not None
         prepare_stream(config.stream.replace(cache=target))
 
+    def promote(target: Path) -> None:
+        versions = Versions(target)
+        if not is_versions(target):
+            versions.promote(trained, first=True)
+        if len(versions.all()) == 1:
+            versions.promote(child, anyway=True)
+        if versions.events()[-1].kind == "promote":
+            versions.rollback()
+        versions.prune(keep_checkpoints=1)
+
     return {
         "train": Trial("train", train, TRAINING, _different_runs),
         "continue": Trial("continue", go_on, CONTINUING + TRAINING + JUDGING, _different_children, REFUSED),
+        "stop": Trial("stop", stop, CONTINUING + TRAINING + STOPPING, _different_runs),
         "check": Trial("check", check, JUDGING, _different_children, REFUSED),
         "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files),
         "dream": Trial("dream", dream_texts, (), _different_files),
         "export": Trial("export", export, EXPORTING, _different_files),
         "prepare": Trial("prepare", prepare, PREPARING, _different_files),
+        "promote": Trial("promote", promote, PROMOTING + GOING_BACK + PRUNING, _different_versions),
     }
 
 
@@ -233,6 +263,18 @@ def _different_children(whole: Path, parted: Path) -> list[str]:
     for verdict in (first, second):
         del verdict["child"]
     return _different_runs(whole, parted) + ([] if first == second else [f"verdict: {first} ≠ {second}"])
+
+
+def _different_versions(whole: Path, parted: Path) -> list[str]:
+    """Names of versions and events that differ, time aside, and files of versions that are not as they were added."""
+    first, second = (
+        [f"{event.number}: {event.kind} {event.version} {event.removed}" for event in Versions(path).events()]
+        for path in (whole, parted)
+    )
+    for version in Versions(parted).all():
+        version.check()
+    names = sorted(path.name for path in whole.iterdir()), sorted(path.name for path in parted.iterdir())
+    return sorted(set(first) ^ set(second)) + sorted(set(names[0]) ^ set(names[1]))
 
 
 def _exit_as(verdict: Verdict | None) -> None:

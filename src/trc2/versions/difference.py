@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from trc2.config import StreamConfig, TaskConfig
 from trc2.continuing.acceptance import Losses, document_losses
-from trc2.continuing.earlier import read_again
+from trc2.continuing.earlier import Kept, read_again, read_rows, row_of
 from trc2.continuing.heldout import HeldOut
 from trc2.errors import UserError
 from trc2.metrics.paired import CONFIDENCE, Interval, paired_rise
@@ -23,7 +22,7 @@ from trc2.stream.prepare import prepare_task
 from trc2.stream.sources import source_of
 from trc2.stream.texts import keep_texts
 from trc2.stream.tokenizer import Tokenizer
-from trc2.system.files import finite, reading
+from trc2.system.files import finite
 from trc2.system.precision import choose_device
 from trc2.versions.find import find_version, model_folder
 
@@ -129,29 +128,24 @@ def _shown(path: Path) -> str:
     return path.name or str(path) if version is None else version.name
 
 
-def _documents(path: Path) -> dict[str, list[str]]:
+def _documents(path: Path) -> dict[str, list[Kept]]:
     """The held-out documents of a version or run by task; a saved model has none."""
     version, run = find_version(path), RunFolder(path)
     if version is not None:
-        return {name: _read(file) for name, file in version.held_out.items()}
+        return {name: read_rows(file) for name, file in version.held_out.items()}
     if not run.is_run:
         return {}
     if run.held_out.is_dir():
-        return {file.stem: _read(file) for file in sorted(run.held_out.glob("*.jsonl"))}
+        return {file.stem: read_rows(file) for file in sorted(run.held_out.glob("*.jsonl"))}
     return read_again(run)
 
 
-def _read(path: Path) -> list[str]:
-    with reading(path):  # as bytes: a line of text would end at U+2028, too
-        return [str(json.loads(line)["text"]) for line in path.read_bytes().splitlines()]
-
-
-def _grouped(first: dict[str, list[str]], second: dict[str, list[str]]) -> dict[tuple[str, Learner], Sequence[str]]:
+def _grouped(first: dict[str, list[Kept]], second: dict[str, list[Kept]]) -> dict[tuple[str, Learner], Sequence[Kept]]:
     """Documents by task and by who knows them, without groups of one document, which give no interval."""
-    groups: dict[tuple[str, Learner], Sequence[str]] = {}
+    groups: dict[tuple[str, Learner], Sequence[Kept]] = {}
     for task in dict.fromkeys([*first, *second]):
         ours, theirs = first.get(task, []), second.get(task, [])
-        parts: dict[Learner, list[str]] = {
+        parts: dict[Learner, list[Kept]] = {
             "both": [text for text in ours if text in set(theirs)],
             "first": [text for text in ours if text not in set(theirs)],
             "second": [text for text in theirs if text not in set(ours)],
@@ -160,9 +154,9 @@ def _grouped(first: dict[str, list[str]], second: dict[str, list[str]]) -> dict[
     return groups
 
 
-def _prepare(name: str, documents: Sequence[str], tokenizer: Tokenizer, target: Target) -> HeldOut:
+def _prepare(name: str, documents: Sequence[Kept], tokenizer: Tokenizer, target: Target) -> HeldOut:
     stream = target.config.stream or StreamConfig(tasks=(TaskConfig(name=name, builtin="prose"),))
-    folder = keep_texts(name, documents, stream.cache)
+    folder = keep_texts(name, map(row_of, documents), stream.cache)
     task = TaskConfig(name=name, folder=str(folder / "train.jsonl"), holdout=1.0)
     packed: PreparedTask = prepare_task(task, source_of(task, stream), tokenizer, stream.cache.expanduser())
     return HeldOut(packed, "validation", np.ones(packed.splits["validation"].documents, dtype=np.bool_))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trc2.errors import UserError
-from trc2.runs.folder import VERSION_FILE
+from trc2.runs.folder import SUMMARY_FILES, VERSION_FILE
 from trc2.stream.cache import digest, file_checksum
 from trc2.system.files import reading, sync_folder, write_durably
 
@@ -21,6 +21,8 @@ DESCRIPTION, MODEL, RUN = VERSION_FILE, "model", "run"
 CHECKPOINTS = f"{RUN}/checkpoints/"
 CARD = "README.md"  # it names a folder and a date, so it is not part of a version's name
 NAME_DIGITS = 12
+# Beside a run's own files. They are not copied into a version, and nothing is read from them.
+NOT_KEPT = {"lock", "lock.owner", *SUMMARY_FILES, "tensorboard", "wandb"}
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,10 @@ class Version:
         return self.removed != "all"
 
     def check(self, parts: Iterable[str] = (MODEL, RUN)) -> Version:
-        """Compare the files with their hashes. Returns this version."""
+        """Compare the files with their hashes. A file that was added is an error, too. Returns this version."""
         if not self.has_model:
             raise UserError(f"The files of {self.name} were pruned, only its description is left: name a later one.")
+        parts = tuple(parts)
         prefixes = tuple(f"{part}/" for part in parts)
         for name in self.present:
             path = self.folder / name
@@ -98,7 +101,24 @@ class Version:
                     f"{path} is not what was written, its checksum differs: restore the version from a copy, or go "
                     "back to another one."
                 )
+        for part in parts:
+            self._check_nothing_added(part)
         return self
+
+    def _check_nothing_added(self, part: str) -> None:
+        """A weight file, a checkpoint or a held-out text that was added would be read."""
+        known = set(self.files)  # also those that pruning may not have removed yet
+        for folder, folders, names in os.walk(self.folder / part):
+            inside = Path(folder).relative_to(self.folder)
+            if inside == Path(RUN):
+                folders[:] = [name for name in folders if name not in NOT_KEPT]
+                names = [name for name in names if name not in NOT_KEPT]
+            links = [name for name in folders if (Path(folder) / name).is_symlink()]
+            for name in [*links, *names]:
+                if not name.startswith(".") and (inside / name).as_posix() not in known:
+                    raise UserError(
+                        f"{Path(folder) / name} was added to the version: remove it, or go back to another."
+                    )
 
     def describe(self) -> dict[str, Any]:
         """The version for programs, without the list of its files."""
@@ -107,7 +127,7 @@ class Version:
         return {**content, "tasks": list(self.tasks), "removed": self.removed, "bytes": self.size}
 
 
-def read_version(folder: Path, manifest: str, *, removed: str = "") -> Version:
+def read_version(folder: Path, manifest: str) -> Version:
     """A version whose version.json has this sha256."""
     path = folder / DESCRIPTION
     with reading(path):
@@ -117,7 +137,7 @@ def read_version(folder: Path, manifest: str, *, removed: str = "") -> Version:
         if content.pop("schema") != SCHEMA:
             raise UserError(f"{path} is of another version of trc2: read it with that one.")
         content["tasks"] = tuple(content["tasks"])
-        return Version(folder=folder, removed=removed, **content)
+        return Version(folder=folder, **content)
 
 
 # ------------------------------------------------------------------------------------------------------- making one

@@ -11,7 +11,7 @@ from trc2.continuing.acceptance import read_verdict
 from trc2.errors import UserError, brief
 from trc2.report.run import read_run
 from trc2.runs.folder import RunFolder
-from trc2.system.files import finite
+from trc2.system.files import finite, refuse_root
 from trc2.versions.entry import Version
 from trc2.versions.registry import Versions, is_versions
 
@@ -46,6 +46,7 @@ def list_runs(folder: Path) -> list[Listed]:
     """Everything below a folder, versions in the order in which they were added, then runs by path."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name one that holds runs or versions.")
+    refuse_root(folder, "runs or versions")
     found: list[tuple[Path, Listed]] = []
     for home, names, _ in os.walk(folder):
         place = Path(home)

@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,9 @@ from trc2.system.files import finite, sync_folder
 from trc2.versions.entry import (
     CARD,
     CHECKPOINTS,
+    DESCRIPTION,
     MODEL,
+    NOT_KEPT,
     RUN,
     Version,
     content_of,
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
 TABLE, ATTEMPTS = VERSIONS_TABLE, "attempts"
 NAME = re.compile(r"\d{4,}-[0-9a-f]{12}")
 PARTIAL = ".partial-"
-NOT_KEPT = {"lock", "lock.owner", "checkpoints", "summary.md", "summary.png", "hippocampus.png", "tensorboard", "wandb"}
 KEEP_CHECKPOINTS = 3  # the accepted version, and those that two rollbacks lead to
 
 
@@ -75,11 +76,15 @@ class Pruned:
 
 
 class Versions:
-    """The versions in a folder. Everything is read from the disk at every call."""
+    """The versions in a folder. The table is read at every call, a description again only if its file changed.
+
+    A command needs all descriptions several times, and their number grows by one a week.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.table = self.folder / TABLE
+        self._read: dict[tuple[str, str, int, int], Version] = {}
 
     def __repr__(self) -> str:
         return f"Versions({str(self.folder)!r})"
@@ -121,7 +126,14 @@ class Versions:
     def _version(self, events: Sequence[Event], name: str) -> Version:
         added = next(event for event in events if event.version == name and event.manifest)
         removed = [event.removed for event in events if event.version == name and event.kind == "prune"]
-        return read_version(self.folder / name, added.manifest, removed=removed[-1] if removed else "")
+        description = self.folder / name / DESCRIPTION
+        if not description.is_file():
+            return read_version(self.folder / name, added.manifest)  # says what to do
+        info = description.stat()
+        key = (name, added.manifest, info.st_mtime_ns, info.st_size)
+        if key not in self._read:
+            self._read[key] = read_version(self.folder / name, added.manifest)
+        return replace(self._read[key], removed=removed[-1] if removed else "")
 
     # ------------------------------------------------------------------------------------------------ moving
 
@@ -212,10 +224,12 @@ class Versions:
         refused = [path for path, verdict in verdicts if verdict is not None and not verdict.passed]
         refused.sort(key=lambda path: (path.name.split("-")[0], len(path.name), path.name))
         for path in refused[: max(0, len(refused) - keep)]:
-            checkpoints = RunFolder(path).checkpoints
-            size = sum(info["bytes"] for info in list_files(checkpoints).values()) if checkpoints.is_dir() else 0
+            run = RunFolder(path)
+            removed = [folder for folder in (run.checkpoints, run.interpolated) if folder.is_dir()]
+            size = sum(file.stat().st_size for folder in removed for file in folder.rglob("*") if file.is_file())
             if size:
-                shutil.rmtree(checkpoints)
+                for folder in removed:
+                    shutil.rmtree(folder)
                 pruned.append(Pruned(f"{ATTEMPTS}/{path.name}", "checkpoint", size))
         return pruned
 
@@ -358,7 +372,9 @@ class Versions:
         load_checkpoint(paths[-1])  # it must be whole
         export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)
         names = [
-            path.name for path in run.path.iterdir() if path.name not in NOT_KEPT and not path.name.startswith(".")
+            path.name
+            for path in run.path.iterdir()
+            if path.name not in {"checkpoints", "interpolated", *NOT_KEPT} and not path.name.startswith(".")
         ]
         copy_tree(run.path, partial / RUN, [*names, f"checkpoints/{paths[-1].name}"])
         if not run.held_out.is_dir():
