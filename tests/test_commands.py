@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
+from tests.chats import conversations, write_rows, write_tokenizer
 from tests.command import Done, trc2
 from tests.conftest import TINY_TASKS, write_task
 from trc2.cli import app
@@ -143,6 +146,8 @@ def test_there_are_commands_to_look_at() -> None:
 
 # ------------------------------------------------------------------------------------------------------ running them
 
+ADDRESS = "http://127.0.0.1:8000"  # of the server on pages; a test takes a free port
+SERVERS: list[Any] = []
 # Run by others, or not to be run here; the second word says where or why.
 ELSEWHERE = {
     "make setup": "the test run itself begins with it",
@@ -158,7 +163,8 @@ ELSEWHERE = {
     "python benchmarks/": "minutes of measuring, against packages that are not installed here",
     "trc2 diff VERSIONS/": "its hash is that of the reader's model: tests/versions/test_commands.py",
     "trc2 rollback VERSIONS": "the week before may have been refused: tests/versions/test_commands.py",
-    "trc2 serve": "it serves until it is stopped: tests/serving",
+    "trc2 serve": "it serves until it is stopped: tests/serving",  # with --data, `serve` below starts one
+    f"trc2 versions {ADDRESS} --": "the week before may have been refused: tests/serving/test_client.py",
     "trc2 --install-completion": "it would change the reader's shell",
     ". .venv": "make test",
     "pytest": "this is it",
@@ -201,7 +207,10 @@ def world_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("docs", "src"):  # of which the tutorial makes tasks
         (world / name).symlink_to(ROOT / name)
     make_llama(world / "FOLDER")
-    shutil.copytree(world / "FOLDER", world / "MODEL")
+    for name in ("MODEL", "INSTRUCT"):
+        shutil.copytree(world / "FOLDER", world / name)
+    write_tokenizer(world / "INSTRUCT")
+    write_rows(world / "CHATS" / "chats.jsonl", conversations(100))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
         adapters = ["model=hf", "model.pretrained=FOLDER", "model.lora={rank: 2, alpha: 4, targets: [q_proj]}"]
@@ -229,12 +238,14 @@ def make_llama(folder: Path) -> None:
 
 
 @pytest.fixture
-def world(world_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def world(world_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy that the test may change, as the current folder."""
     copy = tmp_path / "world"
     shutil.copytree(world_once, copy, symlinks=True)
     monkeypatch.chdir(copy)
-    return copy
+    yield copy
+    while SERVERS:
+        SERVERS.pop().__exit__(None, None, None)
 
 
 def ran(done: Done, command: str) -> None:
@@ -264,7 +275,9 @@ def less(arguments: list[str]) -> list[str]:
     arguments = ["2" if word == "4" and before == "--nproc" else word for before, word in pairwise(["", *arguments])]
     name, given = parse(arguments)
     if name == "train":
-        return [*arguments, *LESS, *STEPS, *less_of(given["recipe"])]
+        return [*arguments, *LESS, *steps_of(given["recipe"]), *less_of(given["recipe"])]
+    if name == "teach" and given["steps"] is not None:
+        return ["2" if word == str(given["steps"]) else word for word in arguments]
     if name == "data prepare":
         return [*arguments, *LESS, *less_of(given["recipe"])]
     if name == "continue" and given["steps"] is None:
@@ -286,6 +299,12 @@ def less(arguments: list[str]) -> list[str]:
         "dream": ["300" if word == "100000" else word for word in arguments],
         "init": ["1" if word in ("3", "10") else word for word in arguments],
     }.get(name, arguments)
+
+
+def steps_of(recipe: str) -> list[str]:
+    """Two steps for each task of a recipe."""
+    tasks = yaml.safe_load(Path(recipe).read_text())["stream"]["tasks"] if recipe.endswith(".yaml") else STEPS
+    return STEPS[: len(tasks)]
 
 
 def less_of(recipe: str) -> list[str]:
@@ -321,11 +340,25 @@ def clear_the_way(arguments: list[str]) -> None:
         path.unlink(missing_ok=True)
 
 
+def serve(arguments: list[str]) -> None:
+    """Start the server of a page on a free port, up to the end of the page."""
+    for name in ("starlette", "uvicorn", "sqlalchemy", "python_multipart"):
+        pytest.importorskip(name)
+    from trc2.serving.server import Server, ServerSettings
+
+    _, given = parse(arguments)
+    SERVERS.append(Server(ServerSettings(given["model"], port=0, data=given["data"])).__enter__())
+
+
 def run(command: str) -> None:
+    if SERVERS and not any(command.startswith(prefix) for prefix in ELSEWHERE):
+        command = command.replace(ADDRESS, SERVERS[-1].url)
     words = shlex.split(command)
-    if any(command.startswith(prefix) for prefix in ELSEWHERE):
-        return
-    if words[0] == "torchrun":
+    if words[:2] == ["trc2", "serve"] and "--data" in words:
+        serve(words[1:])
+    elif any(command.startswith(prefix) for prefix in ELSEWHERE):
+        pass
+    elif words[0] == "torchrun":
         several_machines(words)
     elif words[0] == "trc2" and not words[1].startswith("--"):
         if not ran_before(words[1:]):
@@ -339,7 +372,14 @@ def run(command: str) -> None:
         subprocess.run(["bash", "-c", command], check=True)
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+LONG = ("tutorials/served-model.md", "tutorials/three-folders.md")  # a minute and more
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.as_posix().endswith(LONG) else []) for page in READ],
+    ids=[str(page.relative_to(ROOT)) for page in READ],
+)
 def test_what_a_page_shows_runs_from_top_to_bottom(page: Path, world: Path) -> None:
     for command in commands(page):
         run(command)

@@ -40,8 +40,9 @@ def test_the_wheel_runs_a_recipe_in_a_new_environment(tmp_path: Path) -> None:
     """Dependencies are borrowed from this environment; the slow test below installs them too."""
     wheel = build_wheel(tmp_path / "dist")
     held = set(zipfile.ZipFile(wheel).namelist())
-    parts = [path for path in (ROOT / "src" / "trc2").rglob("*.*") if path.suffix in (".yaml", ".html")]
-    assert {path.suffix for path in parts} == {".yaml", ".html"}
+    kinds = {".yaml", ".html", ".css", ".js", ".svg"}
+    parts = [path for path in (ROOT / "src" / "trc2").rglob("*.*") if path.suffix in kinds]
+    assert {path.suffix for path in parts} == kinds
     assert {path.relative_to(ROOT / "src").as_posix() for path in parts} <= held
     venv.create(tmp_path / "env", with_pip=False)  # a pip of its own takes longer than all the rest
     python = tmp_path / "env" / "bin" / "python"

@@ -40,7 +40,8 @@ OPTIONS = (
     "--top-p", "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
     "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",
     "--to", "--reason", "--promote", "--notify", "--picture", "--keep-models", "--[/red]",
-    "--keep", "--document", "--source", "--html", "--with-store",
+    "--keep", "--document", "--source", "--html", "--with-store", "--rollback",
+    "--no-wait", "--tokens", "--replay-share", "--registry", "--max-stored-bytes",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 
@@ -202,6 +203,8 @@ def _using(pieces: Pieces) -> list[Kind]:
         (2, typed("teach", "taught", read, option("--keep", ("files/lines.txt",), paths_to_read),
                   on=("taught", "files"), after=damage("taught", "files"))),
         (1, typed("teach", paths_to_read, read, on=("run", "model", "files"))),
+        (1, typed("teach", "taught", read, "--max-bytes", st.sampled_from(("60", "0", "-1", "x", "9" * 30)),
+                  on=("taught", "files"))),
     )  # fmt: skip
     forget = weighted(
         (2, typed("forget", "taught", option("--document", ("1", "2-0"), words, 2), option("--source", ("*",), words),
@@ -238,6 +241,10 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("promote", paths_to_read, either, option("--notify", ("true", "'"), words), on=("run", "model"))),
     )
     rollback = typed("rollback", paths_to_read, option("--to", ("1",), words, 2), reason, on=("run", "model"))
+    versions = typed(
+        "versions", paths_to_read, option("--promote", ("1",), words), sometimes(st.just("--rollback")), reason,
+        sometimes(st.just("--json")), on=("run", "model"),
+    )  # fmt: skip
     picture = option("--picture", ("new.png",), paths_to_write, 2)
     runs = weighted(
         (2, typed("runs", "run", sometimes(st.just("--json")), picture, on=("run",), after=damage("run"))),
@@ -249,7 +256,8 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("diff", paths_to_read, paths_to_read, on=("run", "model", *DATA))),
     )
     return [
-        Kind("promote", 20, promote), Kind("rollback", 12, rollback), Kind("runs", 14, runs), Kind("diff", 14, diff),
+        Kind("promote", 20, promote), Kind("rollback", 12, rollback), Kind("versions", 12, versions),
+        Kind("runs", 14, runs), Kind("diff", 14, diff),
         Kind("eval", 36, eval_), Kind("lm-eval", 12, lm_eval), Kind("report", 20, report), Kind("export", 24, export),
         Kind("generate", 28, generate), Kind("serve", 12, serve), Kind("teach", 16, teach), Kind("forget", 12, forget),
         Kind("recall", 14, recall), Kind("dream", 20, dream),
@@ -326,7 +334,7 @@ def _training(pieces: Pieces) -> list[Kind]:
         (1, typed("check", "plain", paths_to_read, gate, on=("plain", "model"))),
     )
     return [
-        Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_), Kind("check", 4, check),
+        Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_), Kind("check", 8, check),
     ]  # fmt: skip
 
 

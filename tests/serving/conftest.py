@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +28,7 @@ from trc2 import CortexNet
 from trc2.backbones.saved import save_model
 from trc2.serving.server import Server, ServerSettings
 from trc2.stream.tokenizer import train_bpe
+from trc2.versions.registry import Versions
 
 WORDS = " ".join(word for words in TINY_TASKS.values() for word in words)
 TEXT = [f"{WORDS} größer — 日本語 {number}" for number in range(20)]
@@ -40,6 +46,43 @@ def save_words_model(folder: Path, seed: int = 0) -> Path:
 @pytest.fixture(scope="session")
 def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_words_model(tmp_path_factory.mktemp("served") / "words")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The folder of the socket of a PostgreSQL server that is there for the tests."""
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed: pip install '.[postgres]'")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    control = str(found[-1]) if found else shutil.which("pg_ctl")
+    if control is None:
+        pytest.skip("no PostgreSQL server on this machine: apt-get install postgresql")
+    folder = Path(tempfile.mkdtemp(prefix="trc2-pg-"))
+    options: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder}
+    if os.geteuid() == 0:  # it does not run as root
+        shutil.chown(folder, "postgres")
+        options |= {"user": "postgres", "group": "postgres", "extra_groups": []}
+    data = str(folder / "data")
+    try:
+        subprocess.run([control, "initdb", "-D", data, "-o", "-A trust -U trc2 --no-sync"], **options)
+        settings = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        subprocess.run([control, "start", "-w", "-D", data, "-l", str(folder / "log"), "-o", settings], **options)
+        yield str(folder)
+        subprocess.run([control, "stop", "-m", "immediate", "-D", data], **options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def registry(request: pytest.FixtureRequest) -> str | None:
+    """The URL of a new database for files and jobs. None is the data folder's own."""
+    if request.param == "sqlite":
+        return None
+    folder, name = request.getfixturevalue("postgres"), f"d{secrets.token_hex(8)}"
+    import psycopg  # the fixture above skips the test without it
+
+    with psycopg.connect(host=folder, user="trc2", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://trc2@/{name}?host={folder}"
 
 
 Start = Callable[..., Server]
@@ -71,3 +114,11 @@ def client_of(server: Server, token: str = "none", **settings: Any) -> openai.Op
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with client_of(server) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def first_version(trained_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A versions folder with one version, which can be taught. Tests change copies of it."""
+    folder = tmp_path_factory.mktemp("first") / "versions"
+    Versions(folder).promote(trained_once, first=True)
+    return folder

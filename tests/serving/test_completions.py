@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -15,7 +16,8 @@ import pytest
 
 from tests.serving.conftest import WORDS, Start, client_of
 from trc2.generate.sampling import stream_text
-from trc2.serving.answers import AnswerLimits
+from trc2.serving.answers import AnswerLimits, Asked
+from trc2.serving.app import make_app
 from trc2.serving.server import Limits, Server
 from trc2.serving.shelf import ServedModel
 
@@ -264,3 +266,54 @@ def test_no_text_reaches_the_log(server: Server, client: openai.OpenAI, caplog: 
     lines = [record.getMessage() for record in caplog.records if record.name == "trc2.serving"]
     assert len([line for line in lines if "POST /v1/completions" in line]) == 2
     assert "secret" not in "".join(lines)
+
+
+def test_a_stream_that_is_not_read_loses_its_place(start: Start, words_model: Path) -> None:
+    server = start(words_model, limits=Limits(idle_seconds=0.2))
+    service = server.service
+    body = json.dumps({"model": "latest", "prompt": "x", "max_tokens": 60, "stream": True}).encode()
+    app: Any = make_app(service)
+    arriving, sent = [body], []
+
+    async def receive() -> dict[str, Any]:
+        if arriving:
+            return {"type": "http.request", "body": arriving.pop()}
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+        if len(sent) > 3:
+            await asyncio.sleep(60)  # as if the client read nothing more
+
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b"",
+             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1), "scheme": "http", "root_path": ""}  # fmt: skip
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    assert len(sent) == 4
+    assert service.open_requests == 0
+
+
+def test_an_error_inside_a_stream_is_an_event_without_its_text(
+    start: Start, words_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(self: Asked) -> Any:
+        raise RuntimeError("a secret document")
+        yield
+
+    monkeypatch.setattr(Asked, "pieces", fails)
+    server = start(words_model)
+    with client_of(server) as client, pytest.raises(openai.APIError) as caught:
+        list(client.completions.create(model="latest", prompt="x", stream=True))
+    assert (caught.value.code, caught.value.type) == ("internal", "server_error")
+    assert "secret" not in str(caught.value)
+    assert server.service.open_requests == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_seed_that_was_used_is_named(server: Server, client: openai.OpenAI, stream: bool) -> None:
+    raw = client.completions.with_raw_response.create(model="words", prompt="apple", max_tokens=9, stream=stream)
+    seed = int(raw.headers["x-seed"])
+    answer = raw.parse()
+    text = "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+    assert text == written(server, "apple", max_new_tokens=9, seed=seed)

@@ -14,7 +14,19 @@ from tests.test_commands import make_llama
 from trc2 import UserError
 from trc2.generate.sampling import generate_ids, stream_text
 from trc2.runs.target import find_target
-from trc2.serving.engine import Engine, EngineClosed, Event, Failure, Piece, PromptScores, Sampling, Ticket
+from trc2.serving.engine import (
+    Engine,
+    EngineClosed,
+    Event,
+    Failure,
+    Piece,
+    PromptScores,
+    Sampling,
+    Ticket,
+    _Batch,
+    _Row,
+)
+from trc2.serving.text import GrowingText
 
 
 @pytest.fixture
@@ -164,3 +176,50 @@ def test_an_answer_ends_at_the_last_position(engine: Engine) -> None:
     last = events[-1]
     assert isinstance(last, Piece)
     assert last.num_tokens <= 4
+
+
+def test_tokens_of_a_stop_sequence_are_never_named(engine: Engine) -> None:
+    """Text "aaab" with the stop "aab": the second and third token are held back although the first is sent."""
+    (letter,), (last,) = (engine.tokenizer.encode_batch([one])[0] for one in "ab")
+    listener = Listener()
+    sampling = Sampling(max_tokens=9, temperature=0.0, logprobs=0, stop=("aab",))
+    text = GrowingText(engine.tokenizer, sampling.stop)
+    row = _Row(Ticket(((1,),), sampling, listener.events.put), 0, 9, torch.Generator(), text)
+    goes_on = []
+    for token in (letter, letter, letter, last):
+        logits = torch.full((300,), -9.0)
+        logits[token] = 9.0
+        goes_on.append(engine._advance(row, logits))
+    assert goes_on == [True, True, True, False]
+    pieces = [listener.events.get_nowait() for _ in range(2)]
+    assert [piece.text for piece in pieces if isinstance(piece, Piece)] == ["a", ""]
+    assert [token.offset for piece in pieces if isinstance(piece, Piece) for token in piece.tokens] == [0]
+
+
+def test_rows_leave_a_batch_on_the_device_of_its_state(engine: Engine) -> None:
+    decoding = engine.net.start_decoding()
+    for state in decoding.states:
+        state.tensors["any"] = torch.zeros(2, 3, device="meta")
+    listener = Listener()
+    row = _Row(Ticket(((1,),), Sampling(), listener.events.put), 0, 9, torch.Generator(), GrowingText(engine.tokenizer))
+    batch = _Batch(decoding, [row, row])
+    decoding.drop_padding = lambda: None  # it reads values, which this device does not have
+    batch.keep([1], torch.device("meta"))
+    assert {tuple(state.tensors["any"].shape) for state in decoding.states} == {(1, 3)}
+    assert len(batch.rows) == 1
+
+
+def test_the_end_of_the_text_has_a_score_where_the_prompt_has(engine: Engine) -> None:
+    """A program that scores texts asks for one token more, and cuts the last score off."""
+    logits = torch.full((300,), -9.0)
+    logits[engine.tokenizer.end_of_text] = 9.0
+    for scores_prompt in (False, True):
+        listener = Listener()
+        sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=1, scores_prompt=scores_prompt)
+        text = GrowingText(engine.tokenizer)
+        row = _Row(Ticket(((1,),), sampling, listener.events.put), 0, 1, torch.Generator(), text)
+        assert not engine._advance(row, logits)
+        piece = listener.events.get_nowait()
+        assert isinstance(piece, Piece)
+        assert [token.id for token in piece.tokens] == [engine.tokenizer.end_of_text] * scores_prompt
+        assert (piece.text, piece.finish, piece.num_tokens) == ("", "stop", 0)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import openai
 import pytest
 
-from tests.command import trc2 as command
 from tests.serving.conftest import Start, client_of
 from tests.serving.test_completions import send
-from trc2.serving.files import _Form
+from trc2 import UserError
+from trc2.serving.files import _Form, check_content
 from trc2.serving.server import Limits, Server, ServerSettings
 from trc2.serving.wire import ApiError
 from trc2.system.failpoints import UPLOADING
@@ -32,8 +36,10 @@ JSONL = "\n".join(map(json.dumps, ROWS)).encode() + b"\n\n"
 
 
 @pytest.fixture
-def teaching(words_model: Path, tmp_path: Path) -> Iterator[Server]:
-    with Server(ServerSettings(words_model, port=0, data=tmp_path / "data", limits=Limits(file_bytes=10_000))) as one:
+def teaching(words_model: Path, tmp_path: Path, registry: str | None) -> Iterator[Server]:
+    limits = Limits(file_bytes=10_000)
+    settings = ServerSettings(words_model, port=0, data=tmp_path / "data", registry=registry, limits=limits)
+    with Server(settings) as one:
         yield one
 
 
@@ -88,6 +94,8 @@ def send_query(client: openai.OpenAI, query: str) -> int:
         ("a.jsonl", b"[" * 5000, "Line 1 is not JSON"),
         ("a.jsonl", b'{"messages": [{"role": "tool", "content": "x"}]}', "Line 1"),
         ("a.jsonl", b'{"prompt": "secret"}', "Line 1"),
+        ("a.jsonl", b'{"prompt": "secret", "completion": " "}', "Line 1 is a conversation with an empty answer"),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": "secret"}]}', "Line 1 is a conversation without an"),
         ("a.txt", b"\xff\xfe", "not UTF-8"),
         ("a.txt", b"a\0b", "zero byte"),
         ("a.txt", b" \n", "no text"),
@@ -149,17 +157,17 @@ def test_without_a_data_folder_nothing_can_be_uploaded(client: openai.OpenAI) ->
         client.files.create(file=("a.txt", b"x"), purpose="user_data")
 
 
-def test_files_outlive_the_server_and_leftovers_do_not(words_model: Path, start: Start, tmp_path: Path) -> None:
-    with Server(ServerSettings(words_model, port=0, data=tmp_path)) as server, client_of(server) as client:
+def test_files_outlive_the_server_and_leftovers_do_not(
+    words_model: Path, start: Start, tmp_path: Path, registry: str | None
+) -> None:
+    settings = ServerSettings(words_model, port=0, data=tmp_path, registry=registry)
+    with Server(settings) as server, client_of(server) as client:
         stored = client.files.create(file=("a.txt", b"text"), purpose="user_data")
-        done = command("serve", str(words_model), "--port", "0", "--data", str(tmp_path))
-        assert done.code == 2
-        assert "is in use by process" in done.err
     (tmp_path / "files" / ".partial-1").write_bytes(b"half")
     (tmp_path / "files" / "file-never-acknowledged").write_bytes(b"whole")
     (tmp_path / "files" / "thesis.docx").write_bytes(b"of somebody else")
     (tmp_path / "files" / "folder").mkdir()
-    again = start(words_model, data=tmp_path)
+    again = start(words_model, data=tmp_path, registry=registry)
     with client_of(again) as client:
         assert [one.id for one in client.files.list()] == [stored.id]
         assert client.files.content(stored.id).read() == b"text"
@@ -173,6 +181,100 @@ def test_fields_beside_the_file_do_not_make_an_upload_endless(tmp_path: Path) ->
         part = b'--b\r\nContent-Disposition: form-data; name="p"\r\n\r\n' + b"x" * 9_000 + b"\r\n"
         with pytest.raises(ApiError, match="divide it"):
             form.write(part * 1000)
+
+
+def test_servers_share_files_and_never_clean_up_below_each_other(
+    words_model: Path, start: Start, tmp_path: Path, registry: str | None
+) -> None:
+    first = start(words_model, data=tmp_path, registry=registry)
+    (tmp_path / "files" / ".partial-1").write_bytes(b"an upload that arrives at the first server")
+    second = start(words_model, data=tmp_path, registry=registry)
+    assert (tmp_path / "files" / ".partial-1").exists()
+
+    def upload(number: int) -> str:
+        with client_of((first, second)[number % 2]) as client:
+            return client.files.create(file=(f"{number}.txt", b"text"), purpose="user_data").id
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(upload, range(12)))
+    for server in (first, second):
+        with client_of(server) as client:
+            assert sorted(one.id for one in client.files.list(limit=5)) == sorted(made)
+
+
+def test_a_database_of_another_data_folder_is_refused(words_model: Path, tmp_path: Path, registry: str | None) -> None:
+    url = registry or f"sqlite:///{tmp_path}/one.db"
+    with Server(ServerSettings(words_model, port=0, data=tmp_path / "a", registry=url)):
+        pass
+    (tmp_path / "a" / "files" / "file-1").write_bytes(b"text")
+    with pytest.raises(UserError, match="belongs to another database"):
+        Server(ServerSettings(words_model, port=0, data=tmp_path / "a"))
+    assert (tmp_path / "a" / "files" / "file-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("nonsense", "is not a URL"),
+        ("mysql://localhost/x", "names a mysql database"),
+        ("postgresql://x@/x?host=/nowhere", "cannot be used|driver is not installed"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_one_sentence(
+    words_model: Path, tmp_path: Path, url: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Server(ServerSettings(words_model, port=0, data=tmp_path, registry=url))
+
+
+def test_ids_that_no_database_takes_are_not_found(teaching: Server) -> None:
+    for path in ("a%00b", "%ED%A0%80", "x" * 5000, "file-%F0%9F%98%80"):
+        assert send(teaching, "GET", f"/v1/files/{path}")[0] == 404
+    for query in ("after=a%00b", "purpose=a%00b", "after=%ED%A0%80"):
+        assert send(teaching, "GET", f"/v1/files?{query}")[0] in (200, 404)
+
+
+def test_one_long_line_is_checked_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    path.write_bytes(b"x" * 2**24)
+    tracemalloc.start()
+    try:
+        assert check_content(path, "text") == 1
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+    path.write_bytes(b"x" * (2**20 - 1) + "日".encode() + b"x")  # a character on the border of two pieces
+    assert check_content(path, "text") == 1
+    path.write_bytes(b"x" * 10 + "日".encode()[:2])
+    with pytest.raises(ApiError, match="not UTF-8"):
+        check_content(path, "text")
+
+
+def test_all_documents_together_are_bounded(start: Start, words_model: Path, tmp_path: Path) -> None:
+    server = start(words_model, data=tmp_path, limits=Limits(stored_bytes=100))
+    with client_of(server) as client:
+        first = client.files.create(file=("a.txt", b"x" * 60), purpose="user_data")
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.files.create(file=("b.txt", b"x" * 60), purpose="user_data")
+        assert (caught.value.status_code, caught.value.code) == (413, "storage_full")
+        assert [path.name for path in (tmp_path / "files").iterdir()] == [first.id]
+        client.files.delete(first.id)
+        client.files.create(file=("b.txt", b"x" * 60), purpose="user_data")
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/completions"])
+def test_a_body_that_does_not_arrive_is_not_waited_for(
+    start: Start, words_model: Path, tmp_path: Path, path: str
+) -> None:
+    server = start(words_model, data=tmp_path, limits=Limits(idle_seconds=0.3))
+    host, port = urlsplit(server.url).netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\ncontent-type: {BOUNDARY}\r\n\r\n"
+        connection.sendall(head.encode() + b"--b")
+        answer = connection.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert server.service.open_requests == 0
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 def test_asking_is_not_enough_to_upload(words_model: Path, start: Start, tmp_path: Path) -> None:

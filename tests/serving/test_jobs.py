@@ -11,26 +11,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import openai
+import psutil
 import pytest
+import sqlalchemy as sa
 
+from tests.chats import conversations, messages, write_rows, write_tokenizer
+from tests.conftest import QUIET, tiny_run_config
 from tests.serving.conftest import client_of
+from trc2.runs.folder import RunFolder
+from trc2.serving.jobs import _is_ours
 from trc2.serving.server import Server, ServerSettings
+from trc2.serving.store import JOBS, open_database
 from trc2.system.failpoints import SERVING
+from trc2.training.setup import start_run
 from trc2.versions.registry import Versions
 
 ROWS = "\n".join(json.dumps({"text": f"red blue green grey {number} " * 6}) for number in range(24)).encode()
 GENEROUS = {"steps": "3", "max_forgetting": "1000"}
-
-
-@pytest.fixture(scope="module")
-def first_version(trained_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("first") / "versions"
-    Versions(folder).promote(trained_once, first=True)
-    return folder
 
 
 @pytest.fixture
@@ -39,8 +42,8 @@ def versions(first_version: Path, tmp_path: Path) -> Versions:
 
 
 @pytest.fixture
-def server(versions: Versions, tmp_path: Path) -> Iterator[Server]:
-    with Server(ServerSettings(versions.folder, port=0, data=tmp_path / "data")) as one:
+def server(versions: Versions, tmp_path: Path, registry: str | None) -> Iterator[Server]:
+    with Server(ServerSettings(versions.folder, port=0, data=tmp_path / "data", registry=registry)) as one:
         yield one
 
 
@@ -96,12 +99,37 @@ def test_a_job_that_cannot_run_is_refused_before_it_waits(
     assert list((tmp_path / "data" / "jobs").iterdir()) == []
 
 
-def test_rows_with_messages_are_refused(client: openai.OpenAI) -> None:
-    row = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+def test_rows_with_messages_are_refused_without_a_chat_template(client: openai.OpenAI) -> None:
+    row = json.dumps(messages("x", "y")).encode()
     file = client.files.create(file=("chat.jsonl", row), purpose="fine-tune").id
     with pytest.raises(openai.BadRequestError) as caught:
         client.fine_tuning.jobs.create(model="latest", training_file=file)
     assert caught.value.code == "unsupported_rows"
+
+
+@pytest.mark.slow
+def test_conversations_are_taught_to_a_model_with_a_chat_template(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "chats" / "train.jsonl", conversations(80))
+    stream = {
+        "tasks": [{"name": "chats", "folder": "chats", "steps": 2}], "tokenizer": {"path": str(tmp_path / "tokenizer")},
+    }  # fmt: skip
+    run = start_run(tiny_run_config(tmp_path, tmp_path / "run", stream=stream), QUIET)
+    versions = Versions(tmp_path / "versions")
+    versions.promote(run, first=True)
+    week = [messages(f"you two {number} are three", f"sky sky {number} number") for number in range(30)]
+    rows = "\n".join(map(json.dumps, [*week, {"prompt": "one two three four", "completion": "red"}])).encode()
+    settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data")
+    with Server(settings) as server, client_of(server) as client:
+        file = client.files.create(file=("week.jsonl", rows), purpose="fine-tune").id
+        job = client.fine_tuning.jobs.create(model="latest", training_file=file, suffix="more", metadata=GENEROUS)
+        done = wait(client, job.id, at_end)
+        assert (done.status, done.error) == ("succeeded", None)
+        asked = [{"role": "user", "content": "what is the sky"}]
+        client.chat.completions.create(model=done.fine_tuned_model, messages=asked, max_tokens=2)
+    taught = RunFolder(versions.accepted().folder / "run").data()["tasks"]["more"]["splits"]["train"]
+    assert taught["chats"] == taught["documents"]
+    assert taught["counted"] < taught["tokens"]
 
 
 def test_one_model_cannot_be_taught(words_model: Path, tmp_path: Path) -> None:
@@ -132,9 +160,59 @@ def test_from_documents_to_an_accepted_and_served_version(
     assert [event.data["step"] for event in events if event.type == "metrics" and event.data["kind"] == "train"]
     (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
     assert checkpoint.fine_tuned_model_checkpoint == done.fine_tuned_model
-    assert (tmp_path / "data" / "cache").is_dir()
+    assert not (tmp_path / "data" / "cache").exists()
+    left = sorted(path.name for path in (tmp_path / "data" / "jobs" / job.id).iterdir())
+    assert left == ["metrics.jsonl", "stderr", "stdout"]
     with pytest.raises(openai.ConflictError):
         client.fine_tuning.jobs.cancel(job.id)
+
+
+def follow(server: Server, job: str, most: int = 10**6) -> list[dict[str, Any]]:
+    """Events as they happen, up to the end of the job or up to a number after which the connection is given up."""
+    events: list[dict[str, Any]] = []
+    with urlopen(f"{server.url}/v1/fine_tuning/jobs/{job}/events?stream=true", timeout=60) as stream:
+        for line in stream:
+            if line.startswith(b"data: ") and line != b"data: [DONE]\n":
+                events.append(json.loads(line[6:]))
+            if len(events) == most:
+                break
+    return events
+
+
+@pytest.mark.slow
+def test_a_follower_gets_every_event_once_also_after_a_lost_connection(server: Server, client: openai.OpenAI) -> None:
+    metadata = {"steps": "12", "max_forgetting": "1000"}
+    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata)
+    assert (job.task, job.progress, job.estimated_finish) == ("documents", None, None)
+    begun = follow(server, job.id, most=2)
+    jobs = server.service.jobs
+    assert jobs is not None
+    wait(client, job.id, lambda one: one.progress is not None and one.progress["step"] > 2)
+    running = client.fine_tuning.jobs.retrieve(job.id)
+    jobs._process.send_signal(signal.SIGINT)  # steps are repeated after it
+    everything = follow(server, job.id)
+    assert running.progress["steps"] == 12
+    assert client.fine_tuning.jobs.retrieve(job.id).status == "succeeded"
+    identities = [event["id"] for event in everything]
+    assert len(set(identities)) == len(identities)
+    assert {event["id"] for event in begun} <= set(identities)
+    assert set(identities) == {event.id for event in client.fine_tuning.jobs.list_events(job.id, limit=100)}
+    trained = [event["data"]["step"] for event in everything if event["data"] and event["data"]["kind"] == "train"]
+    assert trained == list(range(1, 13))  # its own steps, not those of the run that it goes on from
+    assert server.service.followers == 0
+
+
+def test_a_server_with_followers_stops_at_once(versions: Versions, tmp_path: Path) -> None:
+    with Server(ServerSettings(versions.folder, port=0, data=tmp_path / "data")) as server, client_of(server) as client:
+        job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
+        client.fine_tuning.jobs.pause(job.id)
+        stream = urlopen(f"{server.url}/v1/fine_tuning/jobs/{job.id}/events?stream=true", timeout=60)
+        assert stream.readline().startswith(b"data: ")
+        with pytest.raises(HTTPError):
+            urlopen(f"{server.url}/v1/fine_tuning/jobs/none/events?stream=true")
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 15
+    stream.close()
 
 
 def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, client: openai.OpenAI) -> None:
@@ -145,6 +223,74 @@ def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, cl
     jobs._process.send_signal(signal.SIGINT)
     done = wait(client, job.id, at_end)
     assert (done.status, done.error) == ("succeeded", None)
+
+
+@pytest.mark.slow
+def test_a_job_whose_process_is_killed_goes_on_until_it_is_hopeless(
+    server: Server, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trc2.serving.jobs.MAX_KILLS", 2)
+    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
+    jobs = server.service.jobs
+    assert jobs is not None
+    killed: set[int] = set()
+    while len(killed) < 2:
+        process = jobs._process
+        if process is not None and process.pid not in killed:
+            process.kill()
+            killed.add(process.pid)
+        time.sleep(0.05)
+    done = wait(client, job.id, at_end)
+    assert (done.status, done.error.code) == ("failed", "killed")
+    run = jobs.versions.accepted().run
+    assert run is not None
+    assert done.seed == RunFolder(run).config().train.seed
+    assert not (jobs.folder / job.id / "text").exists()
+
+
+def test_the_number_of_another_process_is_not_taken_for_the_job(server: Server, versions: Versions) -> None:
+    jobs = server.service.jobs
+    assert jobs is not None
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "ftjob-1"])
+    try:
+        while "ftjob-1" not in psutil.Process(sleeper.pid).cmdline():
+            time.sleep(0.01)
+        started = psutil.Process(sleeper.pid).create_time()
+        assert _is_ours(SimpleNamespace(pid=sleeper.pid, pid_started=started, id="ftjob-1"))
+        assert not _is_ours(SimpleNamespace(pid=sleeper.pid, pid_started=started - 100, id="ftjob-1"))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    run = versions.accepted().run
+    assert run is not None
+    attempt = Path(shutil.copytree(run, versions.folder / "attempts" / "0002-colours"))
+    (attempt / "lock.owner").write_text("4711")
+    os.utime(attempt / "lock.owner", (1, 1))  # of an earlier process with the same number
+    assert jobs._attempt_of(4711, time.time()) is None
+    os.utime(attempt / "lock.owner")
+    assert jobs._attempt_of(4711, time.time() - 60) == attempt.name
+
+
+def test_a_job_is_cancelled_while_its_old_process_does_not_end(versions: Versions, tmp_path: Path) -> None:
+    """Its server was killed, and the process hangs."""
+    settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data")
+    with Server(settings) as server, client_of(server) as client:
+        file = upload(client)
+        job = client.fine_tuning.jobs.create(model="latest", training_file=file, metadata=GENEROUS).id
+        client.fine_tuning.jobs.pause(job)
+    hangs = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", job])
+    try:
+        database = open_database(tmp_path / "data")
+        with database.begin() as connection:
+            running = {"status": "running", "pid": hangs.pid, "pid_started": psutil.Process(hangs.pid).create_time()}
+            connection.execute(sa.update(JOBS).values(**running))
+        database.dispose()
+        with Server(settings) as server, client_of(server) as client:
+            assert client.fine_tuning.jobs.retrieve(job).status == "running"
+            assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
+        assert hangs.wait(10) == -signal.SIGKILL
+    finally:
+        hangs.kill()
 
 
 @pytest.mark.slow
@@ -188,6 +334,48 @@ def test_a_job_pauses_goes_on_and_is_cancelled(client: openai.OpenAI, versions: 
     assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
     assert versions.attempts() == []
     assert [one.id for one in client.fine_tuning.jobs.list(limit=1)] == [waiting.id, job.id]
+
+
+@pytest.mark.slow
+def test_one_of_two_servers_runs_a_job_and_both_can_stop_it(
+    server: Server, versions: Versions, tmp_path: Path, registry: str | None
+) -> None:
+    settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data", registry=registry)
+    metadata = {"steps": "2000", "max_forgetting": "1000"}
+    with client_of(server) as first, Server(settings) as other, client_of(other) as second:
+        jobs = [one.service.jobs for one in (server, other)]
+        made = [
+            client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata).id
+            for client in (second, first)
+        ]
+        wait(second, made[0], lambda now: now.status == "running" and jobs[0] is not None and jobs[0]._process)
+        assert jobs[1] is not None
+        assert jobs[1]._process is None
+        assert first.fine_tuning.jobs.retrieve(made[1]).status == "queued"
+        assert second.fine_tuning.jobs.cancel(made[1]).status == "cancelled"
+        assert second.fine_tuning.jobs.pause(made[0]).status == "paused"
+        assert jobs[0] is not None
+        assert jobs[0]._process is None
+        assert first.fine_tuning.jobs.cancel(made[0]).status == "cancelled"
+        assert [job.id for job in second.fine_tuning.jobs.list()] == made[::-1]
+
+
+@pytest.mark.slow
+def test_a_job_that_a_signal_stopped_says_so_and_can_be_paused(server: Server, client: openai.OpenAI) -> None:
+    metadata = {"steps": "2000", "max_forgetting": "1000"}
+    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata).id
+    jobs = server.service.jobs
+    assert jobs is not None
+    wait(client, job, lambda _: jobs._process is not None)
+    jobs._process.send_signal(signal.SIGSTOP)
+
+    def has_said(text: str) -> Callable[[Any], bool]:
+        return lambda _: any(text in event.message for event in client.fine_tuning.jobs.list_events(job, limit=100))
+
+    wait(client, job, has_said("was stopped by a signal and waits"))
+    assert client.fine_tuning.jobs.retrieve(job).status == "running"
+    assert client.fine_tuning.jobs.pause(job).status == "paused"
+    assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
 
 
 @pytest.mark.slow

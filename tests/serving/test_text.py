@@ -55,3 +55,13 @@ def test_the_place_of_a_token_is_where_its_text_begins(text: str) -> None:
         piece = token_text(TOKENIZER, token)
         if not piece.startswith("<token "):
             assert text[offsets[number] :].startswith(piece)
+
+
+@given(TEXTS)
+def test_a_part_of_a_character_does_not_move_the_next_token(text: str) -> None:
+    ids = TOKENIZER.encode_batch([text])[0]
+    growing, places = GrowingText(TOKENIZER), [0]
+    for token in ids:
+        growing.add(token)
+        places.append(growing.num_whole)
+    assert places == token_offsets(TOKENIZER, ids)

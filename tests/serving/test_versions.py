@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,9 @@ from tests.serving.conftest import Start, client_of, save_words_model
 from tests.serving.test_completions import send
 from trc2.generate.sampling import stream_text
 from trc2.runs.target import find_target
+from trc2.serving.server import Limits
 from trc2.serving.shelf import Choice, ServedModel, Shelf, VersionsFolder
+from trc2.versions.entry import Version
 from trc2.versions.registry import Versions
 
 PROMPTS = ("apple", "saw axe drill", "fig")
@@ -106,6 +109,63 @@ def test_a_damaged_version_never_answers(versions: Versions, start: Start) -> No
         assert caught.value.code == "model_unreadable"
         assert "checksum differs" in caught.value.message
         assert client.completions.create(model="latest", prompt="x", max_tokens=1).model == second.name
+
+
+def damage(version: Version) -> Path:
+    weights = next(version.model.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.chmod(0o644)
+    weights.write_bytes(content)
+    return weights
+
+
+def test_a_damaged_version_is_not_read_at_every_request(
+    versions: Versions, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = versions.all()
+    weights = damage(first)
+    server, reads, load = start(versions.folder), 0, Shelf.load
+
+    def counted(shelf: Shelf, choice: Choice) -> ServedModel:
+        nonlocal reads
+        reads += 1
+        return load(shelf, choice)
+
+    monkeypatch.setattr(Shelf, "load", counted)
+    body = json.dumps({"model": first.name, "prompt": "x", "max_tokens": 1}).encode()
+    for _ in range(5):
+        status, headers, content = send(server, "POST", "/v1/completions", body)
+        assert (status, content["error"]["code"], headers["retry-after"]) == (503, "model_unreadable", "60")
+        assert str(versions.folder) not in content["error"]["message"]
+    assert reads == 1
+    restored = bytearray(weights.read_bytes())
+    restored[-3] ^= 1
+    weights.write_bytes(restored)
+    assert send(server, "POST", f"/v1/versions/{first.name}/promote")[0] == 200  # it is tried at once
+    assert reads == 2
+
+
+def test_the_reason_of_a_problem_needs_a_token(versions: Versions, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("ask ask-0123456789abcdef\n")
+    server = start(versions.folder, tokens=tmp_path / "tokens")
+    server.service.shelf.problem = "folder/of/a/customer is damaged"
+    with_token = {"authorization": "Bearer ask-0123456789abcdef"}
+    assert "customer" not in send(server, "GET", "/health")[2]["problem"]
+    assert "customer" in send(server, "GET", "/health", headers=with_token)[2]["problem"]
+
+
+def test_promote_does_not_wait_for_ever(versions: Versions, start: Start) -> None:
+    server = start(versions.folder, max_loaded=1, limits=Limits(load_seconds=0.2))
+
+    class Busy:
+        def join(self, _timeout: float) -> bool:
+            return False
+
+    server.service.shelf._closing.append(Busy())  # a version whose answers take long
+    status, headers, content = send(server, "POST", "/v1/versions/rollback")
+    assert (status, content["error"]["code"], headers["retry-after"]) == (503, "still_loading", "5")
+    server.service.shelf._closing.clear()
 
 
 def test_only_an_administrator_moves_latest(versions: Versions, start: Start, tmp_path: Path) -> None:

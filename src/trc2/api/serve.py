@@ -18,6 +18,7 @@ def serve(
     port: int = 0,
     tokens: str | Path | None = None,
     data: str | Path | None = None,
+    registry: str | None = None,
     max_rows: int = 8,
     max_requests: int = 64,
     per_minute: int = 100_000,
@@ -28,6 +29,7 @@ def serve(
     host, port    where it listens; port 0 takes a free one
     tokens        a file with a right (ask, teach or admin), a token and a name on each line
     data          a folder for uploaded documents
+    registry      the URL of a PostgreSQL database for files and jobs; without it, `data` holds one
     max_rows      answers that are written at once, in one batch
     max_requests  requests that are answered or wait; one more gets status 429
     per_minute    requests of one caller in a minute; more get status 429
@@ -38,4 +40,4 @@ def serve(
         raise UserError("A number is out of range: port is 0 to 65535, the others are at least 1.")
     limits = Limits(requests=max_requests, per_minute=per_minute)
     files, folder = (None if path is None else Path(path) for path in (tokens, data))
-    return Server(ServerSettings(Path(model), host, port, files, folder, max_rows, limits=limits))
+    return Server(ServerSettings(Path(model), host, port, files, folder, registry, max_rows, limits=limits))

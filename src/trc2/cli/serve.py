@@ -23,6 +23,16 @@ def serve(
     data: Annotated[
         Path | None, typer.Option(help="A folder for uploaded documents. Without it, the server refuses uploads.")
     ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TRC2_REGISTRY",
+            help="The URL of a PostgreSQL database for files and jobs. Without it, --data holds an SQLite database.",
+        ),
+    ] = None,
+    max_stored_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of all documents together. More get status 413.")
+    ] = 10 * 2**30,
     max_rows: Annotated[int, typer.Option(min=1, max=1024, help="Answers that are written at once, in one batch.")] = 8,
     max_requests: Annotated[
         int,
@@ -43,8 +53,13 @@ def serve(
     r"""Serve a model by OpenAI's interface (pip install '.\[serve]' in the checkout)."""
     from trc2.serving.server import AnswerLimits, Limits, Server, ServerSettings, log_to
 
-    limits = Limits(requests=max_requests, per_minute=per_minute, answers=AnswerLimits(max_tokens=max_tokens))
-    server = Server(ServerSettings(model, host, port, tokens, data, max_rows, limits=limits), warn)
+    limits = Limits(
+        stored_bytes=max_stored_bytes,
+        requests=max_requests,
+        per_minute=per_minute,
+        answers=AnswerLimits(max_tokens=max_tokens),
+    )
+    server = Server(ServerSettings(model, host, port, tokens, data, registry, max_rows, limits=limits), warn)
     err.print(f"{server.settings.model} at {server.url}/v1, until Ctrl-C.", soft_wrap=True)
     with log_to(err):
         server.run()

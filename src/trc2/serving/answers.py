@@ -108,7 +108,9 @@ async def begin(
         try:
             model = await shelf.model(request.model)
         except UserError as error:  # its files are damaged or gone
-            raise ApiError(503, str(error), param="model", code="model_unreadable") from None
+            raise ApiError(
+                503, str(error), param="model", code="model_unreadable", headers={"retry-after": "60"}
+            ) from None
         try:
             prompts, sampling, hidden = await asyncio.to_thread(prepare, model)  # a long prompt takes seconds
             ticket = model.engine.submit(prompts, sampling, deliver)

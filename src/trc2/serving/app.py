@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import secrets
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -19,12 +21,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trc2.errors import UserError, sentence_of
-from trc2.serving import answers, file_routes, job_routes, version_routes
+from trc2.serving import answers, file_routes, job_routes, page_routes, version_routes
 from trc2.serving.answers import Asked, event_line
 from trc2.serving.auth import Right, check_origin, check_right, find_caller
 from trc2.serving.metrics import metrics
 from trc2.serving.openapi import document
-from trc2.serving.service import Endpoint, Service, read_body
+from trc2.serving.service import Endpoint, Service, read_body, send_in_time
 from trc2.serving.shelf import LATEST, Choice
 from trc2.serving.wire import Answer, ApiError, ChatRequest, CompletionRequest, Model, ModelList, parse
 
@@ -37,6 +39,7 @@ def make_app(service: Service) -> Any:
     routes = [
         Route(path, _guarded(service, right, endpoint), methods=[method]) for method, path, right, endpoint in ROUTES
     ]
+    routes += [Route(path, answer, methods=["GET"]) for path, answer in page_routes.answers().items()]
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
@@ -57,13 +60,13 @@ class Front:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id, start, status = f"req_{secrets.token_hex(12)}", time.monotonic(), 500
+        request_id, start, status, is_begun = f"req_{secrets.token_hex(12)}", time.monotonic(), 500, False
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Any) -> None:
-            nonlocal status
+            nonlocal status, is_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, is_begun = message["status"], True
                 message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
             await send(message)
 
@@ -72,6 +75,12 @@ class Front:
             await self.app(scope, receive, send_with_id)
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_id)
+        except ClientDisconnect:
+            pass
+        except Exception as error:  # while an answer was sent: the connection is closed, and no trace is printed
+            api_error = _as_api_error(error, request_id)
+            if not is_begun:
+                await error_response(api_error)(scope, receive, send_with_id)
         finally:
             took = 1000 * (time.monotonic() - start)
             route = scope.get("route")
@@ -95,19 +104,33 @@ def _guarded(service: Service, right: Right | None, endpoint: Endpoint) -> Calla
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            return error_response(_as_api_error(error, request))
+            return error_response(_as_api_error(error, request.state.request_id))
 
     return run
 
 
-def _as_api_error(error: Exception, request: Request) -> ApiError:
+def _as_api_error(error: Exception, request_id: str) -> ApiError:
     """An error that no endpoint expected. Its message may quote a document, so the log has its type and place only."""
     sentence = sentence_of(error)
     if isinstance(error, UserError) and sentence is not None:
         return ApiError(400, sentence)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    log.error("%s in %s:%s %s", type(error).__name__, place.filename, place.lineno, request.state.request_id)
+    log.error("%s in %s:%s %s", type(error).__name__, place.filename, place.lineno, request_id)
+    if _is_about_space(error):
+        return ApiError(507, "The server's disk is full: ask whoever runs it to make room.", code="disk_full")
+    if isinstance(error, SQLAlchemyError):
+        return ApiError(
+            503, "The server's database cannot be used now: ask again.", code="database_unavailable",
+            headers={"retry-after": "5"},
+        )  # fmt: skip
     return ApiError(500, "The server failed; its log has the request id of this answer: ask again.", code="internal")
+
+
+def _is_about_space(error: BaseException) -> bool:
+    """Whether a disk, a quota or a limit of the system left no room for a file or for the database."""
+    if isinstance(error, SQLAlchemyError):
+        return "disk is full" in str(getattr(error, "orig", ""))
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def error_response(error: ApiError) -> Response:
@@ -146,10 +169,18 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 # -------------------------------------------------------------------------------------------------------------- routes
 
 
-async def health(service: Service, _request: Request) -> Response:
-    """Whether the server runs, which version answers by default, and why that is not the accepted one."""
-    shelf = service.shelf
-    return JSONResponse({"status": "ok", "latest": shelf.latest.fingerprint, "problem": shelf.problem})
+async def health(service: Service, request: Request) -> Response:
+    """Whether the server runs, which version answers by default, and why that is not the accepted one.
+
+    The reason may name folders and tasks, so it needs the right to ask.
+    """
+    shelf, problem = service.shelf, service.shelf.problem
+    if problem is not None:
+        try:
+            find_caller(service.tokens, request.headers, "")
+        except ApiError:
+            problem = "The accepted version cannot be read: ask with a token for the reason."
+    return JSONResponse({"status": "ok", "latest": shelf.latest.fingerprint, "problem": problem})
 
 
 def _model(choice: Choice, name: str | None = None) -> Model:
@@ -158,7 +189,7 @@ def _model(choice: Choice, name: str | None = None) -> Model:
 
 async def list_models(service: Service, _request: Request) -> Response:
     """All versions, and `latest`, which is one of them."""
-    models = [_model(choice) for choice in service.shelf.choices()]
+    models = [_model(choice) for choice in await asyncio.to_thread(service.shelf.choices)]
     models.append(_model(service.shelf.resolve(LATEST), LATEST))
     return JSONResponse(ModelList(data=models).dump())
 
@@ -169,7 +200,7 @@ async def retrieve_model(service: Service, request: Request) -> Response:
 
 
 async def completions(service: Service, request: Request) -> Response:
-    asked_for = parse(CompletionRequest, await read_body(request, service.limits.body_bytes))
+    asked_for = parse(CompletionRequest, await read_body(request, service.limits))
     echo = bool(asked_for.echo)
     return await _answer(
         service,
@@ -181,7 +212,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    asked_for = parse(ChatRequest, await read_body(request, service.limits.body_bytes))
+    asked_for = parse(ChatRequest, await read_body(request, service.limits))
     return await _answer(
         service,
         request,
@@ -213,7 +244,12 @@ async def _answer(
         service.leave_place()
         raise
     service.leave_place()
-    return JSONResponse(answer.dump())
+    return JSONResponse(answer.dump(), headers=seed_header(asked))
+
+
+def seed_header(asked: Asked) -> dict[str, str]:
+    """The seed of an answer, also if the request had none: with it, the same answer can be asked for again."""
+    return {"x-seed": str(asked.sampling.seed)}
 
 
 class Stream:
@@ -223,21 +259,25 @@ class Stream:
         self.service, self.asked, self.events = service, asked, events
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {"cache-control": "no-cache", **seed_header(self.asked)}
         response = StreamingResponse(
-            self._lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+            self._lines(scope["state"]["request_id"]), media_type="text/event-stream", headers=headers
         )
+
         try:
-            await response(scope, receive, send)
+            await send_in_time(response, scope, receive, send, self.service.limits)
         finally:
             self.asked.ticket.cancel()
             self.service.leave_place()
 
-    async def _lines(self) -> AsyncIterator[bytes]:
+    async def _lines(self, request_id: str) -> AsyncIterator[bytes]:
         try:
             async for line in self.events:
                 yield line
         except ApiError as error:
             yield event_line(json.dumps(error.body()))
+        except Exception as error:
+            yield event_line(json.dumps(_as_api_error(error, request_id).body()))
 
 
 async def openapi(_service: Service, _request: Request) -> Response:

@@ -8,7 +8,7 @@ import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,9 +31,18 @@ class Token:
     sha256: bytes
 
 
-def read_tokens(path: Path) -> tuple[Token, ...]:
+@dataclass(frozen=True)
+class Secret:
+    """A line of a file with tokens."""
+
+    name: str
+    right: Right
+    secret: str = field(repr=False)
+
+
+def read_secrets(path: Path) -> tuple[Secret, ...]:
     """Tokens from a file: on each line a right, the token, and perhaps a name. Lines that begin with # are skipped."""
-    tokens = []
+    secrets = []
     with reading(path, "correct it"):
         lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
@@ -48,10 +57,15 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
             raise UserError(f"The token in line {number} of {path} is too short: use {MIN_LENGTH} or more characters.")
         name = words[2] if len(words) == 3 else f"line-{number}"
         right = next(right for right in RIGHTS if right == words[0])
-        tokens.append(Token(name, right, hashlib.sha256(words[1].encode()).digest()))
-    if not tokens:
+        secrets.append(Secret(name, right, words[1]))
+    if not secrets:
         raise UserError(f"{path} has no tokens: write at least one line with a right and a token.")
-    return tuple(tokens)
+    return tuple(secrets)
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """The tokens of a file by their hashes, as the server keeps them."""
+    return tuple(Token(one.name, one.right, hashlib.sha256(one.secret.encode()).digest()) for one in read_secrets(path))
 
 
 @dataclass(frozen=True)

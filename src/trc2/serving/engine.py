@@ -119,9 +119,9 @@ class _Batch:
     decoding: Decoding
     rows: list[_Row]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, places: Sequence[int], device: torch.device) -> None:
         if len(places) < len(self.rows):
-            self.decoding.reorder(torch.tensor(places))
+            self.decoding.reorder(torch.tensor(places, device=device))
             self.decoding.drop_padding()
             self.rows = [self.rows[place] for place in places]
 
@@ -297,13 +297,13 @@ class Engine:
         if not stays:
             self._batches.remove(batch)
             return
-        batch.keep(stays)
+        batch.keep(stays, self.device)
         ahead = torch.tensor([[row.ahead] for row in batch.rows], device=self.device)
         logits = self.net.decode(ahead, batch.decoding, last=1)[:, -1].float().cpu()
         check_finite(logits)
         stays = [place for place, row in enumerate(batch.rows) if self._advance(row, logits[place])]
         if stays:
-            batch.keep(stays)
+            batch.keep(stays, self.device)
         else:
             self._batches.remove(batch)
 
@@ -312,13 +312,15 @@ class Engine:
         sampling = row.ticket.sampling
         token = sample(logits, sampling.temperature, sampling.top_p, row.rng)
         if token == self.tokenizer.end_of_text:
+            if sampling.scores_prompt:  # the harness asks for one token and takes the last score for that token's
+                row.unsent.append(self._score(token, logits, row.offset, sampling))
             self._send(row, row.text.rest(), "stop")
             return False
         self.tokens_made += 1
         if sampling.logprobs is not None:
             row.unsent.append(self._score(token, logits, row.offset, sampling))
         text = row.text.add(token)
-        row.ahead, row.offset = token, len(row.text.text)
+        row.ahead, row.offset = token, row.text.num_whole
         if row.text.is_stopped:
             row.unsent = [score for score in row.unsent if score.offset < row.offset]
             self._send(row, text, "stop")
@@ -331,7 +333,10 @@ class Engine:
         return True
 
     def _send(self, row: _Row, text: str, finish: Finish | None) -> None:
-        tokens, row.unsent = tuple(row.unsent), []
+        # Tokens of text that is held back wait with it: it may turn out to be a stop sequence.
+        end = row.text.shown
+        tokens = tuple(score for score in row.unsent if finish is not None or score.offset < end)
+        row.unsent = row.unsent[len(tokens) :]
         row.ticket.open_choices -= finish is not None
         row.ticket.deliver(Piece(row.choice, text, tokens, finish, len(row.text.ids)))
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from trc2.serving.files import Files
-from trc2.serving.service import Service
+from trc2.serving.service import Service, read_chunks
 from trc2.serving.wire import ApiError, refusal
 from trc2.serving.wire import Request as WireRequest
 
@@ -36,7 +36,7 @@ async def upload(service: Service, request: Request) -> Response:
     files = _files(service)
     service.take_place()
     try:
-        stored = await files.receive(request.headers.get("content-type", ""), request.stream())
+        stored = await files.receive(request.headers.get("content-type", ""), read_chunks(request, service.limits))
     finally:
         service.leave_place()
     return JSONResponse(stored.dump())
@@ -61,6 +61,8 @@ async def retrieve(service: Service, request: Request) -> Response:
 async def content(service: Service, request: Request) -> Response:
     """The bytes as they came, for programs: a browser saves them and does not show them."""
     path = await asyncio.to_thread(_files(service).path, request.path_params["file"])
+    if not await asyncio.to_thread(path.is_file):
+        raise ApiError(404, "The content of this file is gone: upload it again.", param="file_id", code="not_found")
     headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
     return FileResponse(path, media_type="application/octet-stream", headers=headers)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -18,8 +18,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from trc2.errors import plain
-from trc2.serving.store import FILES, now, page
+from trc2.serving.store import FILES, JOBS, alone, is_id, now, page
 from trc2.serving.wire import Answer, ApiError
+from trc2.stream.conversation import BadRow, conversation_of
 from trc2.system.failpoints import failpoint
 from trc2.system.files import make_folder, sync_folder
 
@@ -28,7 +29,7 @@ PURPOSES = ("fine-tune", "user_data")
 PARTIAL, PREFIX = ".partial-", "file-"
 SPARE_BYTES = 2**20  # of a body beside the file
 MAX_FIELD, MAX_FIELDS, MAX_LINE = 10_000, 20, 16 * 2**20
-ROLES = ("system", "developer", "user", "assistant")
+CHUNK = 2**20  # bytes of a text that are in memory at once
 
 
 class FileObject(Answer):
@@ -63,17 +64,20 @@ def describe(row: Any) -> FileObject:
 
 
 class Files:
-    """The uploaded files of a data folder. A file is DATA/files/ID, and a row of the table."""
+    """The uploaded files of a data folder. A file is DATA/files/ID, and a row of the table.
 
-    def __init__(self, folder: Path, database: sa.Engine, max_bytes: int) -> None:
-        self.folder, self.database, self.max_bytes = folder / "files", database, max_bytes
+    `max_bytes` bounds one file, and `max_stored` all files together with the copies that waiting jobs have.
+    """
+
+    def __init__(self, folder: Path, database: sa.Engine, max_bytes: int, max_stored: int) -> None:
+        self.folder, self.database, self.max_bytes, self.max_stored = folder / "files", database, max_bytes, max_stored
+        self._arriving = 0  # bytes of uploads that have no row yet
         make_folder(self.folder)
-        self._remove_leftovers()
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove uploads that were never acknowledged because the server was killed, and those that were deleted.
 
-        The folder may hold files of somebody else, which stay.
+        Only while no other server uses the folder. It may hold files of somebody else, which stay.
         """
         with self.database.connect() as connection:
             known = set(connection.execute(sa.select(FILES.c.id)).scalars())
@@ -85,15 +89,39 @@ class Files:
     async def receive(self, content_type: str, stream: AsyncIterator[bytes]) -> FileObject:
         """Store an upload as it arrives. It is acknowledged after its bytes and its row are on the disk."""
         partial = self.folder / f"{PARTIAL}{secrets.token_hex(8)}"
+        stored, arrived = await asyncio.to_thread(self.stored_bytes), 0
         try:
             with partial.open("xb") as file:
                 form = _Form(content_type, file, self.max_bytes)
                 async for chunk in stream:
-                    form.write(chunk)
+                    await asyncio.to_thread(form.write, chunk)
+                    self._arriving += form.num_bytes - arrived
+                    arrived = form.num_bytes
+                    self.check_room(stored, self._arriving)
                 form.end()
             return await asyncio.to_thread(self._keep, partial, form)
         finally:
+            self._arriving -= arrived
             partial.unlink(missing_ok=True)
+
+    def stored_bytes(self, connection: sa.Connection | None = None) -> int:
+        """Bytes of all files, and of the copies that belong to jobs which have not ended."""
+        if connection is None:
+            with self.database.connect() as connection:
+                return self.stored_bytes(connection)
+        files = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(FILES.c.bytes), 0))).scalar()
+        is_open = JOBS.c.finished_at.is_(None)
+        copies = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(JOBS.c.text_bytes), 0)).where(is_open))
+        return int(files or 0) + int(copies.scalar() or 0)
+
+    def check_room(self, stored: int, added: int) -> None:
+        """Reject what would make the data folder larger than it may be."""
+        if stored + added > self.max_stored:
+            raise ApiError(
+                413, f"The data folder may hold {self.max_stored:,} bytes, and {stored:,} are there already: delete "
+                "files, or wait until jobs have ended.", param="file", code="storage_full",
+                headers={"connection": "close"},
+            )  # fmt: skip
 
     def _keep(self, partial: Path, form: _Form) -> FileObject:
         filename, kind = form.checked_name()
@@ -115,14 +143,21 @@ class Files:
             "id": identity, "created_at": now(), "bytes": form.num_bytes, "filename": filename, "purpose": purpose,
             "kind": kind, "documents": documents, "sha256": form.hash.hexdigest(),
         }  # fmt: skip
-        with self.database.begin() as connection:
-            connection.execute(sa.insert(FILES).values(row))
+        try:
+            with alone(self.database) as connection:
+                self.check_room(self.stored_bytes(connection), form.num_bytes)
+                connection.execute(sa.insert(FILES).values(row))
+        except ApiError:
+            (self.folder / identity).unlink(missing_ok=True)
+            raise
         failpoint("file row")
         return self.get(identity)
 
     def row(self, identity: str) -> Any:
-        with self.database.connect() as connection:
-            row = connection.execute(sa.select(FILES).where(FILES.c.id == identity)).first()
+        row = None
+        if is_id(identity):
+            with self.database.connect() as connection:
+                row = connection.execute(sa.select(FILES).where(FILES.c.id == identity)).first()
         if row is None:
             raise ApiError(404, "There is no file with this id.", param="file_id", code="not_found")
         return row
@@ -135,6 +170,8 @@ class Files:
         return self.folder / str(self.row(identity).id)
 
     def list(self, after: str | None, limit: int, newest_first: bool, purpose: str | None) -> FileList:
+        if purpose is not None and purpose not in PURPOSES:
+            return FileList(data=[], first_id=None, last_id=None, has_more=False)
         where = [] if purpose is None else [FILES.c.purpose == purpose]
         found = page(self.database, FILES, after=after, limit=limit, newest_first=newest_first, where=where)
         data = [describe(row) for row in found.rows]
@@ -262,29 +299,10 @@ def _bad_upload() -> ApiError:
 # ------------------------------------------------------------------------------------------------------------- content
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of an uploaded file: a text, or a conversation."""
-
-    text: str = ""
-    messages: tuple[dict[str, str], ...] = ()
-
-
 def check_content(path: Path, kind: str) -> int:
     """Reject a file that could not be trained on; returns the number of its documents."""
     if kind == "text":
-        with path.open("rb") as file:
-            is_empty = True
-            for line in file:
-                try:
-                    text = line.decode()
-                except UnicodeDecodeError:
-                    raise _bad_file("The text is not UTF-8: convert it.") from None
-                if "\0" in text:
-                    raise _bad_file("The text has a zero byte: send plain text.")
-                is_empty = is_empty and not text.strip()
-        if is_empty:
-            raise _bad_file("The file has no text: send some.")
+        _check_text(path)
         return 1
     count = sum(1 for _ in read_rows(path))
     if count == 0:
@@ -292,8 +310,27 @@ def check_content(path: Path, kind: str) -> int:
     return count
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """The documents of JSON lines. An error names the line and never quotes it."""
+def _check_text(path: Path) -> None:
+    """Text is read in pieces: a file may be one line."""
+    decoder, is_empty = codecs.getincrementaldecoder("utf-8")(), True
+    with path.open("rb") as file:
+        while True:
+            part = file.read(CHUNK)
+            try:
+                text = decoder.decode(part, final=not part)
+            except UnicodeDecodeError:
+                raise _bad_file("The text is not UTF-8: convert it.") from None
+            if "\0" in text:
+                raise _bad_file("The text has a zero byte: send plain text.")
+            is_empty = is_empty and not text.strip()
+            if not part:
+                break
+    if is_empty:
+        raise _bad_file("The file has no text: send some.")
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The documents of JSON lines as `trc2 continue` reads them. An error names the line and never quotes it."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE + 1):
@@ -309,23 +346,21 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield _row(content, number)
 
 
-def _row(content: Any, number: int) -> Row:
+def _row(content: Any, number: int) -> dict[str, Any]:
+    """A text, a prompt and its completion, or messages, without other fields."""
     if isinstance(content, dict):
-        text, prompt, completion = (content.get(name) for name in ("text", "prompt", "completion"))
+        text = content.get("text")
         if isinstance(text, str) and text.strip():
-            return Row(text)
-        if isinstance(prompt, str) and isinstance(completion, str) and completion.strip():
-            return Row(prompt + completion)
-        messages = content.get("messages")
-        if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-            return Row(messages=tuple({"role": one["role"], "content": one["content"]} for one in messages))
+            return {"text": text}
+        try:
+            conversation = conversation_of(content, MAX_LINE)
+        except BadRow as fault:
+            raise _bad_file(f"Line {number} is a conversation {fault}: correct it, or leave it out.") from None
+        if conversation is not None:
+            return conversation.to_row()
     raise _bad_file(
         f"Line {number} has neither 'text', nor 'prompt' and 'completion', nor 'messages' with text: give one of them."
     )
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
 
 
 def _bad_file(sentence: str) -> ApiError:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from trc2.config import TaskConfig
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
+from trc2.serving.following import EventObject, Following
 from trc2.serving.jobs import Jobs, new_job_id
 from trc2.serving.service import Service, read_body
 from trc2.serving.shelf import LATEST
@@ -78,12 +79,25 @@ class JobError(Answer):
     param: str | None
 
 
+class JobProgress(Answer):
+    """Steps of training. After the last one comes the acceptance check."""
+
+    step: int
+    steps: int
+
+
 class JobObject(Answer):
+    """A job as OpenAI has it, with three fields of ours: `task`, `progress` and the `verdict` of a refused model."""
+
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     created_at: int
     finished_at: int | None
+    estimated_finish: int | None
     status: str
+    task: str
+    progress: JobProgress | None
+    verdict: dict[str, Any] | None
     model: str
     fine_tuned_model: str | None
     organization_id: str = "trc2"
@@ -96,16 +110,6 @@ class JobObject(Answer):
     hyperparameters: dict[str, Any]
     metadata: dict[str, str]
     method: dict[str, Any]
-
-
-class EventObject(Answer):
-    id: str
-    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
-    created_at: int
-    level: str
-    message: str
-    type: str
-    data: dict[str, Any] | None
 
 
 class CheckpointObject(Answer):
@@ -144,6 +148,15 @@ class PageQuery(WireRequest):
     limit: Annotated[int, Field(ge=1, le=1000, strict=False)] = 20
 
 
+class EventQuery(PageQuery):
+    """With `stream`, all events as they happen, oldest first, as server-sent events."""
+
+    stream: Annotated[bool, Field(strict=False)] = False
+
+
+Query = TypeVar("Query", bound=PageQuery)
+
+
 def _jobs(service: Service) -> Jobs:
     if service.jobs is None:
         raise ApiError(
@@ -152,17 +165,23 @@ def _jobs(service: Service) -> Jobs:
     return service.jobs
 
 
-def _query(request: Request) -> PageQuery:
+def _query(request: Request, kind: type[Query]) -> Query:
     try:
-        return PageQuery.model_validate(dict(request.query_params))
+        return kind.model_validate(dict(request.query_params))
     except ValidationError as error:
         raise refusal(error) from None
 
 
-def _describe(row: Any) -> JobObject:
+def _describe(jobs: Jobs, row: Any) -> JobObject:
+    progress = jobs.progress(row)
+    words = list(row.arguments)
     names = ("id", "created_at", "finished_at", "status", "model", "fine_tuned_model", "training_file", "seed")
     return JobObject(
         **{name: getattr(row, name) for name in names},
+        estimated_finish=None if progress is None or row.status != "running" else progress.finish,
+        task=words[words.index("--task") + 1].partition("=")[0],
+        progress=None if progress is None else JobProgress(step=progress.step, steps=progress.steps),
+        verdict=jobs.verdict(row),
         trained_tokens=row.tokens if row.status == "succeeded" else None,
         error=None if row.error is None else JobError(**row.error),
         hyperparameters=row.hyperparameters,
@@ -171,17 +190,18 @@ def _describe(row: Any) -> JobObject:
     )
 
 
-def _answer(jobs: Jobs, identity: str) -> Response:
-    return JSONResponse(_describe(jobs.row(identity)).dump())
+async def _answer(jobs: Jobs, identity: str) -> Response:
+    described = await asyncio.to_thread(lambda: _describe(jobs, jobs.row(identity)))
+    return JSONResponse(described.dump())
 
 
 # ------------------------------------------------------------------------------------------------------------ creating
 
 
 async def create(service: Service, request: Request) -> Response:
-    asked = parse(JobRequest, await read_body(request, service.limits.body_bytes))
+    asked = parse(JobRequest, await read_body(request, service.limits))
     jobs = _jobs(service)
-    accepted = service.shelf.source.latest().name
+    accepted = (await asyncio.to_thread(service.shelf.source.latest)).name
     if asked.model not in (LATEST, accepted):
         raise ApiError(
             400, f"A job goes on from the accepted version: give the model {LATEST} or {accepted}.", param="model",
@@ -189,7 +209,7 @@ async def create(service: Service, request: Request) -> Response:
         )  # fmt: skip
     identity = await asyncio.to_thread(_create, jobs, asked, accepted)
     jobs.changed.set()
-    return _answer(jobs, identity)
+    return await _answer(jobs, identity)
 
 
 def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
@@ -198,9 +218,10 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
     task = asked.suffix or DEFAULT_TASK
     try:
         text, num_bytes = jobs.copy_text(identity, asked.training_file, "text")
-        keep = []
+        keep, keep_bytes = [], 0
         if "keep_file" in settings:
-            keep = [("old", jobs.copy_text(identity, settings["keep_file"], "keep")[0])]
+            kept, keep_bytes = jobs.copy_text(identity, settings["keep_file"], "keep")
+            keep = [("old", kept)]
         limit = _number(settings, "max_forgetting", DEFAULT_FORGETTING, 0, 1e6)
         share = _number(settings, "replay_share", None, 0, 0.9)
         stop_at = _number(settings, "stop_at", None, 0, 1e6)
@@ -224,8 +245,8 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
         arguments += [f"train.seed={asked.seed}"] if asked.seed is not None else []
         row = {
             "id": identity, "created_at": now(), "status": "queued", "model": accepted,
-            "training_file": asked.training_file, "seed": asked.seed or 0, "tokens": steps * per_step,
-            "metadata": settings, "arguments": arguments,
+            "training_file": asked.training_file, "seed": config.train.seed, "tokens": steps * per_step,
+            "metadata": settings, "arguments": arguments, "text_bytes": num_bytes + keep_bytes,
             "hyperparameters": {"n_epochs": epochs, "learning_rate_multiplier": multiplier or AUTO, "batch_size": AUTO},
         }  # fmt: skip
         return jobs.create(row)
@@ -268,45 +289,58 @@ def _number(settings: dict[str, str], name: str, default: Any, low: float, high:
 
 
 async def list_jobs(service: Service, request: Request) -> Response:
-    jobs, query = _jobs(service), _query(request)
-    found = await asyncio.to_thread(page, jobs.database, JOBS, after=query.after, limit=query.limit, newest_first=True)
-    return JSONResponse(JobList(data=[_describe(row) for row in found.rows], has_more=found.has_more).dump())
+    jobs, query = _jobs(service), _query(request, PageQuery)
+    return JSONResponse((await asyncio.to_thread(_list, jobs, query)).dump())
+
+
+def _list(jobs: Jobs, query: PageQuery) -> JobList:
+    found = page(jobs.database, JOBS, after=query.after, limit=query.limit, newest_first=True)
+    return JobList(data=[_describe(jobs, row) for row in found.rows], has_more=found.has_more)
 
 
 async def retrieve(service: Service, request: Request) -> Response:
-    return _answer(_jobs(service), request.path_params["job"])
+    return await _answer(_jobs(service), request.path_params["job"])
 
 
 async def cancel(service: Service, request: Request) -> Response:
     jobs, identity = _jobs(service), request.path_params["job"]
     await jobs.stop(identity, "cancelled")
-    return _answer(jobs, identity)
+    return await _answer(jobs, identity)
 
 
 async def pause(service: Service, request: Request) -> Response:
     jobs, identity = _jobs(service), request.path_params["job"]
     await jobs.stop(identity, "paused")
-    return _answer(jobs, identity)
+    return await _answer(jobs, identity)
 
 
 async def resume(service: Service, request: Request) -> Response:
     jobs, identity = _jobs(service), request.path_params["job"]
-    jobs.resume(identity)
-    return _answer(jobs, identity)
+    await asyncio.to_thread(jobs.resume, identity)
+    jobs.changed.set()
+    return await _answer(jobs, identity)
 
 
-async def list_events(service: Service, request: Request) -> Response:
-    """Newest first, as OpenAI has it."""
-    jobs, query = _jobs(service), _query(request)
-    events = (await asyncio.to_thread(jobs.events, request.path_params["job"]))[::-1]
-    part, has_more = _part([EventObject(**event) for event in events], query)
-    return JSONResponse(EventList(data=part, has_more=has_more).dump())
+async def list_events(service: Service, request: Request) -> Any:
+    """Newest first, as OpenAI has it. With `stream` as they happen."""
+    jobs, query, identity = _jobs(service), _query(request, EventQuery), request.path_params["job"]
+    if query.stream:
+        await asyncio.to_thread(jobs.row, identity)  # an unknown id is a 404 before anything is sent
+        return Following(service, jobs, identity)
+    found = await asyncio.to_thread(_events, jobs, identity, query)
+    return JSONResponse(found.dump())
+
+
+def _events(jobs: Jobs, identity: str, query: PageQuery) -> EventList:
+    """A long job has many events, so they are read and checked in a thread."""
+    part, has_more = _part([EventObject(**event) for event in reversed(jobs.events(identity))], query)
+    return EventList(data=part, has_more=has_more)
 
 
 async def list_checkpoints(service: Service, request: Request) -> Response:
     """The accepted version, once there is one: it is the only state of a job that can be asked."""
-    jobs, query = _jobs(service), _query(request)
-    row = jobs.row(request.path_params["job"])
+    jobs, query = _jobs(service), _query(request, PageQuery)
+    row = await asyncio.to_thread(jobs.row, request.path_params["job"])
     checkpoints = []
     if row.fine_tuned_model is not None:
         records = await asyncio.to_thread(jobs.records, row)

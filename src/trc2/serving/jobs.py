@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,16 +20,20 @@ from typing import Any, Literal
 
 import psutil
 import sqlalchemy as sa
+from filelock import FileLock, Timeout
 
 from trc2.continuing.acceptance import REFUSED
 from trc2.errors import UserError, brief
+from trc2.runs.checkpoint import list_checkpoints
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import OWNER
 from trc2.runs.records import Record
 from trc2.serving.files import Files, read_rows
+from trc2.serving.progress import Progress, own_records, progress_of
 from trc2.serving.shelf import Shelf
-from trc2.serving.store import EVENTS, JOBS, now
+from trc2.serving.store import EVENTS, JOBS, alone, is_id, now
 from trc2.serving.wire import ApiError
+from trc2.stream.chat import read_template
 from trc2.system.failpoints import failpoint
 from trc2.system.files import make_folder, sync_folder, to_json, write_atomically
 from trc2.versions.entry import RUN
@@ -35,9 +41,14 @@ from trc2.versions.registry import ATTEMPTS, Versions
 
 POLL_SECONDS = 0.2
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a process that saved its run and ended
-ORPHAN_SECONDS = 60
+ORPHAN_SECONDS = STOP_SECONDS = 60  # a process that has not saved and ended by then is killed
+IDLE_SECONDS = 2  # between looks for a job that another server accepted
+MAX_KILLS = 10  # of a job's process without progress
+CLOCK_SECONDS = 0.1  # by which the times of files may be behind
+PID_TOLERANCE = 2.0  # seconds by which the time of a process's start may be rounded
+LOCK = "jobs.lock"  # in the versions folder: the server that has it runs the jobs
 OPEN, FINAL = ("queued", "running", "paused"), ("succeeded", "failed", "cancelled")
-METRICS = "metrics.jsonl"
+METRICS, TEXTS, PREFIX = "metrics.jsonl", ("text", "keep"), "ftjob-"
 MAX_OPEN = 100
 # The process ends when the server does, also if the server is killed. It saves first, and is taken up again later.
 PROGRAM = "from trc2.system.machine import end_with_parent; end_with_parent(); from trc2.cli import main; main()"
@@ -62,7 +73,10 @@ class Outcome:
 
 
 class Jobs:
-    """The jobs of a data folder. Their rows are in the database, their text and logs in DATA/jobs/ID."""
+    """The jobs of a data folder. Their rows are in the database, their text and logs in DATA/jobs/ID.
+
+    Every server that uses the versions folder accepts jobs, and pauses and cancels them. One of them runs them.
+    """
 
     def __init__(self, folder: Path, database: sa.Engine, files: Files, versions: Versions, shelf: Shelf) -> None:
         self.folder, self.database, self.files = folder / "jobs", database, files
@@ -70,31 +84,53 @@ class Jobs:
         self.versions, self.shelf = versions, shelf
         self.changed = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._running: str | None = None
-        self._wanted: Stop | None = None
+        self._lock = FileLock(versions.folder / LOCK, thread_local=False)
         make_folder(self.folder)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed server left: folders without a row, and text of jobs that have ended.
+
+        Only while no other server uses the folder.
+        """
+        with self.database.connect() as connection:
+            known = {row.id: row.status for row in connection.execute(sa.select(JOBS.c.id, JOBS.c.status))}
+        for path in self.folder.iterdir():
+            if not path.name.startswith(PREFIX) or not path.is_dir() or path.is_symlink():
+                continue
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+            elif known[path.name] in FINAL:
+                self._remove_text(path.name)
 
     # ----------------------------------------------------------------------------------------------- rows and events
 
     def row(self, identity: str) -> Any:
-        with self.database.connect() as connection:
-            row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).first()
+        row = None
+        if is_id(identity):
+            with self.database.connect() as connection:
+                row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).first()
         if row is None:
             raise ApiError(404, "There is no job with this id.", param="fine_tuning_job_id", code="not_found")
         return row
 
     def update(self, identity: str, message: str | None = None, *, level: str = "info", **values: Any) -> None:
         """Change a row, and note why, in one transaction."""
-        with self.database.begin() as connection:
-            if values:
-                connection.execute(sa.update(JOBS).where(JOBS.c.id == identity).values(**values))
-            if message is not None:
-                event = {"job": identity, "created_at": now(), "level": level, "message": message[:1000]}
-                connection.execute(sa.insert(EVENTS).values(event))
+        with alone(self.database) as connection:
+            self._update(connection, identity, message, level=level, **values)
+
+    def _update(
+        self, connection: sa.Connection, identity: str, message: str | None, *, level: str = "info", **values: Any
+    ) -> None:
+        if values:
+            connection.execute(sa.update(JOBS).where(JOBS.c.id == identity).values(**values))
+        if message is not None:
+            event = {"job": identity, "created_at": now(), "level": level, "message": message[:1000]}
+            connection.execute(sa.insert(EVENTS).values(event))
 
     def create(self, values: dict[str, Any]) -> str:
         """Add a job to the queue; it is acknowledged after its row is on the disk."""
-        with self.database.begin() as connection:
+        with alone(self.database) as connection:
+            self.files.check_room(self.files.stored_bytes(connection), values["text_bytes"])
             count = sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status.in_(OPEN))
             if (connection.execute(count).scalar() or 0) >= MAX_OPEN:
                 raise ApiError(
@@ -121,21 +157,45 @@ class Jobs:
             for note in notes
         ]  # fmt: skip
         begin = row.started_at or row.created_at
-        for place, record in enumerate(self.records(row)):
+        seen: Counter[tuple[str, int]] = Counter()
+        for record in self.records(row):
+            # A step that is repeated after a kill has the same numbers, and gets the same id.
+            seen[record.kind, record.step] += 1
+            name = f"{record.kind}-{record.step}-{seen[record.kind, record.step]}"
             events.append({
-                "id": f"ftevent-{identity}-metrics-{place}", "created_at": begin + int(record.seconds),
+                "id": f"ftevent-{identity}-{name}", "created_at": begin + int(record.seconds),
                 "level": "info", "message": f"Step {record.step} of {record.task}: {record.kind}.", "type": "metrics",
                 "data": {"step": record.step, "task": record.task, "kind": record.kind, **_numbers(record)},
             })  # fmt: skip
         return sorted(events, key=lambda event: event["created_at"])
 
     def records(self, row: Any) -> list[Record]:
-        """The metrics log of a job's run: a copy after its end, before it the run's own."""
-        for folder in (self.folder / row.id, self._attempt(row)):
-            if folder is not None and (folder / METRICS).is_file():
-                with suppress(UserError):
-                    return RunFolder(folder).records()
+        """The metrics of a job, without those of the run it goes on from: a copy after its end."""
+        if (self.folder / row.id / METRICS).is_file():
+            with suppress(UserError):
+                return RunFolder(self.folder / row.id).records()
+        attempt = self._attempt(row)
+        if attempt is not None and (attempt / METRICS).is_file():
+            with suppress(UserError):
+                return own_records(RunFolder(attempt))
         return []
+
+    def progress(self, row: Any) -> Progress | None:
+        """How far a job is that runs or is paused."""
+        attempt = self._attempt(row)
+        if row.status not in ("running", "paused") or attempt is None:
+            return None
+        with suppress(UserError, OSError):  # the run becomes a version, and its folder is gone
+            return progress_of(RunFolder(attempt))
+        return None
+
+    def verdict(self, row: Any) -> dict[str, Any] | None:
+        """Why the acceptance check refused a job's model. The verdict of an accepted one is with its version."""
+        if row.error is None or row.error["code"] != "forgetting":
+            return None
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.folder / row.id / "stdout").read_text(encoding="utf-8")))
+        return None
 
     def _attempt(self, row: Any) -> Path | None:
         return None if row.attempt is None else self.versions.folder / ATTEMPTS / str(row.attempt)
@@ -145,47 +205,91 @@ class Jobs:
     def copy_text(self, identity: str, file: str, name: str) -> tuple[Path, int]:
         """A job's own copy of a document, and its size: the document may be deleted while the job runs."""
         row, source = self.files.row(file), self.files.path(file)
+        self.files.check_room(self.files.stored_bytes(), int(row.bytes))
         folder = self.folder / identity / name
         folder.mkdir(parents=True)
         path = folder / ("documents.txt" if row.kind == "text" else "documents.jsonl")
         with source.open("rb") as text, path.open("wb") as copy:
-            copy.writelines(text if row.kind == "text" else _lines(source))
+            if row.kind == "text":
+                shutil.copyfileobj(text, copy)
+            else:
+                copy.writelines(self._lines(source))
             copy.flush()
             os.fsync(copy.fileno())
         sync_folder(folder)
         return folder, int(row.bytes)
 
+    def _lines(self, source: Path) -> Iterator[bytes]:
+        """The documents of an uploaded file in the form that `trc2 continue` reads."""
+        has_template: bool | None = None
+        for row in read_rows(source):
+            if "messages" in row and has_template is None:
+                has_template = read_template(self.versions.accepted().model) is not None
+            if "messages" in row and not has_template:
+                raise ApiError(
+                    400, "The file has rows with 'messages', but the model has no chat template: send 'text', or "
+                    "'prompt' and 'completion'.", param="training_file", code="unsupported_rows",
+                )  # fmt: skip
+            yield json.dumps(row).encode() + b"\n"
+
     def remove_text(self, identity: str) -> None:
         """Of a job that was refused before it began."""
         shutil.rmtree(self.folder / identity, ignore_errors=True)
 
+    def _remove_text(self, identity: str) -> None:
+        """Of a job that has ended. Its logs stay. Packed text goes when no other job waits for it."""
+        for name in TEXTS:
+            shutil.rmtree(self.folder / identity / name, ignore_errors=True)
+        with self.database.connect() as connection:
+            is_needed = connection.execute(sa.select(JOBS.c.id).where(JOBS.c.status.in_(OPEN)).limit(1)).first()
+        if is_needed is None:
+            shutil.rmtree(self.cache, ignore_errors=True)
+
     # ------------------------------------------------------------------------------------------------------- running
 
     async def work(self) -> None:
-        """Run jobs one after the other, for ever. One that was running when the server died comes first."""
-        while True:
-            self.changed.clear()
-            row = None
-            try:
-                row = await asyncio.to_thread(self._next)
-                if row is None:
-                    with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self.changed.wait(), 5)
-                    continue
-                await self._run(row)
-            except Exception as error:
-                message = f"The job could not be run ({type(error).__name__}: {brief(error)})."
-                with suppress(Exception):  # a full disk, for example: the worker must go on
-                    if row is not None:
-                        self._finish(row.id, Outcome("failed", code="server_error", message=message))
-                await asyncio.sleep(5)
+        """Run jobs one after the other, for ever. One that was running when its server died comes first."""
+        try:
+            while True:
+                self.changed.clear()
+                row = None
+                try:
+                    row = await asyncio.to_thread(self._next) if self._may_run() else None
+                    if row is None:
+                        with suppress(asyncio.TimeoutError):
+                            await asyncio.wait_for(self.changed.wait(), IDLE_SECONDS)
+                        continue
+                    await self._run(row)
+                except Exception as error:
+                    message = f"The job could not be run ({type(error).__name__}: {brief(error)})."
+                    with suppress(Exception):  # a full disk, for example: the worker must go on
+                        if row is not None:
+                            outcome = Outcome("failed", code="server_error", message=message)
+                            await asyncio.to_thread(self._finish, row.id, outcome)
+                    await asyncio.sleep(5)
+        finally:
+            self._lock.release()
+
+    def _may_run(self) -> bool:
+        """Whether this server runs the jobs. The system gives the lock to another one when this process ends."""
+        if not self._lock.is_locked:
+            with suppress(Timeout):
+                self._lock.acquire(timeout=0)
+        return bool(self._lock.is_locked)
 
     async def _end_process(self) -> None:
-        """Ask the process to save and end; the next server goes on with its job."""
+        """Ask the process to save and end, and kill it if it does not. Its job goes on later at its last checkpoint."""
         process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            await asyncio.to_thread(process.wait)
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)  # a stopped process would not see the other signal
+        for _ in range(int(STOP_SECONDS / POLL_SECONDS)):
+            if process.poll() is not None:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        process.kill()
+        await asyncio.to_thread(process.wait)
 
     def _next(self) -> Any:
         with self.database.connect() as connection:
@@ -195,10 +299,9 @@ class Jobs:
 
     async def _run(self, row: Any) -> None:
         if row.pid is not None:
-            await _wait_for_orphan(row.pid, row.id)
-        if self.row(row.id).status not in ("queued", "running"):  # it was stopped meanwhile
+            await self._wait_for_orphan(row)
+        if not await asyncio.to_thread(self._claim, row.id):
             return
-        self._running, self._wanted = row.id, None
         try:
             outcome = await self._train(row)
             failpoint("job end")
@@ -207,37 +310,59 @@ class Jobs:
             await self._end_process()
             raise
         finally:
-            self._running = self._process = None
+            self._process = None
         if outcome.status == "succeeded":
             with suppress(Exception):  # the job has ended well; `watch` of the shelf tries again and says why
                 await self.shelf.refresh()
 
+    def _claim(self, identity: str) -> bool:
+        """Begin a job, or end one that should stop before its process began again. Returns whether it goes on."""
+        with alone(self.database) as connection:
+            row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).one()
+            if row.status not in ("queued", "running"):
+                return False
+            if row.wanted is None:
+                begun = "The job goes on." if row.started_at else "The job has begun."
+                begin: dict[str, Any] = {"status": "running", "pid": None, "started_at": row.started_at or now()}
+                self._update(connection, identity, begun, **begin)
+                return True
+        self._finish(identity, Outcome(row.wanted))
+        return False
+
     async def _train(self, row: Any) -> Outcome:
-        begun = "The job goes on." if row.started_at else "The job has begun."
-        folder = self.folder / row.id
+        folder, attempt, is_stopped = self.folder / row.id, row.attempt, False
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            command = [sys.executable, "-c", PROGRAM, *row.arguments]
+            command, began = [sys.executable, "-c", PROGRAM, *row.arguments], time.time()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder,
                 start_new_session=True,  # Ctrl-C is for the server, which then asks this process to save
             )  # fmt: skip
-            pid, started = self._process.pid, row.started_at or now()
-            self.update(row.id, begun, status="running", pid=pid, started_at=started)
+            pid = self._process.pid
+            await asyncio.to_thread(self.update, row.id, pid=pid, pid_started=_started(pid))
             failpoint("job")
-            attempt = row.attempt
             while self._process.poll() is None:
                 await asyncio.sleep(POLL_SECONDS)
-                if attempt is None and (attempt := await asyncio.to_thread(self._attempt_of, pid)) is not None:
-                    self.update(row.id, attempt=attempt)
+                if attempt is None and (attempt := await asyncio.to_thread(self._attempt_of, pid, began)) is not None:
+                    await asyncio.to_thread(self.update, row.id, attempt=attempt)
+                if (await asyncio.to_thread(self.row, row.id)).wanted is not None:
+                    await self._end_process()
+                elif is_stopped != _is_stopped(pid):
+                    is_stopped = not is_stopped
+                    said = "was stopped by a signal and waits" if is_stopped else "goes on"
+                    await asyncio.to_thread(self.update, row.id, f"The job's process {said}.")
         return await asyncio.to_thread(self._outcome, row.id, self._process.returncode)
 
-    def _attempt_of(self, pid: int) -> str | None:
-        """The name of the run that this process holds. Before a run is whole, its folder has a name with a dot."""
+    def _attempt_of(self, pid: int, began: float) -> str | None:
+        """The name of the run that this process holds. Before a run is whole, its folder has a name with a dot.
+
+        An earlier process may have had the same number, so the note must be younger than the process.
+        """
         for path in self.versions.attempts():
             if path.name.startswith("."):
                 continue
             with suppress(OSError, ValueError):
-                if int((path / OWNER).read_text(encoding="ascii")) == pid:
+                owner = path / OWNER
+                if int(owner.read_text(encoding="ascii")) == pid and owner.stat().st_mtime > began - CLOCK_SECONDS:
                     return path.name
         return None
 
@@ -253,10 +378,12 @@ class Jobs:
             return Outcome("succeeded", printed["taught_by"])
         if code == 0 and "accepted" in printed:
             return Outcome("succeeded", printed["accepted"]["name"])
-        if self._wanted is not None:
-            return Outcome(self._wanted)
+        if row.wanted is not None:
+            return Outcome(row.wanted)
         if code in INTERRUPTED:
             return Outcome("queued")
+        if code == -signal.SIGKILL:
+            return self._after_kill(row)
         if code == REFUSED:
             lost = [name for name, task in printed.get("tasks", {}).items() if not task["passed"]]
             sentence = f"The acceptance check refused the model, because it forgot too much of: {', '.join(lost)}."
@@ -264,6 +391,18 @@ class Jobs:
         said = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = brief(said[-1].removeprefix("error: "), 500) if said else f"exit code {code}"
         return Outcome("failed", code="training_failed", message=f"Training ended early: {reason}.")
+
+    def _after_kill(self, row: Any) -> Outcome:
+        """A killed job goes on at its last checkpoint, unless it is killed again and again before the next one."""
+        attempt = self._attempt(row)
+        paths = [] if attempt is None else list_checkpoints(RunFolder(attempt).checkpoints)
+        newest = paths[-1].name[:255] if paths else ""
+        kills = 1 if row.kills is None or newest != row.checkpoint else row.kills + 1
+        if kills >= MAX_KILLS:
+            message = f"The process was killed {kills} times without progress, perhaps because memory is short."
+            return Outcome("failed", code="killed", message=message)
+        self.update(row.id, kills=kills, checkpoint=newest)
+        return Outcome("queued")
 
     def _promoted(self, row: Any) -> str | None:
         """The version that a job's run has become, also if its process was stopped before it could say so."""
@@ -275,16 +414,17 @@ class Jobs:
     def _finish(self, identity: str, outcome: Outcome) -> None:
         """Keep the metrics log and write how the job ended. A paused or interrupted job is not at its end."""
         row = self.row(identity)
+        rest: dict[str, Any] = {"pid": None, "pid_started": None, "wanted": None}
         if outcome.status == "paused":
-            self.update(identity, "The job is paused.", status="paused", pid=None)
+            self.update(identity, "The job is paused.", status="paused", **rest)
             return
         if outcome.status == "queued":
-            self.update(identity, "The job was interrupted and goes on later.", status="queued", pid=None)
+            self.update(identity, "The job was interrupted and goes on later.", status="queued", **rest)
             return
         run = self.versions.folder / outcome.model / RUN if outcome.model else self._attempt(row)
         if run is not None and RunFolder(run).is_run:
             with suppress(UserError):
-                lines = "".join(record.to_json() + "\n" for record in RunFolder(run).records())
+                lines = "".join(record.to_json() + "\n" for record in own_records(RunFolder(run)))
                 write_atomically(self.folder / identity / METRICS, lines.encode())
         if outcome.status == "cancelled" and (attempt := self._attempt(row)) is not None:
             shutil.rmtree(attempt, ignore_errors=True)
@@ -295,72 +435,99 @@ class Jobs:
         }
         level = "error" if outcome.status == "failed" else "info"
         self.update(
-            identity, sentences[outcome.status], level=level, status=outcome.status, pid=None, finished_at=now(),
-            fine_tuned_model=outcome.model, error=outcome.error,
+            identity, sentences[outcome.status], level=level, status=outcome.status, finished_at=now(),
+            fine_tuned_model=outcome.model, error=outcome.error, **rest,
         )  # fmt: skip
+        self._remove_text(identity)
 
     # ------------------------------------------------------------------------------------------------------ stopping
 
     async def stop(self, identity: str, wanted: Stop) -> None:
         """Pause or cancel a job, and wait until its process has saved and ended."""
-        row = self.row(identity)
-        possible = ("queued", "running") if wanted == "paused" else OPEN
-        if row.status not in possible:
-            raise ApiError(
-                409, f"The job is {row.status}: only one that is {' or '.join(possible)} can be {wanted}.",
-                code="invalid_state",
-            )  # fmt: skip
-        if self._running != identity:
-            self._finish(identity, Outcome(wanted))
+        if not await asyncio.to_thread(self._ask_to_stop, identity, wanted):
             return
-        self._wanted = wanted
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-        while self._running == identity:
-            await asyncio.sleep(POLL_SECONDS / 4)
+        self.changed.set()
+        for _ in range(int((STOP_SECONDS + ORPHAN_SECONDS) / POLL_SECONDS)):
+            if (await asyncio.to_thread(self.row, identity)).status != "running":
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        raise ApiError(
+            503, f"The job will be {wanted}, but its process has not ended yet: look at the job again.",
+            code="still_stopping", headers={"retry-after": "10"},
+        )  # fmt: skip
+
+    def _ask_to_stop(self, identity: str, wanted: Stop) -> bool:
+        """Stop a job that waits, or ask the server that runs it. Returns whether its process has to end first."""
+        self.row(identity)  # or there is no such job
+        possible = ("queued", "running") if wanted == "paused" else OPEN
+        with alone(self.database) as connection:
+            row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).one()
+            if row.status not in possible:
+                raise ApiError(
+                    409, f"The job is {row.status}: only one that is {' or '.join(possible)} can be {wanted}.",
+                    code="invalid_state",
+                )  # fmt: skip
+            if row.status == "running":
+                self._update(connection, identity, None, wanted=wanted)
+                return True
+            self._update(connection, identity, None, status="paused")  # nobody begins it
+        self._finish(identity, Outcome(wanted))
+        return False
 
     def resume(self, identity: str) -> None:
         """Put a paused job into the queue again; it goes on exactly where it was."""
-        if self.row(identity).status != "paused":
-            raise ApiError(409, "Only a job that is paused can be resumed.", code="invalid_state")
-        self.update(identity, "The job waits.", status="queued")
-        self.changed.set()
+        self.row(identity)
+        with alone(self.database) as connection:
+            row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).one()
+            if row.status != "paused":
+                raise ApiError(409, "Only a job that is paused can be resumed.", code="invalid_state")
+            self._update(connection, identity, "The job waits.", status="queued")
+
+    async def _wait_for_orphan(self, row: Any) -> None:
+        """A process of a server that was killed saves and ends by itself. One that does not is killed.
+
+        So is one whose job was cancelled meanwhile: nobody needs what it would save.
+        """
+        for _ in range(int(ORPHAN_SECONDS / POLL_SECONDS)):
+            if not _is_ours(row):
+                return
+            if (await asyncio.to_thread(self.row, row.id)).wanted == "cancelled":
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        while _is_ours(row):
+            with suppress(psutil.Error):
+                psutil.Process(row.pid).kill()
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def new_job_id() -> str:
-    return f"ftjob-{secrets.token_hex(12)}"
+    return f"{PREFIX}{secrets.token_hex(12)}"
 
 
-async def _wait_for_orphan(pid: int, identity: str) -> None:
-    """A process of a server that was killed saves and ends by itself; one that does not is killed."""
-    for _ in range(int(ORPHAN_SECONDS / POLL_SECONDS)):
-        if not _is_ours(pid, identity):
-            return
-        await asyncio.sleep(POLL_SECONDS)
-    with suppress(psutil.Error):
-        psutil.Process(pid).kill()
-    while _is_ours(pid, identity):
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _is_ours(pid: int, identity: str) -> bool:
-    """Whether a process is the one of this job: the number alone may be another program's by now."""
+def _started(pid: int) -> float | None:
+    """When a process began; None if it has ended."""
     try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and any(identity in word for word in process.cmdline())
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
 
 
-def _lines(source: Path) -> Iterator[bytes]:
-    """The documents of an uploaded file in the form that `trc2 continue` reads."""
-    for row in read_rows(source):
-        if row.messages:
-            raise ApiError(
-                400, "The file has rows with 'messages', which cannot be taught here yet: send 'text' instead.",
-                param="training_file", code="unsupported_rows",
-            )  # fmt: skip
-        yield json.dumps({"text": row.text}).encode() + b"\n"
+def _is_ours(row: Any) -> bool:
+    """Whether the process of a job still runs: its number alone may be another program's by now."""
+    try:
+        process = psutil.Process(row.pid)
+        if row.pid_started is not None and abs(process.create_time() - row.pid_started) > PID_TOLERANCE:
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE and any(row.id in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _numbers(record: Record) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ Sample = tuple[dict[str, str], float]
 async def metrics(service: Service, _request: Request) -> Response:
     shelf = service.shelf
     engines = [(model.choice.name, model.engine) for model in shelf.loaded]
+    jobs = await asyncio.to_thread(_jobs, service)
     text = "".join([
         _family("trc2_requests_total", "counter", "Answered requests by route and status.", [
             ({"route": route, "status": str(status)}, count) for (route, status), count in service.statuses.items()
@@ -31,7 +33,7 @@ async def metrics(service: Service, _request: Request) -> Response:
                 [({"version": name}, engine.num_waiting) for name, engine in engines]),
         _family("trc2_latest", "gauge", "1 for the version that answers by default.",
                 [({"version": shelf.latest.choice.name}, 1)]),
-        _family("trc2_jobs", "gauge", "Jobs by status.", _jobs(service)),
+        _family("trc2_jobs", "gauge", "Jobs by status.", jobs),
         _family("trc2_uptime_seconds", "gauge", "Seconds since the start.", [({}, time.time() - service.started)]),
     ])  # fmt: skip
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -28,7 +28,7 @@ SHAPES: dict[tuple[str, str], Shapes] = {
     ("POST", "/v1/fine_tuning/jobs/{job}/cancel"): (None, None, job_routes.JobObject),
     ("POST", "/v1/fine_tuning/jobs/{job}/pause"): (None, None, job_routes.JobObject),
     ("POST", "/v1/fine_tuning/jobs/{job}/resume"): (None, None, job_routes.JobObject),
-    ("GET", "/v1/fine_tuning/jobs/{job}/events"): (None, job_routes.PageQuery, job_routes.EventList),
+    ("GET", "/v1/fine_tuning/jobs/{job}/events"): (None, job_routes.EventQuery, job_routes.EventList),
     ("GET", "/v1/fine_tuning/jobs/{job}/checkpoints"): (None, job_routes.PageQuery, job_routes.CheckpointList),
     ("GET", "/v1/versions"): (None, None, version_routes.VersionList),
     ("GET", "/v1/versions/{version}"): (None, None, version_routes.VersionObject),

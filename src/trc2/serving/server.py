@@ -6,10 +6,11 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,8 +19,9 @@ from rich.console import Console
 
 from trc2.errors import UserError
 from trc2.runs.folder import Warn
-from trc2.runs.lock import lock_folder
+from trc2.runs.lock import share_folder
 from trc2.serving.auth import Token, is_local, read_tokens
+from trc2.system.files import make_folder
 
 try:
     import uvicorn
@@ -38,7 +40,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["AnswerLimits", "Limits", "Server", "ServerSettings", "check_address", "log_to"]
 
-DATABASE = "serve.db"
 GRACE_SECONDS = 30  # for answers that are being written when the server stops
 
 
@@ -51,6 +52,7 @@ class ServerSettings:
     port: int = 8000
     tokens: Path | None = None
     data: Path | None = None
+    registry: str | None = None  # the URL of a database; without it, the data folder has one
     max_rows: int = 8
     max_loaded: int = 2
     limits: Limits = field(default_factory=Limits)
@@ -66,12 +68,14 @@ class Server:
         self.settings = settings
         shelf = Shelf(source, settings.max_rows, settings.max_loaded, warn)
         self._held = ExitStack()
-        self._socket = _listen(settings.host, settings.port)
+        self._socket = _listen(settings.host, settings.port, settings.limits.idle_seconds)
         self._held.callback(self._socket.close)
         with self._held.pop_all() as held:  # an error closes what is open so far
             self.service = Service(shelf, tokens, settings.limits)
             if settings.data is not None:
-                _open_data(settings.data, self.service, held)
+                _open_data(settings.data, settings.registry, self.service, held)
+            elif settings.registry is not None:
+                raise UserError("--registry is for documents and jobs: give --data FOLDER too.")
             self._held = held.pop_all()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -81,6 +85,7 @@ class Server:
             timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
+        self.service.is_ending = lambda: self._server.should_exit
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
 
@@ -126,14 +131,22 @@ class Server:
         self._thread.join()
 
 
-def _open_data(folder: Path, service: Service, held: ExitStack) -> None:
-    """The data folder, which belongs to one server at a time: files, and jobs where there are versions to teach."""
-    held.enter_context(lock_folder(folder))
-    database = open_database(folder / DATABASE)
+def _open_data(folder: Path, registry: str | None, service: Service, held: ExitStack) -> None:
+    """The data folder: files, and jobs where there are versions to teach. Several servers may use it."""
+    make_folder(folder)
+    database = open_database(folder, registry)
     held.callback(database.dispose)
-    service.files = Files(folder, database, service.limits.file_bytes)
+    service.files = Files(folder, database, service.limits.file_bytes, service.limits.stored_bytes)
+    leftovers = [service.files.remove_leftovers]
     if isinstance(service.shelf.source, VersionsFolder):
         service.jobs = Jobs(folder, database, service.files, service.shelf.source.versions, service.shelf)
+        leftovers.append(service.jobs.remove_leftovers)
+    held.enter_context(share_folder(folder, partial(_call_all, leftovers)))
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def check_address(host: str, tokens: tuple[Token, ...]) -> None:
@@ -142,11 +155,13 @@ def check_address(host: str, tokens: tuple[Token, ...]) -> None:
         raise UserError(f"--host {host} can be reached from other machines: give --tokens FILE, or use 127.0.0.1.")
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, idle_seconds: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening: Any = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system drops a client that takes nothing of what was sent
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(2000 * idle_seconds)))
         listening.bind((host, port))
     except OSError as error:
         listening.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ from trc2.versions.entry import Version
 from trc2.versions.registry import Versions, is_versions
 
 LATEST = "latest"
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a version that could not be read is read again
 NAME_DIGITS = 12
 
 
@@ -35,6 +37,15 @@ class Choice:
     folder: Path
     created: int
     version: Version | None = None
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A version that could not be read: why, and until when nobody tries again."""
+
+    sentence: str
+    wait: float
+    until: float
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,7 @@ class Shelf:
         self._latest: ServedModel | None = None
         self._models: OrderedDict[str, ServedModel] = OrderedDict()
         self._loading: dict[str, asyncio.Task[ServedModel]] = {}
+        self._unreadable: dict[str, Unreadable] = {}
         self._one_load = asyncio.Lock()
         self._closing: list[Engine] = []  # that still write answers
 
@@ -175,20 +187,32 @@ class Shelf:
             self._models.move_to_end(choice.name)
             return self._models[choice.name]
         if choice.name not in self._loading:
+            failed = self._unreadable.get(choice.name)
+            if failed is not None and time.monotonic() < failed.until:  # reading it again would cost all its bytes
+                raise UserError(failed.sentence)
             task = asyncio.get_running_loop().create_task(self._load_alone(choice))
             task.add_done_callback(lambda done: self._put(choice.name, done))
             self._loading[choice.name] = task
         return await asyncio.shield(self._loading[choice.name])
 
-    async def refresh(self) -> ServedModel:
-        """Make the accepted version the one that answers by default, as soon as it is in memory."""
-        while self._latest is None or self._latest.choice.name != self.source.latest().name:
-            model = await self.model(self.source.latest().name)
-            if model.choice.name == self.source.latest().name:  # it may have changed while this one was read
+    async def refresh(self, *, at_once: bool = False) -> ServedModel:
+        """Make the accepted version the one that answers by default, as soon as it is in memory.
+
+        `at_once` tries also if the version could not be read a moment ago.
+        """
+        while self._latest is None or self._latest.choice.name != (await self._accepted()):
+            name = await self._accepted()
+            if at_once:
+                self._unreadable.pop(name, None)
+            model = await self.model(name)
+            if model.choice.name == await self._accepted():  # it may have changed while this one was read
                 self._latest = self._models.setdefault(model.choice.name, model)
                 self._put_away()
         self.problem = None
         return self._latest
+
+    async def _accepted(self) -> str:
+        return (await asyncio.to_thread(self.source.latest)).name
 
     async def watch(self, seconds: float = 1.0) -> None:
         """Follow changes of the source for ever. A version that cannot be read leaves the one before it in place."""
@@ -213,9 +237,12 @@ class Shelf:
 
     def load(self, choice: Choice) -> ServedModel:
         """Read a version from its folder, after its files were compared with their hashes."""
-        if choice.version is not None:
-            choice.version.check(("model",))
-        net, tokenizer = find_target(str(choice.folder)).trained_model(self.warn)
+        try:
+            if choice.version is not None:
+                choice.version.check(("model",))
+            net, tokenizer = find_target(str(choice.folder)).trained_model(self.warn)
+        except UserError as error:  # clients need not know where the folder is
+            raise UserError(str(error).replace(f"{choice.folder.parent}/", "")) from None
         name = choice.name if choice.version is not None else f"{choice.name}@{fingerprint(net, tokenizer)}"
         engine = Engine(net, tokenizer, name=choice.name, max_rows=self.max_rows)
         return ServedModel(choice, name, engine, read_template(choice.folder, tokenizer))
@@ -223,9 +250,18 @@ class Shelf:
     def _put(self, name: str, done: asyncio.Task[ServedModel]) -> None:
         """Keep what was loaded."""
         del self._loading[name]
-        if not done.cancelled() and done.exception() is None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._unreadable.pop(name, None)
             self._models[name] = done.result()
             self._put_away()
+        else:
+            before = self._unreadable.get(name)
+            wait = FIRST_WAIT if before is None else min(LONGEST_WAIT, 2 * before.wait)
+            sentence = sentence_of(error) or f"{name} cannot be read ({type(error).__name__})."
+            self._unreadable[name] = Unreadable(sentence, wait, time.monotonic() + wait)
 
     def _put_away(self) -> None:
         """Close the versions that were not asked for the longest time; what they have begun they finish."""

@@ -30,6 +30,11 @@ class GrowingText:
         self.text = text
         return "" if text.endswith(INCOMPLETE) else self._show(len(text) - self._held_back(text))
 
+    @property
+    def num_whole(self) -> int:
+        """Characters of the text so far, without one at the end of which only a part is there."""
+        return len(self.text) if self.is_stopped else len(self.text.rstrip(INCOMPLETE))
+
     def rest(self) -> str:
         """What was held back, at the end of the answer."""
         return self._show(len(self.text))
@@ -58,12 +63,13 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 def token_offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The number of characters before each token, and last the length of the whole text."""
-    offsets, position, begin, read = [], 0, 0, 0
+    offsets, position, whole, begin, read = [], 0, 0, 0, 0
     for end in range(1, len(ids) + 1):
-        offsets.append(position)
+        offsets.append(position + whole)
         # A few tokens before the new one are decoded with it: some tokenizers drop a space at the start of a text.
         known, text = tokenizer.decode(list(ids[begin:read])), tokenizer.decode(list(ids[begin:end]))
+        whole = len(text.rstrip(INCOMPLETE)) - len(known)  # before a character of which only a part is there
         if not text.endswith(INCOMPLETE):
-            position += len(text) - len(known)
+            position, whole = position + whole, 0
             begin, read = read, end
     return [*offsets, position]

@@ -85,12 +85,17 @@ async def rollback(service: Service, request: Request) -> Response:
 
 async def _move(service: Service, request: Request, to: str | None) -> Response:
     """Write the event, load the version, and answer when it is the one that answers by default."""
-    move = parse(Move, await read_body(request, service.limits.body_bytes))
+    move = parse(Move, await read_body(request, service.limits))
     versions = _versions(service)
     try:
-        if to is None or to != versions.accepted().name:
+        if to is None or to != (await asyncio.to_thread(versions.accepted)).name:
             await asyncio.to_thread(versions.rollback, to, reason=move.reason)
-        model = await service.shelf.refresh()
+        model = await asyncio.wait_for(service.shelf.refresh(at_once=True), service.limits.load_seconds)
+    except asyncio.TimeoutError:  # answers of versions that are put away are finished first
+        raise ApiError(
+            503, "The version is accepted, but not loaded yet: GET /health says when it answers.", code="still_loading",
+            headers={"retry-after": "5"},
+        ) from None  # fmt: skip
     except UserError as error:
         raise ApiError(409, str(error), code="version_conflict") from None
     return JSONResponse(_describe(service, model.choice).dump())
