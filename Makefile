@@ -42,7 +42,11 @@ lint: $(STAMP)  ## ruff (lint and format), mypy, and the prose check of the docu
 test: lint  ## Lint, then every test that is not slow
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-test-all: lint  ## Lint, then every test; ARGS="-k 'not hundred_thousand'" leaves out the long fuzz
+$(VENV)/.clients: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[clients]"
+	@touch $@
+
+test-all: lint $(VENV)/.clients  ## Lint, then every test; ARGS="-k 'not hundred_thousand'" leaves out the long fuzz
 	$(BIN)/python -m pytest -m "" --numprocesses auto --dist worksteal $(ARGS)
 
 format: $(STAMP)  ## Rewrite the sources in the project's format

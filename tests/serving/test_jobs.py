@@ -315,7 +315,7 @@ def test_a_model_that_forgot_is_refused_and_latest_stays(client: openai.OpenAI, 
 
 @pytest.mark.slow
 def test_a_job_pauses_goes_on_and_is_cancelled(client: openai.OpenAI, versions: Versions) -> None:
-    metadata = {"steps": "2000", "max_forgetting": "1000"}
+    metadata = {"steps": "50000", "max_forgetting": "1000"}
     file = upload(client)
     job = client.fine_tuning.jobs.create(model="latest", training_file=file, suffix="colours", metadata=metadata)
     waiting = client.fine_tuning.jobs.create(model="latest", training_file=file, metadata=metadata)
@@ -341,7 +341,7 @@ def test_one_of_two_servers_runs_a_job_and_both_can_stop_it(
     server: Server, versions: Versions, tmp_path: Path, registry: str | None
 ) -> None:
     settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data", registry=registry)
-    metadata = {"steps": "2000", "max_forgetting": "1000"}
+    metadata = {"steps": "50000", "max_forgetting": "1000"}
     with client_of(server) as first, Server(settings) as other, client_of(other) as second:
         jobs = [one.service.jobs for one in (server, other)]
         made = [
@@ -362,7 +362,7 @@ def test_one_of_two_servers_runs_a_job_and_both_can_stop_it(
 
 @pytest.mark.slow
 def test_a_job_that_a_signal_stopped_says_so_and_can_be_paused(server: Server, client: openai.OpenAI) -> None:
-    metadata = {"steps": "2000", "max_forgetting": "1000"}
+    metadata = {"steps": "50000", "max_forgetting": "1000"}
     job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata).id
     jobs = server.service.jobs
     assert jobs is not None
