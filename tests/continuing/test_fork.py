@@ -59,6 +59,16 @@ def task(data: Path, name: str, steps: int = 3) -> TaskConfig:
     return TaskConfig(name=name, folder=str(data / name), steps=steps)
 
 
+def test_a_link_is_refused_as_a_child_before_anything_is_written(parent: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for target in ("nothing", "empty"):
+        (tmp_path / "child").symlink_to(target)
+        with pytest.raises(UserError, match="is a link"):
+            continue_run(parent, tmp_path / "child", task(data, "colours"), QUIET)
+        (tmp_path / "child").unlink()
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
 def small(data: Path) -> list[str]:
     """Settings for a saved model, which brings none."""
     sizes = ["train.batch_size=2", "eval.batch_size=4", "eval.max_batches=2", "eval.text_sequences=0"]

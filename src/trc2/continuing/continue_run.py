@@ -72,6 +72,8 @@ def _check_is_free(path: Path, config: RunConfig) -> None:
             "judges it; for another run choose another --out."
         )
     folder.check_is_free("choose another --out")
+    if path.is_symlink():  # a finished folder cannot be moved onto a link
+        raise UserError(f"{path} is a link: give --out the folder itself.")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty: choose another --out.")
 
