@@ -91,16 +91,20 @@ def test_a_server_lasts_as_long_as_its_block(words_model: Path) -> None:
 @pytest.mark.slow
 def test_the_command_serves_until_a_signal_and_logs_no_text(words_model: Path) -> None:
     arguments = [sys.executable, "-m", "trc2", "serve", str(words_model), "--port", "0"]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
-    assert process.stderr is not None
-    url = process.stderr.readline().split(" at ")[1].split("/v1")[0]
-    while True:
-        try:
-            assert urlopen(f"{url}/health").status == 200
-            break
-        except OSError:
-            assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
-    assert process.wait(30) == 130
+    with subprocess.Popen(
+        arguments, stderr=subprocess.PIPE, text=True, env=os.environ.copy(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        url = process.stderr.readline().split(" at ")[1].split("/v1")[0]
+        while True:
+            try:
+                with urlopen(f"{url}/health") as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait(30) == 130
     assert "GET /health 200" in said
