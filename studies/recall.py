@@ -1,0 +1,177 @@
+"""What a finished network gains if it reads stored text while it predicts, against the stored fraction.
+
+    python -m studies.recall RUN… --data DATA --out results/lab_recall
+
+Each run must still have its last checkpoint. Nothing is trained except the eight weights of the gate, which are fitted
+on the control windows of every task: text that no step trains on and no evaluation scores. Scores are those of the
+run's own evaluation. The settings below were fixed before any run was scored:
+
+- stores: uniform samples of the chunks that the run was trained on, as its reservoir keeps them, at FRACTIONS of the
+  stream's tokens, and all of them;
+- predicted by the network alone, by the counts alone, by both, and by both with a gate that does not see the length of
+  the match.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from studies.counts import visited
+from trc2.backbones.shell import Backbone
+from trc2.config import RunConfig
+from trc2.config.run import apply_overrides
+from trc2.errors import UserError
+from trc2.nn.keyed import keyed_generator
+from trc2.recall.counts import ORDER, Counts, Ints
+from trc2.recall.gate import DEFAULT_WEIGHTS, Examples, Gate, fit_gate, gate_features
+from trc2.recall.store import packed_bytes
+from trc2.runs.schedule import TaskSchedule
+from trc2.runs.target import find_target
+from trc2.stream.batches import Batch
+from trc2.stream.prepare import prepare_stream
+from trc2.system.files import write_atomically
+from trc2.training.data import StreamData
+
+FRACTIONS = (0.00073, 0.003, 0.012, 0.05, 0.2, 1.0)
+CHUNK = 64
+WAYS = ("network", "counts", "both", "without match length")
+
+
+def stored_chunks(rows: Ints, fraction: float, tokens: int, seed: int) -> Ints:
+    """A uniform sample of the chunks of all rows that holds this fraction of the stream's tokens, or all rows."""
+    if fraction >= 1:
+        return rows
+    length = min(CHUNK, rows.shape[1])
+    chunks = rows[:, : rows.shape[1] // length * length].reshape(-1, length)
+    count = min(len(chunks), max(1, round(fraction * tokens / length)))
+    order = torch.randperm(len(chunks), generator=keyed_generator("recall study", seed))
+    return np.asarray(chunks[order[:count].numpy()])
+
+
+@torch.no_grad()
+def examples(net: Backbone, batches: Iterable[Batch], counts: Counts) -> tuple[Examples, float, float]:
+    """The positions that the gate sees, and the summed losses of all positions by the network and by the counts."""
+    parts, of_network, of_counts = [], 0.0, 0.0
+    for batch in batches:
+        x, y = batch.x.numpy(), batch.y.numpy().reshape(-1)
+        logits, _ = net(batch.x, read_memory=True)
+        network = logits.flatten(0, 1).log_softmax(dim=1)
+        nodes = counts.follow(x).reshape(len(y), -1)
+        stored = np.log(counts.probabilities(nodes, y))
+        match = counts.match(nodes)
+        rows = np.flatnonzero(match.length)
+        target = network.gather(1, torch.from_numpy(y).unsqueeze(1)).squeeze(1).double()
+        features = gate_features(match.at(rows), network[rows]).double()
+        parts.append(Examples(features, target[rows], torch.from_numpy(stored[rows]), len(y)))
+        of_network -= float(target.sum())
+        of_counts -= float(stored.sum())
+    return Examples.join(parts), of_network, of_counts
+
+
+def without_lengths(found: Examples) -> Examples:
+    """The same positions for a gate that only sees that a context was found."""
+    features = found.features.clone()
+    features[:, : ORDER - 1] = 0.0
+    features[:, 0] = 1.0
+    return replace(found, features=features)
+
+
+def score_run(folder: Path, data: Path | None) -> dict[str, Any]:
+    """Losses of every task by every way to predict, for every store."""
+    target = find_target(str(folder))
+    config = target.config
+    if data is not None:
+        config = RunConfig(**apply_overrides(config.model_dump(mode="json"), [f"stream.data_root={data}"]))
+    if config.stream is None:
+        raise UserError(f"{folder} has no stream: name the folder of a run.")
+    net, _ = target.trained_model(lambda text: print(text, file=sys.stderr))
+    net.eval()
+    schedule = TaskSchedule.of_run(config)
+    stream = StreamData(config, schedule, prepare_stream(config.stream))
+    new_tokens = schedule.total_steps * config.train.tokens_per_step
+    rows = np.concatenate(
+        [visited(stream.tasks[span.task], count) for span, count in zip(schedule.spans, schedule.steps, strict=True)]
+    )
+    stores = []
+    for fraction in FRACTIONS:
+        chunks = stored_chunks(rows, fraction, new_tokens, config.train.seed)
+        counts = Counts.of(list(chunks), config.model.vocab_size, count_starts=False)
+        stores.append({"fraction": fraction, "tokens": int(chunks.size),
+                       "bytes": packed_bytes(int(chunks.size), config.model.vocab_size),
+                       "losses": score_store(net, stream, config, counts)})  # fmt: skip
+    return {"seed": config.train.seed, "new_tokens": new_tokens, "stores": stores}
+
+
+def score_store(net: Backbone, stream: StreamData, config: RunConfig, counts: Counts) -> dict[str, dict[str, float]]:
+    """Mean loss per token of every task's validation windows, by way of predicting."""
+    size = config.eval.batch_size
+    control = Examples.join([examples(net, task.control_batches(size), counts)[0] for task in stream.tasks.values()])
+    gate, blind = fit(control), fit(without_lengths(control))
+    losses: dict[str, dict[str, float]] = {way: {} for way in WAYS}
+    for name, task in stream.tasks.items():
+        batches = task.eval_batches("validation", size, config.eval.max_batches)
+        found, network, stored = examples(net, batches, counts)
+        alone, of_counts = network / found.num_positions, stored / found.num_positions
+        both, blindly = found.rise_with(gate), without_lengths(found).rise_with(blind)
+        values = (alone, of_counts, alone + both, alone + blindly)
+        for way, value in zip(WAYS, values, strict=True):
+            losses[way][name] = value
+    return losses
+
+
+def fit(found: Examples) -> Gate:
+    """A gate for these positions. A store without any match has nothing to fit."""
+    if not len(found.features):
+        return Gate(DEFAULT_WEIGHTS, "no context was found")
+    return fit_gate(found, Examples.join([]), "control windows")
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Mean losses over tasks and perplexities, a row for every run, store and way."""
+    tasks = list(next(iter(runs.values()))["stores"][0]["losses"]["network"])
+    lines = ["| run | stored | bytes | predicted by | " + " | ".join(tasks) + " | mean loss |",
+             "|:---|---:|---:|:---|" + "---:|" * (len(tasks) + 1)]  # fmt: skip
+    for name, run in runs.items():
+        for store in run["stores"]:
+            for way, losses in store["losses"].items():
+                perplexities = " | ".join(f"{math.exp(losses[task]):.1f}" for task in tasks)
+                mean = sum(losses.values()) / len(losses)
+                stored = f"{100 * store['fraction']:.2g} % | {store['bytes']:,}"
+                lines.append(f"| {name} | {stored} | {way} | {perplexities} | {mean:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m studies.recall", description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs with their checkpoints")
+    parser.add_argument("--data", type=Path, help="the folder of the lab's data")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for recall.json and README.md")
+    asked = parser.parse_args(arguments)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / "recall.json"
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
+    try:
+        for folder in asked.runs:
+            runs[folder.name] = score_run(folder, asked.data)
+            content = {"schema": 1, "chunk": CHUNK, "runs": dict(sorted(runs.items()))}
+            write_atomically(path, json.dumps(content, indent=1).encode())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    write_atomically(asked.out / "README.md", ("# Stored text that is read\n\n" + table(runs)).encode())
+    print(table(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What stored text adds to a finished run: the mixture by hand, and stores of the declared sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from studies.recall import CHUNK, FRACTIONS, WAYS, main, stored_chunks, without_lengths
+from trc2.recall.gate import FEATURES, Examples, Gate
+
+
+def test_stores_are_nested_samples_of_whole_chunks() -> None:
+    rows = np.arange(40 * 129).reshape(40, 129)
+    tokens = 40 * 128
+    small, large = (stored_chunks(rows, fraction, tokens, seed=0) for fraction in (0.1, 0.5))
+    assert small.shape == (8, CHUNK)
+    assert large.shape == (40, CHUNK)
+    assert np.array_equal(large[:8], small)
+    assert np.array_equal(small, small[:, :1] + np.arange(CHUNK))
+    assert stored_chunks(rows, 1.0, tokens, seed=0) is rows
+
+
+def test_a_gate_without_lengths_sees_that_a_context_was_found_and_not_which() -> None:
+    features = torch.rand(5, len(FEATURES), dtype=torch.float64)
+    blind = without_lengths(Examples(features, features[:, 0], features[:, 1], 9))
+    assert torch.equal(blind.features[:, :4], torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64).expand(5, 4))
+    assert torch.equal(blind.features[:, 4:], features[:, 4:])
+
+
+@pytest.mark.parametrize("log_odds", [-50.0, 50.0])
+def test_a_closed_gate_is_the_network_and_an_open_one_the_counts(log_odds: float) -> None:
+    features = torch.zeros(3, len(FEATURES), dtype=torch.float64)
+    features[:, 0] = 1.0
+    network, stored = torch.tensor([-1.0, -2.0, -3.0]).double(), torch.tensor([-0.5, -0.5, -9.0]).double()
+    gate = Gate((log_odds, *(0.0,) * (len(FEATURES) - 1)), "by hand")
+    expected = 0.0 if log_odds < 0 else float((network - stored).sum() / 4)
+    assert Examples(features, network, stored, 4).rise_with(gate) == pytest.approx(expected)
+
+
+def test_every_store_of_a_run_is_scored_in_every_way(trained: Path, tmp_path: Path) -> None:
+    assert main([str(trained), "--out", str(tmp_path / "recall")]) == 0
+    run = json.loads((tmp_path / "recall" / "recall.json").read_text())["runs"][trained.name]
+    assert [store["fraction"] for store in run["stores"]] == list(FRACTIONS)
+    everything = run["stores"][-1]["losses"]
+    assert set(everything) == set(WAYS)
+    alone = [store["losses"]["network"] for store in run["stores"]]
+    assert all(losses == alone[0] for losses in alone), "the network does not depend on the store"
+    # The little vocabulary of the test makes counts of all text better than a network of a few steps.
+    assert sum(everything["both"].values()) < sum(everything["network"].values())
+    assert trained.name in (tmp_path / "recall" / "README.md").read_text()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "error:" in capsys.readouterr().err
