@@ -33,7 +33,7 @@ from trc2.config.run import apply_overrides
 from trc2.errors import UserError
 from trc2.nn.keyed import keyed_generator
 from trc2.recall.counts import ORDER, Counts, Ints
-from trc2.recall.gate import DEFAULT_WEIGHTS, Examples, Gate, fit_gate, gate_features
+from trc2.recall.gate import Examples, fit_gate
 from trc2.recall.store import packed_bytes
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import find_target
@@ -63,18 +63,12 @@ def examples(net: Backbone, batches: Iterable[Batch], counts: Counts) -> tuple[E
     """The positions that the gate sees, and the summed losses of all positions by the network and by the counts."""
     parts, of_network, of_counts = [], 0.0, 0.0
     for batch in batches:
-        x, y = batch.x.numpy(), batch.y.numpy().reshape(-1)
-        logits, _ = net(batch.x, read_memory=True)
+        x, y = batch.x.numpy(), batch.y.numpy()
+        logits, _ = net(batch.x)
         network = logits.flatten(0, 1).log_softmax(dim=1)
-        nodes = counts.follow(x).reshape(len(y), -1)
-        stored = np.log(counts.probabilities(nodes, y))
-        match = counts.match(nodes)
-        rows = np.flatnonzero(match.length)
-        target = network.gather(1, torch.from_numpy(y).unsqueeze(1)).squeeze(1).double()
-        features = gate_features(match.at(rows), network[rows]).double()
-        parts.append(Examples(features, target[rows], torch.from_numpy(stored[rows]), len(y)))
-        of_network -= float(target.sum())
-        of_counts -= float(stored.sum())
+        parts.append(Examples.of(counts, x, y, network))
+        of_network -= float(network.gather(1, batch.y.reshape(-1, 1)).double().sum())
+        of_counts -= float(np.log(counts.probabilities(counts.follow(x).reshape(y.size, -1), y.reshape(-1))).sum())
     return Examples.join(parts), of_network, of_counts
 
 
@@ -116,7 +110,8 @@ def score_store(net: Backbone, stream: StreamData, config: RunConfig, counts: Co
     """Mean loss per token of every task's validation windows, by way of predicting."""
     size = config.eval.batch_size
     control = Examples.join([examples(net, task.control_batches(size), counts)[0] for task in stream.tasks.values()])
-    gate, blind = fit(control), fit(without_lengths(control))
+    nothing = Examples.join([])
+    gate, blind = (fit_gate(found, nothing, "control windows") for found in (control, without_lengths(control)))
     losses: dict[str, dict[str, float]] = {way: {} for way in WAYS}
     for name, task in stream.tasks.items():
         batches = task.eval_batches("validation", size, config.eval.max_batches)
@@ -127,13 +122,6 @@ def score_store(net: Backbone, stream: StreamData, config: RunConfig, counts: Co
         for way, value in zip(WAYS, values, strict=True):
             losses[way][name] = value
     return losses
-
-
-def fit(found: Examples) -> Gate:
-    """A gate for these positions. A store without any match has nothing to fit."""
-    if not len(found.features):
-        return Gate(DEFAULT_WEIGHTS, "no context was found")
-    return fit_gate(found, Examples.join([]), "control windows")
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:

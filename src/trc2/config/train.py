@@ -134,6 +134,11 @@ class EvalConfig(Section):
         "boundaries",
         description="score text before training and at task boundaries only, or always",
     )
+    recall: Literal["off", "boundaries", "always"] = Field(
+        "off",
+        description="also score the model while it reads its replay stores, before training and at task boundaries "
+        "only, or always. The training does not change.",
+    )
     test: bool = Field(True, description="score the test splits once, at the end")
     metrics: tuple[MetricConfig, ...] = Field(
         (), description="scores of installed plug-ins, by name, on the sequences that are scored as text"

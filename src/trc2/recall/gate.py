@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from trc2.recall.counts import ORDER, Match
+from trc2.ops.head_loss import IGNORE_INDEX
+from trc2.recall.counts import ORDER, Counts, Ints, Match
 
 FEATURES = (
     *(f"context of {n}" for n in range(1, ORDER)),
@@ -79,6 +80,21 @@ class Examples:
     num_positions: int
 
     @classmethod
+    def of(cls, counts: Counts, x: Ints, y: Ints, network: Float[Tensor, "P V"]) -> Examples:
+        """Rows x (B, T) and the tokens y (B, T) that follow, −100 where ignored; `network` are log-probabilities."""
+        nodes, targets = counts.follow(x).reshape(y.size, -1), y.reshape(-1)
+        match = counts.match(nodes)
+        is_counted = targets != IGNORE_INDEX
+        rows = np.flatnonzero((match.length > 0) & is_counted)
+        scores = network[torch.from_numpy(rows)]
+        return cls(
+            gate_features(match.at(rows), scores).double(),
+            scores.gather(1, torch.from_numpy(targets[rows]).unsqueeze(1)).squeeze(1).double(),
+            torch.from_numpy(np.log(counts.probabilities(nodes[rows], targets[rows]))),
+            int(is_counted.sum()),
+        )
+
+    @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
         empty = torch.empty(0, dtype=torch.float64)
         return cls(
@@ -103,6 +119,8 @@ def fit_gate(taught: Examples, keep: Examples, reason: str) -> Gate:
     The text to keep counts more and more until this holds. The last fit is returned if it never does.
     """
     gate = Gate(DEFAULT_WEIGHTS, reason)
+    if not len(taught.features) and not len(keep.features):
+        return gate  # no context was found, so there is nothing to fit
     for weight in KEEP_WEIGHTS:
         gate = Gate(_fit(taught, keep, weight), reason)
         if keep.rise_with(gate) <= MAX_RISE:

@@ -119,6 +119,12 @@ class ReplayStores(HostState):
 
     # ------------------------------------------------------------------------------------------------------ reading
 
+    def stored(self) -> Int[Tensor, "n L_R"]:
+        """The tokens of all committed chunks, each once; chunks that stand in both stores, too."""
+        seen = int(self.seen)
+        kept = torch.cat((self.long[:seen], self.recent[:seen]))
+        return read_chunks(kept.unique(dim=0).long()).tokens
+
     def sample(self, step: int, micro_step: int) -> Int[Tensor, "B_R L_R"] | None:
         """B_R chunks with replacement, round(B_R · ρ_long) of them from the reservoir. None if nothing is stored."""
         return self.draw(int(self.batch_size), float(self.long_fraction), "replay draw", step, micro_step)

@@ -11,7 +11,7 @@ from trc2.backbones.shell import Backbone
 from trc2.generate.self_replay import dream
 from trc2.ops.dtypes import at_least_float32
 from trc2.recall.counts import Counts, Ints
-from trc2.recall.gate import DEFAULT_WEIGHTS, Examples, Gate, fit_gate, gate_features
+from trc2.recall.gate import DEFAULT_WEIGHTS, Examples, Gate, fit_gate
 from trc2.recall.store import Store
 from trc2.stream.tokenizer import Tokenizer
 
@@ -94,16 +94,7 @@ def examples(net: Backbone, tokens: Ints, counts: Counts) -> Examples:
     if len(tokens) < 2:
         return Examples.join([])
     x, y = tokens[:-1], tokens[1:]
-    nodes = counts.follow(x[None])[0]
-    match = counts.match(nodes)
-    rows = np.flatnonzero(match.length)
-    network = network_scores(net, x)[rows]
-    return Examples(
-        gate_features(match.at(rows), network).double(),
-        network.gather(1, torch.from_numpy(y[rows]).unsqueeze(1)).squeeze(1).double(),
-        torch.from_numpy(np.log(counts.probabilities(nodes[rows], y[rows]))),
-        len(y),
-    )
+    return Examples.of(counts, x[None], y[None], network_scores(net, x))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import EvalConfig, RunConfig
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
+from trc2.evaluation.recall import reading_stores
 from trc2.evaluation.tasks import control_perplexity, score_lm_tasks, score_task
 from trc2.metrics.forgetting import ScoreTable, metrics_of, summarise
 from trc2.metrics.lm_eval import Score, with_forgetting
@@ -25,6 +26,8 @@ from trc2.training.data import StreamData
 from trc2.training.guards import no_side_effects
 from trc2.training.observers import PEAK_MEMORY, Recorder
 from trc2.training.state import RunState
+
+RECALLED = ("loss", "perplexity")  # what is also scored while the model reads its replay stores
 
 
 def add_up_losses(ranks: Ranks, micro_losses: list[dict[str, float]], norm: float) -> tuple[dict[str, float], bool]:
@@ -89,6 +92,17 @@ class Evaluator:
             metrics |= {f"{prefix}/{name}/{key}": value for key, value in scores.items()}
         return metrics
 
+    def _recall_scores(self, names: Iterable[str], split: str) -> dict[str, float]:
+        """Loss and perplexity of these tasks if the model reads its replay stores, where they hold anything."""
+        data, state = self.stream_data, self.state
+        config = self.config.eval.replace(text_sequences=0)
+        seen = self.schedule.seen(state.progress.step)
+        control = (batch for name in seen for batch in data.tasks[name].control_batches(config.batch_size))
+        with reading_stores(state.model, control, state.device) as has_text:
+            scores = self._scores(names, split, config) if has_text else {}
+        chosen = {path.rpartition("/"): value for path, value in scores.items()}
+        return {f"{task}/recall_{key}": value for (task, _, key), value in chosen.items() if key in RECALLED}
+
     def evaluate(self, names: list[str]) -> None:
         """Score tasks on their validation splits and derive their forgetting."""
         failpoint("evaluation")
@@ -100,6 +114,8 @@ class Evaluator:
             if step == 0 or self.schedule.is_boundary(step):
                 lm_scores = score_lm_tasks(state.model, self.stream_data.tokenizer, config)
             metrics = self._scores(names, "validation", config)
+            if config.recall == "always" or (config.recall == "boundaries" and self.schedule.is_boundary(step)):
+                metrics |= self._recall_scores(names, "validation")
         for score in lm_scores:
             metrics |= with_forgetting(score, [record.metrics for record in self.recorder.evaluations])
         metrics[PEAK_MEMORY] = peak_memory_gb(state.device)  # at every evaluation: a killed process writes no `end`
@@ -163,7 +179,10 @@ class Evaluator:
         if config.eval.test:
             names = [name for name, data in self.stream_data.tasks.items() if data.task.splits["test"].tokens > 1]
             with state.strategy.evaluation_weights():
-                self.recorder.emit(self.record("test", self._scores(names, "test", config.eval)))
+                metrics = self._scores(names, "test", config.eval)
+                if config.eval.recall != "off":
+                    metrics |= self._recall_scores(names, "test")
+                self.recorder.emit(self.record("test", metrics))
         self.recorder.emit(self.record("end", self._cost()))
 
     def _cost(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.system.files import finite
-from trc2.verify import causality, coverage, deferral, persistence, replay
+from trc2.verify import causality, coverage, deferral, persistence, recall, replay
 from trc2.verify.check import Check, CheckFunction, ModelUnderTest
 
 CHECKS: tuple[tuple[str, CheckFunction], ...] = (
@@ -29,6 +29,8 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("D", replay.never_the_current_batch),
     ("E", coverage.target_layout),
     ("E", coverage.graph_coverage),
+    ("F", recall.reads_the_past_only),
+    ("F", recall.reads_what_was_committed),
 )
 CRASHES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 GROUPS = {
@@ -38,6 +40,7 @@ GROUPS = {
     "C": "persistence of memory",
     "D": "replay stores",
     "E": "target layout and graph coverage",
+    "F": "recall of stored text",
 }
 
 
