@@ -25,6 +25,7 @@ from trc2.hf.export import export_run
 from trc2.metrics.text import text_scores
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.runs.folder import RunFolder
+from trc2.runs.lock import OWNER
 from trc2.runs.records import Record
 from trc2.runs.target import find_target
 from trc2.stream.cache import STAMPS
@@ -41,6 +42,8 @@ from trc2.system.failpoints import (
     TRAINING,
 )
 from trc2.system.files import make_folder, write_atomically
+from trc2.teaching.documents import read_documents
+from trc2.teaching.teach import forget, stored_documents, teach
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_runner import Losses, Trial, kill_and_restart, kill_concurrently, run_in_child
@@ -56,8 +59,8 @@ WORDS = {
 NEWCOMER = "birds"
 WORDS_OF_NEWCOMER = {NEWCOMER: ("owl", "hen", "tern")}
 SHARES = {
-    "train": 0.25, "continue": 0.25, "stop": 0.05, "check": 0.05, "rehearse": 0.05, "export": 0.1, "dream": 0.05,
-    "prepare": 0.1, "promote": 0.1,
+    "train": 0.2, "continue": 0.25, "stop": 0.05, "check": 0.05, "rehearse": 0.05, "export": 0.1, "teach": 0.05,
+    "dream": 0.05, "prepare": 0.1, "promote": 0.1,
 }  # fmt: skip
 LIMIT = -1.0  # no rise is that small: the acceptance check refuses the child, and must do so after every kill
 PROCESSES = 6  # that prepare one cold cache at once
@@ -130,7 +133,7 @@ def shares(kills: int) -> dict[str, int]:
 
 def _trials(folder: Path) -> dict[str, Trial]:
     """The commands, each begun or gone on with as a user would."""
-    config, trained = small_run(folder), folder / "train" / "whole"
+    config, trained, exported = small_run(folder), folder / "train" / "whole", folder / "export" / "whole"
 
     def train(target: Path) -> None:
         if RunFolder(target).is_run:
@@ -175,6 +178,17 @@ def _trials(folder: Path) -> dict[str, Trial]:
         if not target.exists():
             export_run(trained, target, "0")
 
+    def teach_and_forget(target: Path) -> None:
+        if not target.exists():
+            shutil.copytree(exported, target.with_name("copy"), dirs_exist_ok=True).rename(target)
+        taught = folder / "data" / NEWCOMER / "train.jsonl"
+        if stored_documents(str(target)) is None:
+            teach(str(target), read_documents([taught], QUIET.print), QUIET.print)
+        store = stored_documents(str(target))
+        assert store is not None
+        if store.documents[0].number == 1:
+            forget(str(target), QUIET.print, documents=["1"])
+
     def prepare(target: Path) -> None:
         assert config.stream is not None
         prepare_stream(config.stream.replace(cache=target))
@@ -197,6 +211,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
         "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files),
         "dream": Trial("dream", dream_texts, (), _different_files),
         "export": Trial("export", export, EXPORTING, _different_files),
+        "teach": Trial("teach", teach_and_forget, (), _different_files),
         "prepare": Trial("prepare", prepare, PREPARING, _different_files),
         "promote": Trial("promote", promote, PROMOTING + GOING_BACK + PRUNING, _different_versions),
     }
@@ -217,7 +232,7 @@ def small_run(folder: Path) -> RunConfig:
         },
         train={"sequence_length": 16, "batch_size": 2, "micro_batches": 2, "warmup_steps": 2},
         control={"every_steps": 5},
-        eval={"every_steps": 4, "batch_size": 4, "max_batches": 1, "text_sequences": 1},
+        eval={"every_steps": 4, "batch_size": 4, "max_batches": 1, "text_sequences": 1, "recall": "boundaries"},
         output={"checkpoint_every": 3, "threads": 1},
     )  # fmt: skip
 
@@ -284,12 +299,15 @@ def _exit_as(verdict: Verdict | None) -> None:
 
 
 def _different_files(whole: Path, parted: Path) -> list[str]:
-    """Names of files that are not the same, byte for byte, but for the stamps of when they were, and what was left."""
+    """Names of files that are not the same, byte for byte, and of what was left behind.
+
+    Files that name a time or a process are left out.
+    """
     first, second = (
         {
             path.relative_to(root).as_posix(): path.read_bytes()
             for path in root.rglob("*")
-            if path.is_file() and path.name != STAMPS
+            if path.is_file() and path.name not in (STAMPS, OWNER)
         }
         for root in (whole, parted)
     )
