@@ -118,7 +118,7 @@ def test_a_child_of_several_tasks_is_judged_against_its_parent(run: Run) -> None
     assert list(gate["tasks"]) == ["fruit", "tools"]
     assert child.config.train.learning_rate == 1e-4
     assert "| law |" in child.summary()
-    with pytest.raises(UserError, match="is no limit"):
+    with pytest.raises(UserError, match="is not a limit"):
         run.continue_({"x": texts("x")}, max_forgetting=float("nan"))
 
 
@@ -190,11 +190,11 @@ def test_a_section_with_a_name_is_the_same_as_the_override_of_that_name() -> Non
         ({}, None, "names no task"),
         (["a"], None, "names no task"),
         ({"A b": ["x"]}, None, "name="),
-        ({"a": "no folder"}, None, "no folder or file"),
+        ({"a": "no folder"}, None, "not a folder or file"),
         ({"a": ["x", 3]}, None, "Text 2 of task 'a' is 3"),
         ({"a": [{"text": "x"}, {"body": "y"}]}, None, "Text 2 of task 'a' is {'body': 'y'}"),
-        ({"a": "hello world " * 3000}, None, "no folder or file"),
-        ({"a": "hello\0world"}, None, "no folder or file"),
+        ({"a": "hello world " * 3000}, None, "not a folder or file"),
+        ({"a": "hello\0world"}, None, "not a folder or file"),
         ({"a": []}, None, "empty list"),
         ({"a": {"validation": ["x"]}}, None, "no texts of 'train'"),
         ({"a": {"trane": ["x"]}}, None, "did you mean 'train'"),
@@ -209,7 +209,7 @@ def test_what_is_no_task_is_told_in_a_sentence(tasks: object, steps: object, sen
 
 
 def test_a_setting_that_cannot_be_written_is_told_in_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"train\.seed=.* is no setting"):
+    with pytest.raises(UserError, match=r"train\.seed=.* is not a setting"):
         as_overrides({"train": {"seed": object()}})
     with pytest.raises(UserError, match="Unknown setting 'step'"):
         run_config("demo", None, None, as_overrides({"step": 3}))

@@ -368,7 +368,7 @@ def test_what_is_no_name_for_a_child_is_refused(trained: Path) -> None:
         task = ["--task", "sums", "--builtin", "arithmetic", "--steps=1"]
         done = in_process("continue", str(trained), *task, "--out", place)
         assert (done.code, done.out) == (2, "")
-        assert "is no name for a new folder" in " ".join(done.err.split())
+        assert "is not a name for a new folder" in " ".join(done.err.split())
 
 
 def test_the_summary_of_one_run_goes_where_it_is_asked_to(trained: Path, tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def test_a_home_folder_is_expanded_and_a_relative_one_stays(monkeypatch: pytest.
         ({}, "The setting 'model' is missing: add it."),
         ({"model": {}, "train": {"sequence_length": 64}}, "model.replay_chunk_length=128 is longer than train.seq"),
         ({"model": {}, "train": {"sequence_length": 2048}}, "train.sequence_length=2048 is longer than model.max_pos"),
-        ({"model": {1: 2}}, "model: There is a setting called 1, which is no name"),
-        ({"model": {}, "train": {1: 2}}, "train: There is a setting called 1, which is no name"),
+        ({"model": {1: 2}}, "model: There is a setting called 1, which is not a name"),
+        ({"model": {}, "train": {1: 2}}, "train: There is a setting called 1, which is not a name"),
         ({"model": {}, "strategy": {None: 2}}, "strategy: There is a setting called None"),
         ({"model": {}, "stream": {"tasks": [{(): 1}]}}, "stream.tasks: There is a setting called ()"),
         ({"model": {}, "output": {"folder": Path("x\udcff")}}, "output.folder=PosixPath('x\\udcff') holds a NUL or is"),
@@ -232,7 +232,7 @@ def test_a_base_that_leads_in_a_circle_is_told(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match=r"base: b.yaml → c.yaml → b.yaml comes back"):
         load_recipe("b.yaml")
     Path("d.yaml").write_text("base: [1]")
-    with pytest.raises(UserError, match=r"d.yaml has base=\[1\], which is no name"):
+    with pytest.raises(UserError, match=r"d.yaml has base=\[1\], which is not a name"):
         load_recipe("d.yaml")
     for number in range(30):
         Path(f"n{number}.yaml").write_text(f"base: n{number + 1}.yaml")
@@ -249,7 +249,7 @@ def test_a_name_that_no_file_can_have_is_told(name: str) -> None:
 
 
 def test_a_device_is_no_recipe() -> None:
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         load_recipe("/dev/zero")
 
 

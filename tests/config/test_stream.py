@@ -75,12 +75,12 @@ def test_an_order_changes_what_is_trained_when_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (["code", "prose"], r"order=\[code, prose\] is no order of the tasks: name prose, code, arithmetic once each"),
-        (["code", "code", "prose", "arithmetic"], "is no order of the tasks"),
-        ([], "is no order of the tasks"),
-        ("code", r"order=\[code\] is no order of the tasks"),
-        (3, "order=3 is no list of names"),
-        ([1, 2, 3], "is no list of names"),
+        (["code", "prose"], r"order=\[code, prose\] is not an order of the tasks: name prose, code, arithmetic once"),
+        (["code", "code", "prose", "arithmetic"], "is not an order of the tasks"),
+        ([], "is not an order of the tasks"),
+        ("code", r"order=\[code\] is not an order of the tasks"),
+        (3, "order=3 is not a list of names"),
+        ([1, 2, 3], "is not a list of names"),
         ("all", "order=all is many runs: give it to `trc2 sweep`"),
     ],
 )

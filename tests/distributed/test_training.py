@@ -294,7 +294,7 @@ def test_divided_weights_learn_the_same_and_are_saved_in_parts(tiny_run: MakeRun
 
 
 def spoil_one_step(config: RunConfig) -> list[str]:
-    """The last rank's gradients are no numbers in step 3."""
+    """The last rank's gradients are not finite in step 3."""
     plain = Trainer.train_step
 
     def spoilt(self: Trainer) -> object:

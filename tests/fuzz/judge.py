@@ -78,7 +78,7 @@ class Judge:
             yield from self._exported(case)
         is_gated = case.kind == "continue" and "--max-forgetting=0.5" in case.argv
         if is_gated and ran.code == 0 and any(damage.how == "no numbers" for damage in case.damage):
-            yield Problem("gate", "no numbers", "a model whose weights are no numbers passed the gate")
+            yield Problem("gate", "no numbers", "a model with non-finite weights passed the acceptance check")
 
     def _output(self, case: Case, ran: Ran) -> Iterator[Problem]:
         """The exit code is one that the command knows, an error is one sentence, and nothing steers the terminal."""

@@ -36,7 +36,7 @@ def broken(case: Case, ran: Ran, folder: Path, before: dict[str, bytes | str] | 
         ("eval", 3, "", "", ["exit code"]),
         ("eval", 130, "", "", ["exit code"]),
         ("eval", 0, "\x1b[31m", "", ["control characters"]),
-        ("eval", 2, "", "error: \x9b31m is no file.\n", ["control characters"]),
+        ("eval", 2, "", "error: \x9b31m is not a file.\n", ["control characters"]),
         ("generate", 0, "\x1b[31m", "", []),
     ],
 )

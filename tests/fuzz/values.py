@@ -102,7 +102,7 @@ def as_json(value: object) -> str:
     return json.dumps(value)
 
 
-# Where a large number is no mistake but a long run, which no rule forbids; 40 s of compiling neither.
+# Settings whose large values only make a run long, which is allowed. So are 40 s of compiling.
 LONG_BY_RIGHT = ("steps", "micro_batches", "compile")
 
 MALFORMED = (

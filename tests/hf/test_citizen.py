@@ -291,7 +291,7 @@ def test_peft_adapts_all_linear_maps_and_the_memory_is_written(tmp_path: Path) -
     settings = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     model = get_peft_model(face, settings)
     adapted = {name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
-    # Maps that must stay as they are, or that slow copies follow, are no business of adapters.
+    # Maps that must stay as they are, or that slow copies follow, are not adapted.
     assert not any("critic" in name or "write_" in name or "lm_head" in name for name in adapted)
     assert any("hippocampus.query" in name for name in adapted)
     arguments = TrainingArguments(

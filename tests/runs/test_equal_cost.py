@@ -95,5 +95,5 @@ def test_a_single_task_run_keeps_the_tokenizer_and_still_measures_the_others(
     single = read_run(start_run(tiny_run(stream={**stream, "only": ["tools"]}, eval={"text_sequences": 0}), QUIET))
     assert [(s.task, s.start, s.end) for s in single.spans] == [("tools", 0, 6)]
     assert set(single.tables["perplexity"].scores[6]) == {"fruit", "tools"}
-    with pytest.raises(UserError, match=r"only names 'tool', which is no task: did you mean 'tools'"):
+    with pytest.raises(UserError, match=r"only names 'tool', which is not a task: did you mean 'tools'"):
         tiny_run(stream={**stream, "only": ["tool"]})

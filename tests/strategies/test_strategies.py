@@ -229,7 +229,7 @@ def test_it_trains_a_transformer_and_resumes_to_the_bit(
     assert again.tensors.keys() == end.tensors.keys()
     assert all(torch.equal(again.tensors[key], end.tensors[key]) for key in end.tensors)
     has_state = any(key.startswith("strategy.") for key in end.tensors)
-    assert name in strategy_names() or not has_state, "a shorthand is no strategy"
+    assert name in strategy_names() or not has_state, "a shorthand is not a strategy"
     metrics = {
         key for record in current(read_all_records(metrics_log)) if record.kind == "train" for key in record.metrics
     }

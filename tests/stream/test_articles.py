@@ -80,7 +80,7 @@ def test_lines_and_articles_give_the_same_tokens(tmp_path: Path, kind: str, from
     assert lines.fingerprint() == articles.fingerprint()
     found, known = lines.tasks["wikitext"], articles.tasks["wikitext"]
     assert found.splits["train"].documents == len(ARTICLES)
-    assert found.splits["train"].bad_rows == {}  # blank rows are no fault, repeated lines no duplicates
+    assert found.splits["train"].bad_rows == {}  # blank rows are not faults, repeated lines are not duplicates
     for split in ("train", "validation", "test"):
         assert (found.document_starts(split) == known.document_starts(split)).all()
 

@@ -94,7 +94,7 @@ def test_a_pattern_that_is_none_is_told_in_a_sentence_or_finds_nothing(tmp_path:
             found = find_files(tmp_path, pattern)
         except UserError as error:  # what is a pattern depends on the Python version
             found = str(error)
-        assert found == [] or "is no pattern for file names" in str(found)
+        assert found == [] or "is not a pattern for file names" in str(found)
 
 
 ROWS = "".join(json.dumps({"text": f"row {number} " + "word " * number}) + "\n" for number in range(500)).encode()

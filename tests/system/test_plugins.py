@@ -141,7 +141,7 @@ def test_what_cannot_be_registered_is_told_in_a_sentence() -> None:
         register_strategy(Strategy, name="ewc")
     with pytest.raises(UserError, match="cannot be called ''"):
         register_strategy(Strategy)
-    with pytest.raises(UserError, match="3 is no strategy"):
+    with pytest.raises(UserError, match="3 is not a strategy"):
         register_strategy(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"give a trc2\.MetricPlugin"):
         register_metric("mine", print)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_only_float16_is_scaled() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("quantum", "is no device"), ("cpu:x", "is no device"), ("", "is no device"), ("meta", "never tested"),
+        ("quantum", "is not a device"), ("cpu:x", "is not a device"), ("", "is not a device"), ("meta", "never tested"),
         ("mps", "never tested"), ("xla", "never tested"), ("cuda", "is not available on this machine"),
     ],
 )  # fmt: skip

@@ -166,7 +166,7 @@ def test_the_next_week_is_judged_on_the_answers_of_the_week_before(whole: Path, 
     assert (earlier.documents, earlier.chats, judged["tools"].chats) == (15, 15, 0)
     assert earlier.text == "15 documents of chats-earlier/validation, only the answers"
     packed = RunFolder(whole).data()["tasks"]["chats"]["splits"]["test"]
-    assert earlier.tokens in (packed["counted"], packed["counted"] - 1)  # the first token of a split is no target
+    assert earlier.tokens in (packed["counted"], packed["counted"] - 1)  # the first token of a split is not a target
     assert json.loads((child / "acceptance.json").read_text())["tasks"]["chats-earlier"]["chats"] == 15
     row = json.loads((child / "held_out" / "chats.jsonl").read_text().splitlines()[0])
     assert row["packed"]["counted"]

@@ -29,7 +29,8 @@ def task_configs(tasks: Tasks, steps: Steps, cache: Path) -> list[TaskConfig]:
     if isinstance(steps, Mapping):
         for name in steps:
             if name not in tasks:
-                raise UserError(f"steps names '{name}', which is no task: {did_you_mean(str(name), map(str, tasks))}")
+                hint = did_you_mean(str(name), map(str, tasks))
+                raise UserError(f"steps names '{name}', which is not a task: {hint}")
     return [_task(name, given, steps, cache) for name, given in tasks.items()]
 
 
@@ -41,7 +42,7 @@ def _task(name: str, given: Given, steps: Steps, cache: Path) -> TaskConfig:
     if isinstance(given, str | Path):
         if not os.path.exists(given):  # False for a text too long to be a path, of which Path.exists() complains
             raise UserError(
-                f"Task '{name}' is {shown(str(given))}, which is no folder or file: name one, or list the texts."
+                f"Task '{name}' is {shown(str(given))}, which is not a folder or file: name one, or list the texts."
             )
         return TaskConfig(name=name, folder=str(Path(given).resolve()), **steps_setting)
     # Name and steps are checked before anything is written.
@@ -72,7 +73,7 @@ def _flat(path: str, value: object) -> Iterator[str]:
         yield f"{path}={json.dumps(plain, default=_written)}"
     except (TypeError, ValueError):
         raise UserError(
-            f"{path}={shown(value)} is no setting: give a number, a word, a list or a dictionary."
+            f"{path}={shown(value)} is not a setting: give a number, a word, a list or a dictionary."
         ) from None
 
 
@@ -105,7 +106,7 @@ def run_config(
 def _values(recipe: str | Path | RunConfig) -> dict[str, Any]:
     if not isinstance(recipe, RunConfig):
         if not isinstance(recipe, str | Path):
-            raise UserError(f"{shown(recipe)} is no recipe: give its name or file, or a RunConfig.")
+            raise UserError(f"{shown(recipe)} is not a recipe: give its name or file, or a RunConfig.")
         return merge_layers(recipe_layers(str(recipe)))
     values: dict[str, Any] = recipe.model_dump(mode="json")
     if recipe.model.replay_seed == recipe.train.seed:

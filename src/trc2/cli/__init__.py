@@ -45,7 +45,7 @@ def main() -> None:
     """The border: what users or their disks did wrong is one sentence and exit code 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign is no reason to stop
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not stop a command
     if is_worker():
         end_with_parent()
     try:

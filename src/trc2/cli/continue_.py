@@ -165,7 +165,7 @@ def continue_(
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
     if folder is not None and not folder.name:
-        raise UserError(f"--out {str(folder)!r} is no name for a new folder: give one, such as runs/child.")
+        raise UserError(f"--out {str(folder)!r} is not a name for a new folder: give one, such as runs/child.")
     parent = folder_to_continue(parent)
     if base is not None or merge:
         from trc2.continuing.adapters import adapter_parent

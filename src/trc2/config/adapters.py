@@ -56,8 +56,8 @@ def read_adapter(folder: Path) -> AdapterFolder:
     is_list = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
     if not is_list and targets != "all-linear":
         raise UserError(
-            f"{folder / SETTINGS_FILE} has target_modules={brief(targets, 60)}, which is no list of names: merge the "
-            "adapters with peft first, and give that folder."
+            f"{folder / SETTINGS_FILE} has target_modules={brief(targets, 60)}, which is not a list of names: "
+            "merge the adapters with peft first, and give that folder."
         )
     lora = {
         "rank": settings.get("r"), "alpha": settings.get("lora_alpha"), "dropout": settings.get("lora_dropout", 0.0),

@@ -67,5 +67,5 @@ def plugged_metric(name: str) -> MetricPlugin:
         raise SettingError(f"There is no metric {shown(name)}: {hint}", "name")
     offered = load(plugin)
     if not isinstance(offered, MetricPlugin):
-        raise plugin.broken("it is no trc2.MetricPlugin")
+        raise plugin.broken("it is not a trc2.MetricPlugin")
     return offered

@@ -274,8 +274,8 @@ def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any
             f"{pretrained} {needs} (model_type {brief(kind, 40)}): use a model that transformers has a class for."
         )
     not_causal = UserError(
-        f"{pretrained} is no causal language model ({brief(classes[0] if classes else kind, 60)}): use one whose class "
-        "ends in ForCausalLM, such as a Llama, Qwen or GPT-2."
+        f"{pretrained} is not a causal language model ({brief(classes[0] if classes else kind, 60)}): use one whose "
+        "class ends in ForCausalLM, such as a Llama, Qwen or GPT-2."
     )
     class_names = [name for name in classes if isinstance(name, str)]
     if class_names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in class_names):

@@ -83,7 +83,7 @@ def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key = _node(event, events, depth + 1)
         if not isinstance(key, str):
-            raise _refused(event, f"{brief(key, 40)} is no name of a setting: quote it, or remove it")
+            raise _refused(event, f"{brief(key, 40)} is not a name of a setting: quote it, or remove it")
         if key in values:
             raise _refused(event, f"'{brief(key, 40)}' is set twice: keep one")
         values[key] = _node(next(events), events, depth + 1)
@@ -127,7 +127,7 @@ def _read_text(path: Path, remedy: str) -> str:
         if stat.S_ISDIR(mode):
             raise UserError(f"{path} is a folder: name a file.")
         if not stat.S_ISREG(mode):
-            raise UserError(f"{path} is no regular file: copy what it holds into one.")
+            raise UserError(f"{path} is not a regular file: copy what it holds into one.")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:

@@ -62,7 +62,7 @@ def recipe_layers(name: str, above: tuple[str, ...] = ()) -> list[tuple[str, dic
         values["strategy"] = {"name": values["strategy"]}
     base = values.pop("base", None)
     if base is not None and not isinstance(base, str):
-        raise UserError(f"{name} has base={shown(base)}, which is no name: name a recipe or its file.")
+        raise UserError(f"{name} has base={shown(base)}, which is not a name: name a recipe or its file.")
     return [*([] if base is None else recipe_layers(base, chain)), (name, values)]
 
 

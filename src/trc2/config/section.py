@@ -76,7 +76,7 @@ def _words(section: type[BaseModel], name: str, value: Any) -> Any:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a file can hold it; file names may come to Python with bytes that are no characters."""
+    """Whether a file can hold it; file names may come to Python with bytes that are not characters."""
     return "\0" not in text and text == text.encode(errors="replace").decode()
 
 
@@ -84,7 +84,7 @@ def check_names(values: Mapping[Any, Any]) -> None:
     """Raise if something is called by anything but a name: YAML and Python allow `{1: 2}`."""
     for key in values:
         if not isinstance(key, str):
-            raise SettingError(f"There is a setting called {shown(key)}, which is no name: remove it.")
+            raise SettingError(f"There is a setting called {shown(key)}, which is not a name: remove it.")
 
 
 def _check_inner_names(section: str, parts: Iterable[Any]) -> None:

@@ -96,8 +96,8 @@ class TaskConfig(Section):
         except (LookupError, UnicodeError, ValueError):
             pass
         raise ValueError(
-            f"encoding={shown(encoding)} is no encoding that contains ASCII: use utf-8, latin-1, cp1252 or the like, "
-            "or convert the files to UTF-8."
+            f"encoding={shown(encoding)} is not an encoding that contains ASCII: use utf-8, latin-1, cp1252 or "
+            "the like, or convert the files to UTF-8."
         )
 
     @model_validator(mode="after")
@@ -179,7 +179,7 @@ class StreamConfig(Section):
             raise ValueError("order=all is many runs: give it to `trc2 sweep`, or name one order here.")
         if order is None or (isinstance(order, list | tuple) and all(isinstance(name, str) for name in order)):
             return order
-        raise ValueError(f"order={shown(order)} is no list of names: write it as [first, second, …].")
+        raise ValueError(f"order={shown(order)} is not a list of names: write it as [first, second, …].")
 
     @model_validator(mode="after")
     def _names_differ(self) -> StreamConfig:
@@ -191,7 +191,7 @@ class StreamConfig(Section):
             raise ValueError(f"task '{twice[0]}' appears twice: give every task its own name.")
         for name in self.only or ():
             if name not in names:
-                raise ValueError(f"only names '{name}', which is no task: {did_you_mean(name, names)}")
+                raise ValueError(f"only names '{name}', which is not a task: {did_you_mean(name, names)}")
         for name in self.replay_prefill_tasks:
             if name not in names or self.only is None or name in self.only:
                 raise ValueError(
@@ -202,7 +202,7 @@ class StreamConfig(Section):
             raise ValueError("only is empty: name at least one task, or leave it out.")
         if self.order is not None and sorted(self.order) != sorted(names):
             raise ValueError(
-                f"order=[{', '.join(self.order)}] is no order of the tasks: name {', '.join(names)} once each."
+                f"order=[{', '.join(self.order)}] is not an order of the tasks: name {', '.join(names)} once each."
             )
         return self
 

@@ -181,7 +181,7 @@ def check_acceptance(
 
 def _check_limit(limit: float | None, option: str = "--max-forgetting") -> None:
     if limit is not None and not (np.isfinite(limit) and limit >= 0):
-        raise UserError(f"{option} {limit} is no limit: give a number such as 0.05.")
+        raise UserError(f"{option} {limit} is not a limit: give a number such as 0.05.")
 
 
 # -------------------------------------------------------------------------------------------- a child and its verdict

@@ -152,7 +152,7 @@ def score_tasks(
     """
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     if include is not None and not include.is_dir():
-        raise UserError(f"{include} is no folder: give one with the .yaml files of tasks.")
+        raise UserError(f"{include} is not a folder: give one with the .yaml files of tasks.")
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext())
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # it prints there, where our answer belongs

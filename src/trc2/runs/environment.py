@@ -91,5 +91,5 @@ def read_checksums(path: Path) -> dict[str, str]:
     with reading(path):
         lines = [CHECKSUM_LINE.fullmatch(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(lines):
-            raise ValueError("it has a line that is no checksum and name")
+            raise ValueError("one of its lines is not a checksum with a name")
         return {line[2]: line[1] for line in lines if line is not None}

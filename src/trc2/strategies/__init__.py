@@ -29,7 +29,7 @@ def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
         raise UserError(f"There is no strategy '{settings.name}' any more. {missing_hint('strategy')}")
     strategy = load(plugin).build(model, settings)
     if not isinstance(strategy, Strategy):
-        raise plugin.broken(f"its build returns {type(strategy).__name__}, which is no Strategy")
+        raise plugin.broken(f"its build returns {type(strategy).__name__}, which is not a Strategy")
     return strategy
 
 
@@ -41,7 +41,7 @@ def register_strategy(
     A resumed run needs the strategy to be registered again.
     """
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
-        raise UserError(f"{shown(strategy)} is no strategy: give a subclass of trc2.Strategy.")
+        raise UserError(f"{shown(strategy)} is not a strategy: give a subclass of trc2.Strategy.")
     if settings is None:
         settings = create_model("Settings", __base__=StrategyConfig, name=(str, name))
     called = settings.model_fields["name"].default

@@ -40,7 +40,7 @@ def find_files(root: Path, pattern: str) -> list[Path]:
             return sorted(path for path in root.glob(pattern) if path.is_file())
         except ValueError as error:
             raise UserError(
-                f"'{pattern}' is no pattern for file names ({brief(error)}): use one like '*.txt'."
+                f"'{pattern}' is not a pattern for file names ({brief(error)}): use one like '*.txt'."
             ) from None
     paths = list((root / pattern).rglob("*"))
     stem, beside = Path(pattern).name, (root / pattern).parent

@@ -33,7 +33,7 @@ def keep_texts(name: str, texts: Texts | Mapping[str, Texts], cache: Path) -> Pa
     splits = dict(texts) if isinstance(texts, Mapping) else {"train": texts}
     for split in splits:
         if split not in SPLITS:
-            raise UserError(f"Task '{name}' has texts of '{split}', which is no split: {did_you_mean(split, SPLITS)}")
+            raise UserError(f"Task '{name}' has texts of '{split}', not a split: {did_you_mean(split, SPLITS)}")
     home = expanded(cache).resolve() / "texts"
     home.mkdir(parents=True, exist_ok=True)
     partial = home / f".{name}.{secrets.token_hex(8)}"

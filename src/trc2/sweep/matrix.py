@@ -82,7 +82,9 @@ class Grid(Section):
         if info.field_name == "strategies" and is_list:  # names alone will do
             changes = {name: () if name == "none" else (f"strategy={name}",) for name in changes}
         if not isinstance(changes, Mapping):
-            raise ValueError(f"<path>={shown(changes)} is no list of names: write it as name: [section.field=value].")
+            raise ValueError(
+                f"<path>={shown(changes)} is not a list of names: write it as name: [section.field=value]."
+            )
         for name in changes:
             if not isinstance(name, str) or not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
                 raise ValueError(f"<path> has the name {shown(name)}: use letters, digits, '_', '-' and '.'.")

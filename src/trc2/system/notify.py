@@ -20,7 +20,7 @@ def check_command(command: str | None) -> None:
     try:
         words = shlex.split(command)
     except ValueError as problem:
-        raise UserError(f"--notify {brief(command, 80)} is no command ({brief(problem)}): close its quotes.") from None
+        raise UserError(f"--notify {brief(command, 80)} is not a command ({brief(problem)}): close quotes.") from None
     if not words:
         raise UserError("--notify is empty: give a command, such as 'mail -s trc2 me'.")
 

@@ -36,7 +36,7 @@ def _named_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"output.device='{name}' is no device: use auto, cpu, cuda or cuda:0.") from None
+        raise UserError(f"output.device='{name}' is not a device: use auto, cpu, cuda or cuda:0.") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"output.device='{name}' was never tested: use auto, cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():

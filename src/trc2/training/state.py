@@ -145,7 +145,7 @@ class RunState:
             restore_chance(checkpoint.tensors, checkpoint.state["chance"])
             self.progress = Progress(**checkpoint.state["progress"])
             if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
-                raise TypeError("its progress is no numbers")
+                raise TypeError("its progress is not made of numbers")
             self.control_post = dict(checkpoint.state["control_post"])
             self.asked = ReplaySettings(**checkpoint.state["asked"])
             if self.scaler.is_enabled():

@@ -179,7 +179,7 @@ def test_the_first_worker_writes_the_folder_and_the_others_wait(small: Path) -> 
     [
         ({"peft_type": "IA3"}, "only LORA can be continued"),
         ({"use_dora": True}, "has use_dora=True, which model.lora does not have"),
-        ({"target_modules": ".*_proj"}, "which is no list of names"),
+        ({"target_modules": ".*_proj"}, "which is not a list of names"),
         ({"target_modules": ["q_proj"]}, "does not fit its model"),
     ],
 )

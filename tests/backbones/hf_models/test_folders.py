@@ -122,7 +122,7 @@ def test_the_command_says_one_sentence(llama: Path) -> None:
     rewrite(llama, model_type="bert", architectures=["BertForMaskedLM"])
     done = trc2("train", "demo", "model=hf", f"model.pretrained={llama}")
     assert done.code == 2
-    assert "is no causal language model (BertForMaskedLM)" in " ".join(done.err.split())
+    assert "is not a causal language model (BertForMaskedLM)" in " ".join(done.err.split())
     assert "Traceback" not in done.err
 
 
@@ -132,8 +132,8 @@ BAD_VALUES: list[tuple[dict[str, object], str]] = [
         {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
         r"\(ViT\w+\): use one whose class ends in",
     ),
-    ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, r"is no causal language model \(BertForMaskedLM\)"),
-    ({"model_type": "t5", "architectures": None}, r"is no causal language model \(t5\)"),
+    ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, r"not a causal language model \(BertForMaskedLM\)"),
+    ({"model_type": "t5", "architectures": None}, r"is not a causal language model \(t5\)"),
     (OWN_CODE, r"brings its own code, which is never run \(model_type mine\)"),
     ({"model_type": "moon"}, "is of an unknown kind"),
     ({"num_hidden_layers": 100_000}, "num_hidden_layers=100000, more than 1000"),

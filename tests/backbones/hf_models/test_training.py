@@ -111,7 +111,7 @@ def test_it_learns_resumes_to_the_bit_and_exports_to_transformers_alone(
     torch.testing.assert_close(found, own_logits(tmp_path / "whole"))
     settings = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert settings["architectures"][0].endswith(("ForCausalLM", "LMHeadModel"))
-    assert settings.get("attn_pdrop", 0.1) == 0.1  # dropout of our training is no property of the model
+    assert settings.get("attn_pdrop", 0.1) == 0.1  # dropout of our training is not a property of the model
     card = (tmp_path / "exported" / "README.md").read_text()
     assert f"It began with `{kind}`, whose `model.safetensors` has the sha256 `{checksum}`." in card
     assert str(tmp_path) not in card
