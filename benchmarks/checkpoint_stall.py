@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_stall.py --recipe lab_trc2 --out benchmarks/checkpoint_stall.json
 
-Both are timed in one process, interleaved, on the recipe's model with a filled optimizer; medians are reported beside
+Both are timed in one process, interleaved, on the recipe's model with a filled optimizer. Medians are reported beside
 the time of one training step.
 """
 

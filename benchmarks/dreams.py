@@ -2,12 +2,12 @@
 
     python benchmarks/dreams.py --out results/dreams --seeds 0 1 2
 
-A Llama is trained on prose and exported; from then on only the exported folder exists, except where a variant says so:
+A Llama is trained on prose and exported. From then on only the exported folder exists, except where a variant says so:
 
 - nothing: code alone.
-- dreams: text sampled from the exported model itself fills the reservoir; a fifth of every step's tokens is replayed.
-- real5: real prose fills the reservoir; 5 % of every step's tokens is replayed.
-- controlled: `trc2 continue` of the run with its stores; the controller steers the share, from 5 % on.
+- dreams: text sampled from the exported model itself fills the reservoir. A fifth of every step's tokens is replayed.
+- real5: real prose fills the reservoir. 5 % of every step's tokens is replayed.
+- controlled: `trc2 continue` of the run with its stores. The controller steers the share, from 5 % on.
 
 Writes results.json, table.md and dreams.png.
 """
@@ -79,7 +79,7 @@ def dreamt(model: Path, seed: int) -> Iterator[str]:
 
 
 def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
-    """Perplexity of both tasks over the steps of every variant; all variants begin with the same weights."""
+    """Perplexity of both tasks over the steps of every variant. All variants begin with the same weights."""
     prose, code = (TaskConfig(name=name, builtin=name, steps=steps) for name, steps in STEPS.items())
     llama(root / "start", seed)
     first = start_run(config_of({"pretrained": str(root / "start")}, seed, root / "prose", {"tasks": (prose,)}), QUIET)

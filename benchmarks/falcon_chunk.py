@@ -4,7 +4,7 @@
 
 All forms run in one process, in turn, on the same tokens: sizes of the lab recipes, float32. The token-by-token form
 is `trc2.ops.fast_weights.recurrence`, batched over rows and heads, with torch's autograd. Wall-clock time is taken with
-two threads; CPU time with one, which other processes on the machine disturb less.
+two threads, and CPU time with one, which other processes on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLOCKS = {"wall, 2 threads": (2, time.perf_counter), "cpu, 1 thread": (1, time.p
 
 
 def make_tokens(variant: str, d_model: int, heads: int, rows: int, length: int) -> list[Tensor]:
-    """q, x, v, η, γ and the state before them; queries and keys normalised per head, as in the mixer."""
+    """q, x, v, η, γ and the state before them. Queries and keys normalised per head, as in the mixer."""
     width = d_model // heads
     q, x, v = (torch.randn(rows, length, heads, width) for _ in range(3))
     q, x = (torch.nn.functional.rms_norm(tensor, (width,)) for tensor in (q, x))

@@ -101,7 +101,7 @@ class Turns:
 
 
 def write_model(folder: Path) -> None:
-    """A small Llama with a vocabulary of the usual size; its tokenizer knows few words, which costs nothing here."""
+    """A small Llama with a vocabulary of the usual size. Its tokenizer knows few words, which costs nothing here."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8}
     config = LlamaConfig(vocab_size=VOCAB, max_position_embeddings=LENGTH, tie_word_embeddings=True, **sizes)

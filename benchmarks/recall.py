@@ -32,7 +32,7 @@ WARM_UP = 8
 
 
 def text(num_tokens: int, vocabulary: int, seed: int = 0) -> Ints:
-    """Documents as rows; the follower of a token is drawn from its own list, the first ones most often."""
+    """Documents as rows. The follower of a token is drawn from its own list, the first ones most often."""
     rng = np.random.default_rng(seed)
     followers = np.random.default_rng(1).integers(0, vocabulary, (vocabulary, FOLLOWERS))
     rows = np.empty((-(-num_tokens // DOCUMENT_LENGTH), DOCUMENT_LENGTH), dtype=np.int64)

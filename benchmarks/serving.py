@@ -4,7 +4,7 @@
 
 One run measures three things on the same small Llama: `trc2 generate` alone, `trc2 serve` with a job running, and
 `transformers serve` without one. Clients ask for chats of a fixed length, each again as soon as it has its answer.
-`transformers serve` needs fastapi; without it that part is null.
+`transformers serve` needs fastapi. Without it that part is null.
 """
 
 from __future__ import annotations

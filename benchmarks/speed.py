@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory]
 
-Writes benchmarks/speed.json, section by section; sections not asked for keep what is there. With --keep-memory all
+Writes benchmarks/speed.json, section by section. Sections not asked for keep what is there. With --keep-memory all
 alternatives run as the trainer does, with freed memory kept by the process (trc2.system.machine).
 """
 
@@ -97,7 +97,7 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
 
 
 def mamba(repeats: int) -> dict[str, Any]:
-    """Our lab recipe against transformers' Mamba of the same width, depth, state and rank; theirs has no SwiGLU."""
+    """Our lab recipe against transformers' Mamba of the same width, depth, state and rank. Theirs has no SwiGLU."""
     run = load_recipe("lab_mamba")
     config, rows, length = run.model, run.train.batch_size, run.train.sequence_length
     times = take_turns(

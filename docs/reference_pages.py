@@ -64,7 +64,7 @@ def settings_page() -> str:
 
 
 def groups() -> Iterator[Group]:
-    """All sections of a run, in the order of `RunConfig`; backbones and strategies one by one."""
+    """All sections of a run, in the order of `RunConfig`. Backbones and strategies one by one."""
     for name in RunConfig.model_fields:
         if name == "model":
             yield Group("model.", "`model`, every backbone", BackboneConfig, tuple(BackboneConfig.model_fields))
@@ -200,7 +200,7 @@ def _argument(parameter: Any) -> str:
 
 
 def _text(help_: str | None) -> str:
-    """A help text on one line; brackets are escaped there, since the terminal would read them as markup."""
+    """A help text on one line. Brackets are escaped there, since the terminal would read them as markup."""
     return " ".join((help_ or "").split()).replace(r"\[", "[")
 
 

@@ -143,7 +143,7 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
 
 
 def variant_row(variant: str) -> list[str]:
-    """n, every task's perplexity, final loss, AUFC; on the demo's stream the part of the way to joint training."""
+    """n, every task's perplexity, final loss, AUFC. On the demo's stream the part of the way to joint training."""
     runs = ends(variant)
     tasks = zip(*(end.perplexities for end in runs.values()), strict=True)
     cells = [str(len(runs)), *(f"{sum(task) / len(task):,.1f}" for task in tasks)]

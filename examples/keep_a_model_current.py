@@ -2,7 +2,7 @@
 
     python examples/keep_a_model_current.py MODEL DATA OUT
 
-MODEL is any causal language model of transformers; below DATA lie the tasks news, law and code, each with train.jsonl
+MODEL is any causal language model of transformers. Below DATA lie the tasks news, law and code, each with train.jsonl
 (rows with "text") and, better, validation.jsonl and test.jsonl. Everything is written below OUT.
 """
 

@@ -29,7 +29,7 @@ def write_samples(folder: Path) -> None:
     (folder / "questions.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
 
 
-# 1. The stream: a folder, a file with fields of its own, a corpus that comes with the package; in this order.
+# 1. The stream: a folder, a file with fields of its own, a corpus that comes with the package.
 write_samples(out / "data")
 tasks = [
     {"name": "diary", "folder": "diary", "steps": steps},

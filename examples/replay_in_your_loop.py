@@ -2,7 +2,7 @@
 
     python examples/replay_in_your_loop.py [STEPS]
 
-The model is a tiny Llama with random weights; `AutoModelForCausalLM.from_pretrained(...)` in its place works as well.
+The model is a tiny Llama with random weights. `AutoModelForCausalLM.from_pretrained(...)` in its place works as well.
 """
 
 import math

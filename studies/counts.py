@@ -28,7 +28,7 @@ ORDERS = {1: "unigram", 2: "bigram", 3: "trigram"}
 
 
 def visited(data: TaskData, steps: int) -> Ints:
-    """The rows of tokens that a task's steps train on, each once; one token more than a window, the last target."""
+    """The rows of tokens that a task's steps train on, each once. One token more than a window, the last target."""
     rows = [
         np.concatenate((batch.x.numpy(), batch.y[:, -1:].numpy()), axis=1)
         for step in range(min(steps, -(-data.num_pool // (data.batch_size * data.micro_batches))))
@@ -44,7 +44,7 @@ def probabilities(model: Counts, rows: Ints) -> Floats:
 
 
 def perplexity(model: Counts, data: TaskData, config: RunConfig) -> float:
-    """As the run's evaluation scores the task; its first token of a window has a context of one token, as there."""
+    """As the run's evaluation scores the task. Its first token of a window has a context of one token, as there."""
     logs = []
     for batch in data.eval_batches("validation", config.eval.batch_size, config.eval.max_batches):
         rows = np.concatenate((batch.x.numpy(), batch.y[:, -1:].numpy()), axis=1)

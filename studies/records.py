@@ -63,7 +63,7 @@ class Entry:
 
 
 def entries(runs: Iterable[Run], *, references: bool = False) -> list[Entry]:
-    """Finished runs in the listed order of tasks, grouped by configuration; the lowest loss first."""
+    """Finished runs in the listed order of tasks, grouped by configuration. The lowest loss first."""
     chosen = [run for run in runs if run.is_finished and is_reference(run.config) == references]
     chosen = [run for run in chosen if list(run.order) == run.tasks]
     found = []
@@ -83,7 +83,7 @@ def entries(runs: Iterable[Run], *, references: bool = False) -> list[Entry]:
 
 
 def counts_loss(path: Path) -> tuple[str, float] | None:
-    """The best mean loss of a count model of the whole stream; None without counts.json."""
+    """The best mean loss of a count model of the whole stream. None without counts.json."""
     if not path.is_file():
         return None
     with reading(path):
@@ -94,7 +94,7 @@ def counts_loss(path: Path) -> tuple[str, float] | None:
 
 
 def records_page(folders: Sequence[Path], root: Path) -> str:
-    """The page; links are relative to `root`."""
+    """The page. Links are relative to `root`."""
     runs = [read_run(path) for path in find_runs(folders)]
     prints = {run.data["fingerprint"] for run in runs}
     stream = max(prints, key=lambda name: sum(run.data["fingerprint"] == name for run in runs))

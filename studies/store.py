@@ -88,7 +88,7 @@ class Store:
 
     @cached_property
     def series(self) -> list[Series]:
-        """Configurations that replay at two sizes or more and differ in nothing else; most runs first."""
+        """Configurations that replay at two sizes or more and differ in nothing else. Most runs first."""
         groups: dict[str, dict[float, str]] = {}
         for variant in self.table.competitors:
             run = self.table.example(variant)
@@ -106,7 +106,7 @@ class Store:
         return [Series(title, sizes) for title, sizes in zip(self._titles(several), several, strict=True)]
 
     def _titles(self, groups: Sequence[dict[float, str]]) -> list[str]:
-        """Titles from settings; a number where two configurations read alike."""
+        """Titles from settings. A number where two configurations read alike."""
         titles = [title_of(self.table.example(next(iter(sizes.values()))).config) for sizes in groups]
         numbered = list(enumerate(titles))
         return [title if titles.index(title) == place else f"{title} ({place + 1})" for place, title in numbered]

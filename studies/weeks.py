@@ -63,7 +63,7 @@ def write_week(folder: Path, week: int, count: int) -> Path:
 
 
 def run_weeks(home: Path, weeks: int, documents_a_week: int = DOCUMENTS) -> Iterator[dict[str, Any]]:
-    """Teach a small model for some weeks; one row of numbers for each."""
+    """Teach a small model for some weeks. One row of numbers for each."""
     old = [document.text for document, _ in zip(documents("prose", "train"), range(150), strict=False)]
     cache = f"stream.cache={json.dumps(str(home / 'cache'))}"
     run = trc2.train(

@@ -72,7 +72,7 @@ class Page:
         self.send("Emulation.setDeviceMetricsOverride", **size)
 
     def run(self, script: str) -> Any:
-        """The value of an expression on the page; a promise is waited for."""
+        """The value of an expression on the page. A promise is waited for."""
         settings = {"returnByValue": True, "awaitPromise": True}
         found = self.send("Runtime.evaluate", expression=script, **settings)
         assert "exceptionDetails" not in found, (script, found["exceptionDetails"])

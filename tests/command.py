@@ -19,7 +19,7 @@ class Done:
 
 
 def trc2(*arguments: str) -> Done:
-    """Run one command; an exception that passes the border passes here too."""
+    """Run one command. An exception that passes the border passes here too."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),

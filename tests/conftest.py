@@ -1,4 +1,4 @@
-"""Shared fixtures; shapes in signatures are checked while the tests of what declares them run."""
+"""Shared fixtures. Shapes in signatures are checked while the tests of what declares them run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 precision.PRODUCT_SIZE = 128  # measured at the end of every run, which here is a tenth of its time at the usual size
 
 # Checking shapes takes as long as computing with tensors this small. These tests call what declares shapes in every way
-# that it is called, the last three from the trainer and the decoder; the others check something else about the same
+# that it is called, the last three from the trainer and the decoder. The others check something else about the same
 # calls. `make test-all` checks shapes everywhere.
 HERE = Path(__file__).parent
 SHAPES = [HERE / name for name in ("ops", "nn", "model", "replay", "backbones")]
@@ -81,7 +81,7 @@ def tiny_config(**changes: object) -> TRC2Config:
 
 
 def excited(net: CortexNet, seed: int = 0) -> CortexNet:
-    """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
+    """Give every parameter a size at which all nonlinearities matter. Fresh weights of 0.02 hide most mistakes."""
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():

@@ -39,7 +39,7 @@ MATRICES = {path.stem for path in (ROOT / "src" / "trc2" / "matrices").glob("*.y
 
 @cache
 def commands(page: Path) -> list[str]:
-    """What a reader would type: lines of shell blocks, in blocks with prompts those behind a dollar; no remarks."""
+    """What a reader would type: lines of shell blocks, in blocks with prompts those behind a dollar. No remarks."""
     typed: list[str] = []
     for block in SHELL.findall(page.read_text(encoding="utf-8")):
         lines = block.replace("\\\n", " ").splitlines()
@@ -54,7 +54,7 @@ def command_line() -> Any:
 
 
 def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command's name and its arguments, as the command line reads them; nothing runs."""
+    """The command's name and its arguments, as the command line reads them. Nothing runs."""
     command = command_line()
     path = []
     while hasattr(command, "commands"):
@@ -64,7 +64,7 @@ def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def check_settings(recipe: str, overrides: list[str], nproc: int) -> None:
-    """A recipe of ours is built with the overrides; the reader's own may be any, so `demo` stands for it."""
+    """A recipe of ours is built with the overrides. The reader's own may be any, so `demo` stands for it."""
     assert recipe in recipe_names() or recipe.endswith(".yaml"), f"no recipe {recipe}"
     if "model=hf" in overrides:  # its folder is the reader's
         named = {override.partition("=")[0] for override in overrides if override.startswith("model.")}
@@ -146,9 +146,9 @@ def test_there_are_commands_to_look_at() -> None:
 
 # ------------------------------------------------------------------------------------------------------ running them
 
-ADDRESS = "http://127.0.0.1:8000"  # of the server on pages; a test takes a free port
+ADDRESS = "http://127.0.0.1:8000"  # of the server on pages. A test takes a free port
 SERVERS: list[Any] = []
-# Run by others, or not to be run here; the second word says where or why.
+# Run by others, or not to be run here. The second word says where or why.
 ELSEWHERE = {
     "make setup": "the test run itself begins with it",
     "make test": "this is it",
@@ -308,7 +308,7 @@ def steps_of(recipe: str) -> list[str]:
 
 
 def less_of(recipe: str) -> list[str]:
-    """Words that the little text has; lab and paper read it from DATA, also where a page would have them download."""
+    """Words that the little text has. Lab and paper read it from DATA, also where a page would have them download."""
     if recipe.endswith(".yaml") or recipe.startswith("demo"):
         return []
     if not recipe.startswith("paper_"):

@@ -27,7 +27,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the golden run; its data is found relative to the project's root."""
+    """A copy of the golden run. Its data is found relative to the project's root."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("HOME", str(tmp_path))
     return Path(shutil.copytree(ROOT / "tests" / "golden" / "run", tmp_path / "run"))
@@ -56,7 +56,7 @@ def test_it_is_resumed_from_a_boundary(golden: Path) -> None:
     assert step_of(again) == 24
     found = load_checkpoint(again)
     assert found.tensors.keys() == last.tensors.keys()
-    # Other releases of torch and other processors may round differently; the state must stay the same in kind.
+    # Other releases of torch and other processors may round differently. The state must stay the same in kind.
     for name in ("model.clock.step", "model.replay.seen", "model.cortex.hippocampus.cursor.count"):
         assert found.tensors[name] == last.tensors[name]
 

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "trc2"
 
-# From the ground up; packages of one rung may not import each other, except within themselves.
+# From the ground up. Packages of one rung may not import each other, except within themselves.
 LADDER = [
     {"errors"},
     {"system", "stats"},

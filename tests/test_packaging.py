@@ -37,7 +37,7 @@ def try_it(python: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_runs_a_recipe_in_a_new_environment(tmp_path: Path) -> None:
-    """Dependencies are borrowed from this environment; the slow test below installs them too."""
+    """Dependencies are borrowed from this environment. The slow test below installs them too."""
     wheel = build_wheel(tmp_path / "dist")
     held = set(zipfile.ZipFile(wheel).namelist())
     kinds = {".yaml", ".html", ".css", ".js", ".svg"}

@@ -42,7 +42,7 @@ ACCURACY_AREA = Measure(
 )
 FLOPS_PER_TOKEN = Measure("flops_per_token", "training FLOPs per token", cost("training_flops_per_token"), unit="FLOP")
 TABLE_TASKS = ("c4", "wikitext", "gsm8k")
-COMPETITIVE = 1 / 0.9  # times the median baseline's cost; the paper does not say what competitive means
+COMPETITIVE = 1 / 0.9  # times the median baseline's cost. The paper does not say what competitive means
 DRIFT = 0.05  # relative to the mean: a smaller rise is not a drift
 FIGURE_ONLY = "figure only"
 REPLAYED = " with controlled replay"
@@ -172,7 +172,7 @@ def largest_gap(roles: Roles, ours: str, theirs: str, order: str | None = None) 
 
 
 def _curves(runs: Sequence[Run]) -> dict[int, dict[int, float]]:
-    """Mean AUFC over past tasks by seed and step; A/A repeats of a seed are averaged."""
+    """Mean AUFC over past tasks by seed and step. A/A repeats of a seed are averaged."""
     by_seed: dict[int, list[dict[int, float]]] = {}
     for run in runs:
         areas = {step: list(aufc(run.perplexity, step).values()) for step in run.perplexity.steps}

@@ -27,7 +27,7 @@ from trc2.stats.intervals import Interval
 from trc2.stats.paired import PairedDifference, holm, paired_difference
 
 Better = Literal["lower", "higher"]
-LOSS_MARGIN, AREA_MARGIN = 0.05, 0.04  # nats; a tenth of what replay changes in the lab
+LOSS_MARGIN, AREA_MARGIN = 0.05, 0.04  # nats. A tenth of what replay changes in the lab
 DASH = "–"
 
 
@@ -128,7 +128,7 @@ class Finding:
 
     @property
     def shortfall(self) -> float:
-        """How far the first side is from being better; NaN counts as farthest."""
+        """How far the first side is from being better. NaN counts as farthest."""
         mean = self.difference.mean if self.comparison.better == "lower" else -self.difference.mean
         return math.inf if math.isnan(mean) else mean
 
@@ -210,7 +210,7 @@ def against(
 
 
 def compare(comparisons: Iterable[Comparison]) -> list[Finding]:
-    """All comparisons of one claim, their p-values corrected together; without a shared seed one is left out."""
+    """All comparisons of one claim, their p-values corrected together. Without a shared seed one is left out."""
     known = [(c, paired_difference({s: c.a[s] for s in c.seeds}, c.b)) for c in comparisons if c.seeds]
     counted = [(str(i), c, d) for i, (c, d) in enumerate(known) if c.counts]
     corrected = holm({key: d.p for key, _, d in counted})

@@ -95,8 +95,8 @@ STEPS = {"c4": 10_000, "wikitext": 10_000, "gsm8k": 2_000}  # section C
 WARMUP_STEPS = 1_000  # section C
 SEQUENCES_PER_STEP = 128  # section C: 8 × 4 × 4
 READ_WINDOW = 8_192  # section C: S_max
-SLOTS_IN_TEXT = 512  # section C: N_s; Table E.3 needs 32,768
-TARGET_WRITES = 2  # ours: n_target is not printed; 2 of k_W = 8 fits the logged keep fraction 0.28125
+SLOTS_IN_TEXT = 512  # section C: N_s. Table E.3 needs 32,768
+TARGET_WRITES = 2  # ours: n_target is not printed. 2 of k_W = 8 fits the logged keep fraction 0.28125
 MICRO_BATCHES_PER_STEP = 16  # section C: 4 accumulations × 4 ranks
 LAST_WRITES = 18  # section E: "18 writes at the last step"
 KEEP_BAND = (0.1, 0.4)  # section E: keep and raw fraction "usually lie in the 0.1–0.4 band"

@@ -31,7 +31,7 @@ class Roles:
         return self.table.example(variant)
 
     def title(self, variant: str) -> str:
-        """The configuration in words, from its settings; where two read alike, the title of the table of runs."""
+        """The configuration in words, from its settings. Where two read alike, the title of the table of runs."""
         return self._titles[variant]
 
     @cached_property
@@ -89,7 +89,7 @@ class Roles:
         return config.control.mode == "closed_loop" and config.model.replay_share is None
 
     def ablation(self, *missing: str) -> str | None:
-        """TRC² without some parts; with replay, the paper's controller steers it."""
+        """TRC² without some parts. With replay, the paper's controller steers it."""
         for name in self._trc2_group:
             if self.missing(name) == set(missing) and ("replay" in missing or self.is_controlled(name)):
                 return name
@@ -142,7 +142,7 @@ class Roles:
 
     @cached_property
     def joint(self) -> dict[str, str]:
-        """By backbone: training on the mixture of all tasks, the bound; if possible with the schedule of TRC²."""
+        """By backbone: training on the mixture of all tasks, the bound. If possible with the schedule of TRC²."""
         found: dict[str, str] = {}
         references = list(self.table.variants.index[self.table.variants.is_reference])
         for name in sorted(references, key=lambda variant: not self.has_usual_schedule(variant)):

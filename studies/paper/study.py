@@ -22,7 +22,7 @@ from trc2.system.plot_style import DPI
 
 
 def read_counts(folders: Sequence[Path]) -> dict[str, dict[str, float]]:
-    """Perplexities of counts of each task's own text, from counts.json beside the runs; empty if there is none."""
+    """Perplexities of counts of each task's own text, from counts.json beside the runs. Empty if there is none."""
     path = next((found for folder in folders if (found := folder / "counts.json").is_file()), None)
     if path is None:
         return {}

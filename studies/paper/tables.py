@@ -37,7 +37,7 @@ BILL = [
 
 
 def _last_speed(run: Any) -> float | None:
-    """The last logged speed, as the paper prints it; of older runs the mean."""
+    """The last logged speed, as the paper prints it. Of older runs the mean."""
     end = run.final("end")
     return end.get("efficiency/tokens_per_second_last", end.get("efficiency/tokens_per_second"))
 

@@ -125,7 +125,7 @@ def change_within(name: str) -> Trace:
 
 
 def decades(task: str | None = None) -> Trace:
-    """By how many powers of ten the critic's loss falls from a task's beginning to its end; mean of all by default."""
+    """By how many powers of ten the critic's loss falls from a task's beginning to its end. Mean of all by default."""
 
     def of(run: Run) -> float | None:
         series = points(run, "train/loss_td")

@@ -85,7 +85,7 @@ def test_it_speaks_and_scores_texts(run: Run) -> None:
 
 
 def test_the_command_line_resumes_what_python_began(run: Run, tmp_path: Path) -> None:
-    """Cut back to its first boundary, it goes on to the same bits; the texts are where the config says."""
+    """Cut back to its first boundary, it goes on to the same bits. The texts are where the config says."""
     whole = run.folder
     shutil.copytree(whole, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")

@@ -33,7 +33,7 @@ def tiny_baseline(kind: type[BaselineConfig], **changes: object) -> Any:
 
 
 def excited(net: Backbone, seed: int = 0) -> Backbone:
-    """Give every parameter a size at which all nonlinearities matter; fresh weights of 0.02 hide most mistakes."""
+    """Give every parameter a size at which all nonlinearities matter. Fresh weights of 0.02 hide most mistakes."""
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -85,7 +85,7 @@ def counted_flops(net: Backbone, rows: int, length: int) -> tuple[int, int]:
     """Torch's own count of a forward pass, and of it with its backward pass."""
     x, y = tokens(net.config, rows, length), tokens(net.config, rows, length, seed=1)
     mapping = {torch.ops.aten.convolution_backward: _grouped_backward}
-    # The fused attention kernel is invisible to the counter; the plain one does the same products.
+    # The fused attention kernel is invisible to the counter. The plain one does the same products.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         _, aux = net(x, targets=y)
         forward = counter.get_total_flops()

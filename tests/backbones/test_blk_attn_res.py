@@ -95,7 +95,7 @@ def test_queries_start_at_exactly_zero_and_average_all_sources() -> None:
 
 
 def test_a_sublayer_reads_its_own_query_and_no_other() -> None:
-    """The last feed-forward part's query changes the logits; nothing before that part may notice."""
+    """The last feed-forward part's query changes the logits. Nothing before that part may notice."""
     net = excited(build(tiny())).double()
     trunk = trunk_of(net)
     seen: list[Tensor] = []

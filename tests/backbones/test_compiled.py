@@ -1,4 +1,4 @@
-"""Compiled parts give the numbers of the plain ones; in its own process, because shape checks stop the compiler."""
+"""Compiled parts give the numbers of the plain ones. Run in its own process: shape checks stop the compiler."""
 
 from __future__ import annotations
 

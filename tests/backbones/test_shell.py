@@ -1,4 +1,4 @@
-"""`replay_share`: new and replayed tokens weigh the same; it is one of two ways, never both."""
+"""`replay_share`: new and replayed tokens weigh the same. It is one of two ways, never both."""
 
 from __future__ import annotations
 

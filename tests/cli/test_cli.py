@@ -320,7 +320,7 @@ def test_no_command_with_numbers_lacks_json() -> None:
         name for name, command in group.commands.items()
         if not any("--json" in option.opts for option in command.params)
     }  # fmt: skip
-    assert without <= {"generate", "serve", "export", "data"}  # text, files; `data` is a group
+    assert without <= {"generate", "serve", "export", "data"}  # text, files. `data` is a group
 
 
 def test_continue_is_gated_by_what_it_forgot(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     assert list(gate["tasks"]) == ["fruit"]
     run = read_run(tmp_path / "b")
     assert [span.task for span in run.spans] == ["colours"]
-    assert run.config.model.replay is True  # the export left its stores behind; the child has new ones
+    assert run.config.model.replay is True  # the export left its stores behind. The child has new ones
     own = own_part(run, RunFolder(tmp_path / "b").lineage() or pytest.fail("it has a parent"))
     assert [(s.task, s.end) for s in own.spans] == [("fruit", 0), ("colours", 2)]
 

@@ -137,6 +137,6 @@ def test_a_rival_of_a_network_without_experts_has_mixtrals_own_number_of_them() 
 
 
 def test_peak_memory_sees_the_logits_of_a_pass() -> None:
-    """A pass over many more tokens needs more; both are measured in processes of their own."""
+    """A pass over many more tokens needs more. Both are measured in processes of their own."""
     config = tiny_config(max_positions=2048, replay=False)
     assert peak_memory(config, 4, 2048)["learning_pass"] > peak_memory(config, 1, 8)["learning_pass"] + 1

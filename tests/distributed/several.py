@@ -21,7 +21,7 @@ torch.optim.AdamW([torch.zeros(1)])  # the first one imports for a second: once 
 
 
 def together(world: int, act: Callable[..., Any], *args: Any, double: bool = False) -> list[Any]:
-    """`act(*args)` on every rank; what each returned, in the order of ranks. `double` trains in float64."""
+    """`act(*args)` on every rank. What each returned, in the order of ranks. `double` trains in float64."""
     context = multiprocessing.get_context("fork")
     port = _free_port()
     pipes, processes = [], []

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def talk() -> dict[str, object]:
-    """Every method once; ranks bring different things."""
+    """Every method once. Ranks bring different things."""
     with joined(CPU) as ranks:
         rank = ranks.rank
         floats = torch.arange(float(2 * rank), dtype=torch.float32).view(-1, 2) + 10 * rank

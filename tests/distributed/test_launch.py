@@ -33,7 +33,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_nothing_had_been(recipe: Path, tmp_path: Path) -> None:
-    """The last rank gets SIGKILL in its eleventh step; torchrun starts both again, and `train` goes on from step 9."""
+    """The last rank gets SIGKILL in its eleventh step. torchrun starts both again, and `train` goes on from step 9."""
     environment = {**os.environ, "DOOM": "step:11", "PYTHONPATH": os.pathsep.join(sys.path)}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1"]
     torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--monitor-interval=0.1"]

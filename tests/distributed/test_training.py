@@ -142,7 +142,7 @@ def train_each(configs: list[RunConfig]) -> None:
 
 
 def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run: MakeRun, tmp_path: Path) -> None:
-    """LoraDRS changes at a boundary what learns; dropout draws masks; blocks are divided, recomputed, run in halves.
+    """LoraDRS changes at a boundary what learns. Dropout draws masks. Blocks are divided, recomputed, run in halves.
 
     And a memory with all that the paper's lacks.
     """
@@ -204,7 +204,7 @@ def test_conversations_are_learned_alike_on_two_ranks(tiny_run: MakeRun, tmp_pat
 
 
 def stop_at(step: int, config: RunConfig) -> str:
-    """Ask the last rank alone to stop in a step; all of them must."""
+    """Ask the last rank alone to stop in a step. All of them must."""
     plain = Trainer.train_step
 
     def asked(self: Trainer) -> object:
@@ -266,7 +266,7 @@ def test_divided_weights_learn_in_single_precision_too(tiny_run: MakeRun, tmp_pa
 
 
 def test_divided_weights_learn_the_same_and_are_saved_in_parts(tiny_run: MakeRun, tmp_path: Path) -> None:
-    """FSDP, with EWC, stopped by two ranks, gone on with by one that holds everything, ended by two; then exported."""
+    """FSDP, with EWC, stopped by two ranks, gone on with by one that holds everything, ended by two. Then exported."""
     fsdp: dict[str, Any] = {"parallel": "fsdp", "keep_checkpoints": 9}
     settings: dict[str, Any] = {"strategy": {"name": "ewc", "strength": 50.0, "fisher_sequences": 2}}
     config = at(tiny_run, tmp_path / "parted", output=fsdp, **settings)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with a local task and no network; skipped where it is not installed."""
+"""lm-evaluation-harness with a local task and no network. Skipped where it is not installed."""
 
 from __future__ import annotations
 

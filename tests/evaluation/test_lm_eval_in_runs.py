@@ -1,6 +1,6 @@
 """Tasks of the lm-evaluation-harness in a run: at boundaries, in the summary and at the gate.
 
-The harness is an extra. What scores is a double here; `tests/evaluation/test_lm_eval.py` tests what it stands for.
+The harness is an extra. What scores is a double here. `tests/evaluation/test_lm_eval.py` tests what it stands for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hostile input for every command: seeded cases, run through the real border, judged by fixed rules.
 
-`python -m tests.fuzz --cases 2000` runs them; `--only 17` runs one of them again and shows all of it.
+`python -m tests.fuzz --cases 2000` runs them. `--only 17` runs one of them again and shows all of it.
 
 - `values`: words, numbers, paths and settings that are wrong or strange
 - `damage`: what can happen to a file, a folder or a checkpoint, also with right checksums

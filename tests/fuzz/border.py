@@ -32,7 +32,7 @@ GROWTH_MB = 2000
 
 
 class TooLong(BaseException):
-    """Raised by the alarm; no `except Exception` may swallow it."""
+    """Raised by the alarm. No `except Exception` may swallow it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Border:
                 damage_file(path, how, rng)
 
     def _type(self, case: Case) -> Ran:
-        """A command as if typed; every seventh terminal knows ASCII only."""
+        """A command as if typed. Every seventh terminal knows ASCII only."""
         encoding = "ascii" if case.index % 7 == 3 else "utf-8"
         written, warned = io.BytesIO(), io.BytesIO()
         out = io.TextIOWrapper(written, encoding, write_through=True)
@@ -154,7 +154,7 @@ def _peak_mb() -> float:
 
 @contextmanager
 def _alarm() -> Iterator[None]:
-    """Raises after too much work. A busy machine does not count; the server ends a case that only waits."""
+    """Raises after too much work. A busy machine does not count. The server ends a case that only waits."""
 
     def ring(_number: int, _frame: FrameType | None) -> None:
         raise TooLong(f"more than {SECONDS:.0f} s of work")

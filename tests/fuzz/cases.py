@@ -42,7 +42,7 @@ class Case:
 
     @property
     def is_call(self) -> bool:
-        """Whether it goes to a function below the commands; those have names with an underscore."""
+        """Whether it goes to a function below the commands. Those have names with an underscore."""
         return "_" in self.kind
 
     @property
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one sort; `weight` is their share among all cases, in thousandths or so."""
+    """Cases of one sort. `weight` is their share among all cases, in thousandths or so."""
 
     name: str
     weight: int
@@ -88,7 +88,7 @@ class Cases:
 def typed(
     *pieces: Strategy | str, on: tuple[str, ...] = (), after: Strategy | None = None, texts: Strategy | None = None
 ) -> st.SearchStrategy[Case]:
-    """A command line; its first word is the kind."""
+    """A command line. Its first word is the kind."""
     return called(str(pieces[0]), line(*pieces), on=on, after=after, texts=texts)
 
 
@@ -100,7 +100,7 @@ def called(
     after: Strategy | None = None,
     texts: Strategy | None = None,
 ) -> st.SearchStrategy[Case]:
-    """Arguments given to something, on parts of the world, after damage to them; `texts` are files of its own."""
+    """Arguments given to something, on parts of the world, after damage to them. `texts` are files of its own."""
     damage, files = (st.just(()) if given is None else given for given in (after, texts))
     return st.builds(Case, st.just(kind), arguments, st.just(on), damage, files)
 
@@ -109,7 +109,7 @@ def called(
 
 
 def line(*pieces: Strategy | str) -> Strategy:
-    """Words of a command line one after the other; a piece is a word or a tuple of words."""
+    """Words of a command line one after the other. A piece is a word or a tuple of words."""
     strategies = [st.just(piece) if isinstance(piece, str) else piece for piece in pieces]
 
     def joined(found: tuple[Any, ...]) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def sometimes(strategy: Strategy, share: int = 3) -> Strategy:
 
 
 def option(name: str, good: Sequence[str], bad: Strategy, share: int = 4) -> Strategy:
-    """Mostly left out; else good as often as bad, so that the command gets further than its first option."""
+    """Mostly left out. Else good as often as bad, so that the command gets further than its first option."""
     value = weighted((1, st.sampled_from(good)), (1, bad)) if good else bad
     return sometimes(value.map(lambda text: (name, text)), share)
 
@@ -162,7 +162,7 @@ class Pieces:
     def damage_of(
         names: Sequence[str], *, hows: tuple[str, ...] = HOWS, most: int = 2, inside: int = 0
     ) -> st.SearchStrategy[tuple[Damage, ...]]:
-        """To one of these, sometimes to more; `inside` makes a changed content likelier than a lost file."""
+        """To one of these, sometimes to more. `inside` makes a changed content likelier than a lost file."""
         how = st.sampled_from(hows + ("content",) * 2 * inside)
         one = st.builds(Damage, st.sampled_from(names), how, st.integers(0, 2**32 - 1))
         return weighted((3, st.tuples(one)), (1, st.lists(one, min_size=1, max_size=most).map(tuple)))

@@ -156,7 +156,7 @@ def change_lines(content: bytes, rng: random.Random) -> bytes:
 
 
 def change_yaml(content: bytes, rng: random.Random) -> bytes:
-    """A recipe in which one line says something else; text, because parsing would cost more than the case."""
+    """A recipe in which one line says something else. Text, because parsing would cost more than the case."""
     lines = content.decode("utf-8", "replace").split("\n")
     place = rng.randrange(max(1, len(lines) - 1))
     key, colon, value = lines[place].partition(":")
@@ -209,7 +209,7 @@ MEANINGS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def changed_content(name: str, content: bytes, rng: random.Random) -> bytes:
-    """A file's content after something happened to it; half of the time its form stays valid."""
+    """A file's content after something happened to it. Half of the time its form stays valid."""
     roll = rng.random()
     by_meaning = MEANINGS.get(Path(name).suffix)
     if by_meaning is not None and roll < 0.5:

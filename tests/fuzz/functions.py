@@ -65,7 +65,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def expectations(world: World) -> dict[str, Any]:
-    """What undamaged files give; runs inside the world's own folder."""
+    """What undamaged files give. Runs inside the world's own folder."""
     return {
         "checkpoint": load_checkpoint(Path("run/checkpoints") / LAST["run"]),
         "model": {name: tensor.clone() for name, tensor in load_model(Path("model")).state_dict().items()},

@@ -21,7 +21,7 @@ from trc2.config import RunConfig
 from trc2.stream.tokenizer import read_tokenizer
 from trc2.verify.kill_tests import compare_runs
 
-# 1 is for checks that fail and 3 for the acceptance check; a case is never interrupted, so 130 would be wrong.
+# 1 is for checks that fail and 3 for the acceptance check. A case is never interrupted, so 130 would be wrong.
 CODES = {"verify": (0, 1, 2), "transformers": (0, 2), "continue": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2)}
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png")
@@ -35,7 +35,7 @@ Snapshot = dict[str, bytes | str]
 
 @dataclass(frozen=True)
 class Problem:
-    """A broken rule; cases that break it at the same place are one finding."""
+    """A broken rule. Cases that break it at the same place are one finding."""
 
     rule: str
     place: str
@@ -54,7 +54,7 @@ class Ran:
 
 
 class Judge:
-    """Knows what undamaged files give; `scratch` is where the case ran and still lies."""
+    """Knows what undamaged files give. `scratch` is where the case ran and still lies."""
 
     def __init__(self, world: World, scratch: Path, expected: dict[str, Any]) -> None:
         self.world, self.scratch, self.expected = world, scratch, expected
@@ -95,7 +95,7 @@ class Judge:
                 yield Problem("one sentence", _gist(last), f"the error output says nothing: {last!r}")
         elif ran.code != 2 and (ran.err.startswith("error: ") or "Traceback" in ran.err):
             yield Problem("one sentence", f"exit code {ran.code}", f"the error output is {ran.err[-1500:]!r}")
-        # What `generate` prints is the model's own text, for pipes as well; any byte may be in it.
+        # What `generate` prints is the model's own text, for pipes as well. Any byte may be in it.
         shown = ran.err if command == "generate" else ran.out + ran.err
         if found := CONTROL.search(shown):
             context = shown[max(0, found.start() - 60) : found.end() + 60]
@@ -141,7 +141,7 @@ class Judge:
             yield Problem("right result", "export", f"the exported model cannot be opened: {error!r}")
 
     def _resumed(self, case: Case, ran: Ran, before: Snapshot) -> Iterator[Problem]:
-        """A resumed run is the undisturbed one, or it was refused and nothing was lost; never a third thing."""
+        """A resumed run is the undisturbed one, or it was refused and nothing was lost. Never a third thing."""
         folder = case.argv[0 if case.is_call else 1]
         whole = WHOLE.get(folder)
         if whole is None or folder not in case.parts:

@@ -24,7 +24,7 @@ from tests.fuzz.border import Outcome
 from tests.fuzz.cases import Case, Cases
 from tests.fuzz.judge import Problem
 
-PER_CHILD = 200  # a fork costs about as much as one case; leaked state is thrown away this often
+PER_CHILD = 200  # a fork costs about as much as one case. Leaked state is thrown away this often
 SPARE_BYTES = 6 * 2**30  # address space beyond what the child begins with
 LEAK_MB = 500
 PATIENCE = 45.0  # seconds without an outcome and without work, after which a case is killed
@@ -55,7 +55,7 @@ class Server:
                 done += 1
 
     def _child(self, numbers: Sequence[int]) -> Iterator[Outcome]:
-        """Outcomes of some cases; fewer than asked for if the child ended early. If it died, the last says why."""
+        """Outcomes of some cases. Fewer than asked for if the child ended early. If it died, the last says why."""
         reader, writer = Pipe(duplex=False)
         gc.freeze()  # pages that the collector does not touch stay shared
         self.log.write_bytes(b"")
@@ -89,7 +89,7 @@ class Server:
         return Outcome(case.kind, (problem,), self.patience, None, 0.0)
 
     def _serve(self, numbers: Sequence[int], writer: Connection) -> NoReturn:
-        """The child: sends outcomes, then None; or a traceback if the fuzzer itself is wrong."""
+        """The child: sends outcomes, then None. Or a traceback if the fuzzer itself is wrong."""
         code = 1
         try:
             self._settle()

@@ -26,7 +26,7 @@ NUMBERS = (
 
 
 def weighted(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """One of several strategies, by weight; `one_of` would take equal ones for one."""
+    """One of several strategies, by weight. `one_of` would take equal ones for one."""
     urn = [strategy for weight, strategy in choices for _ in range(weight)]
     return st.sampled_from(urn).flatmap(lambda drawn: drawn)
 

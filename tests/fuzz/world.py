@@ -56,7 +56,7 @@ Files = dict[str, bytes]
 
 
 class World:
-    """The files of every part by their path, as bytes; `root` holds them on disk as well."""
+    """The files of every part by their path, as bytes. `root` holds them on disk as well."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -85,7 +85,7 @@ class World:
 
 
 def _make() -> dict[str, Files]:
-    """Train, continue, cut, export; the current folder becomes the world."""
+    """Train, continue, cut, export. The current folder becomes the world."""
     _write_data(Path("data"))
     _write_files(Path("files"))
     quiet = Console(quiet=True)

@@ -1,4 +1,4 @@
-"""What transformers' common tests ask of a causal language model; docs/hf-compatibility.md names what cannot apply."""
+"""What transformers' common tests ask of a causal language model. docs/hf-compatibility.md names what cannot apply."""
 
 from __future__ import annotations
 

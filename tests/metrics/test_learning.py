@@ -19,7 +19,7 @@ def table(c4: tuple[float, ...], wikitext: tuple[float, ...], gsm8k: tuple[float
 
 
 # Runs of the lab: LoraDRS with a frozen backbone, TRC², the columns alone, and the weakest baseline. Scores just before
-# and after a task's own training decide; the others, and LoraDRS's and Mamba's before GSM8K, are only likely ones.
+# and after a task's own training decide. The others, and LoraDRS's and Mamba's before GSM8K, are only likely ones.
 LORA_DRS = table((4200, 549, 552, 563), (4180, 1601, 1511, 1304), (4213, 1900, 1850, 1621))
 TRC2 = table((4223, 321, 340, 360), (4150, 782, 172, 190), (4228, 1500, 982, 53))
 PLAIN = table((4198, 337, 600, 868), (4184, 811, 175, 1192), (4213, 2700, 2645, 57))

@@ -36,7 +36,7 @@ def begin(net: Backbone, row: Tensor) -> Decoding:
 
 @torch.no_grad()
 def check_rows_that_join_and_leave(net: Backbone, atol: float) -> None:
-    """Rows of 3, 9 and 5 tokens join one after the other; the longest leaves; each must see only its own tokens."""
+    """Rows of 3, 9 and 5 tokens join one after the other. The longest leaves. Each must see only its own tokens."""
     ids = tokens(net.config, 3, 30, seed=4)  # type: ignore[arg-type]
     whole = net(ids)[0]
     lengths = [3, 9, 5]

@@ -16,7 +16,7 @@ SMALL = {"vocab_size": 29, "d_model": 16, "num_heads": 4, "num_layers": 3, "max_
 
 
 def models(recompute: bool) -> list[Backbone]:
-    """TRC² with a filled memory, replay and dropout; a baseline of every way to run blocks."""
+    """TRC² with a filled memory, replay and dropout. A baseline of every way to run blocks."""
     cortex = excited(CortexNet(tiny_config(dropout=0.2)))
     fill_memory(cortex, 10)
     names: list[dict[str, object]] = [{"name": "moe"}, {"name": "blk_attn_res", "num_residual_blocks": 2}]

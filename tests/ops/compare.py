@@ -24,7 +24,7 @@ def compare(ours: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: 
 
 
 def compare_gradients(ours: Tensor, expected: Tensor, inputs: Sequence[Tensor], *, atol: float, rtol: float) -> None:
-    """Of two numbers, by every input; an input that a number does not depend on has a gradient of 0."""
+    """Of two numbers, by every input. An input that a number does not depend on has a gradient of 0."""
     fast, slow = (torch.autograd.grad(number, inputs, materialize_grads=True) for number in (ours, expected))
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, atol=atol, rtol=rtol)

@@ -119,7 +119,7 @@ def test_any_pieces_in_any_chunks_equal_the_recurrence(
 def test_float32_stays_finite_and_exact_where_tokens_forget_all_they_can(
     chunk: int, forgetting: str, scale: float
 ) -> None:
-    """A whole chunk of them decays by 1e-32 or 1e-64, far below what float32 can divide by; gradients may be small."""
+    """A whole chunk of them decays by 1e-32 or 1e-64, far below what float32 can divide by. Gradients may be small."""
     tensors = problem(2, 48, 2, 8, 8, per_channel=True)
     keep = tensors[4]
     extreme = {

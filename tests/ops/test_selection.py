@@ -47,7 +47,7 @@ def test_every_way_to_select_agrees_about_ties(
     is_cpu: bool,
     seed: int,
 ) -> None:
-    """Few scores are sorted; here the ways for many scores are made to take them."""
+    """Few scores are sorted. Here the ways for many scores are made to take them."""
     monkeypatch.setattr(selection, "FEW_SCORES", 0)
     monkeypatch.setattr(selection, "WIDE_ROW", max(wide_row, 4 * k))
     monkeypatch.setattr(selection, "BLOCK", 8)

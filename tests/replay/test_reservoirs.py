@@ -82,7 +82,7 @@ def test_only_a_jump_begins_a_stretch() -> None:
     jumps = [step for step, (a, b) in enumerate(itertools.pairwise(heard), start=1) if a != b]
     assert len(jumps) == 2
     assert jumps[0] == 38, "6.0 is less than 0.5 above the mean of the steps before, 7.5 is more"
-    for _ in range(9):  # there is room for four stretches; further jumps belong to the last
+    for _ in range(9):  # there is room for four stretches. Further jumps belong to the last
         for loss in [1.0] * 25 + [9.0]:
             parts.observe_loss(loss)
     assert int(parts.current) == 3

@@ -38,7 +38,7 @@ def write_run(
     last_step: int | None = None,
     tasks: list[dict[str, Any]] | None = None,
 ) -> Path:
-    """Tasks of ten steps each, measured every five; `last_step` leaves the run unfinished there."""
+    """Tasks of ten steps each, measured every five. `last_step` leaves the run unfinished there."""
     names = [f"task{number}" for number in range(num_tasks)]
     described = tasks or [{"name": name, "builtin": "prose", "steps": 10} for name in names]
     config = RunConfig(

@@ -30,7 +30,7 @@ def invent_run(
 ) -> Path:  # fmt: skip
     """A run folder as `trc2 train` leaves it, without checkpoints.
 
-    A past task rises by `forgets` nats and stays there; by default 0.6, and 0.2 with replay. `noise` is the standard
+    A past task rises by `forgets` nats and stays there. By default 0.6, and 0.2 with replay. `noise` is the standard
     deviation over seeds. `ends=False` leaves it half way.
     """
     config = load_recipe(recipe, [*overrides, f"output.folder={folder}"])

@@ -1,4 +1,4 @@
-"""Budgets: equal steps, equal tokens with replay, equal FLOPs with replay; bounds: joint and single-task streams."""
+"""Budgets: equal steps, equal tokens with replay, equal FLOPs with replay. Bounds: joint and single-task streams."""
 
 from __future__ import annotations
 

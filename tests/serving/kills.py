@@ -146,7 +146,7 @@ def read(server: ServerProcess, seen: Seen, is_over: threading.Event) -> None:
 
 
 def teach(server: ServerProcess, weeks: range | None, is_over: threading.Event, steps: int) -> list[Any]:
-    """Teach one week after the other; returns the jobs. Each is created exactly once, also if an answer is lost."""
+    """Teach one week after the other. Returns the jobs. Each is created exactly once, also if an answer is lost."""
     jobs: list[Any] = []
     with server.client() as client:
 

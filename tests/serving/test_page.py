@@ -37,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def versions(tmp_path: Path, words_model: Path) -> Versions:
-    """Two versions; the second, which is accepted, has a reason that is markup."""
+    """Two versions. The second, which is accepted, has a reason that is markup."""
     folder = Versions(tmp_path / "versions")
     folder.promote(words_model, first=True)
     folder.promote(save_words_model(tmp_path / "other", seed=1), anyway=True, reason=EVIL)

@@ -27,7 +27,7 @@ PROMPTS = ("apple", "saw axe drill", "fig")
 
 @pytest.fixture
 def versions(tmp_path: Path, words_model: Path) -> Versions:
-    """Two versions with other weights; the second is accepted."""
+    """Two versions with other weights. The second is accepted."""
     folder = Versions(tmp_path / "versions")
     folder.promote(words_model, first=True)
     folder.promote(save_words_model(tmp_path / "other", seed=1), anyway=True)

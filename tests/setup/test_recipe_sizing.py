@@ -33,7 +33,7 @@ def write(folder: Path, kilobytes: int, seed: int = 0) -> Path:
 
 
 def machine(flops: float, waiting: float):  # type: ignore[no-untyped-def]
-    """A probe of an invented machine with so many FLOP/s, whatever the model; others take a share of its time."""
+    """A probe of an invented machine with so many FLOP/s, whatever the model. Others take a share of its time."""
 
     def probe(config: RunConfig, seconds: float) -> Speed:
         step = budget_of(config).training_flops_per_step / flops / (1 - waiting)

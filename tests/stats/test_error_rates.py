@@ -1,4 +1,4 @@
-"""What the docstrings promise, counted over simulated experiments; beside each, a broken version that is caught.
+"""What the docstrings promise, counted over simulated experiments. Beside each, a broken version that is caught.
 
 A rate is compared with its promise ± 4 standard errors of a binomial count. Seeds are fixed: what passes, passes.
 """

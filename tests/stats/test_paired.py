@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trc2.errors import UserError
 from trc2.stats.paired import compare_all, holm, paired_difference
 
-# Student's own data of 1908: hours of sleep gained by ten patients with two drugs; R prints the numbers below.
+# Student's own data of 1908: hours of sleep gained by ten patients with two drugs. R prints the numbers below.
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 SECOND = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 

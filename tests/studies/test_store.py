@@ -21,7 +21,7 @@ SIZES = (145, 1450, 14500)  # chunks: tenfold each
 
 
 def forgets(chunks: int, is_full: bool) -> float:
-    """0.3 nats less for every tenfold store; TRC² is 0.1 better."""
+    """0.3 nats less for every tenfold store. TRC² is 0.1 better."""
     return 1.0 - 0.3 * math.log10(chunks / SIZES[0]) - (0.1 if is_full else 0.0)
 
 

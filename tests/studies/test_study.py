@@ -30,7 +30,7 @@ COUNTS = {"unigram": 1020.0, "bigram": 192.0, "trigram": 156.0}
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TRC², two ablations, a baseline with and without replay, two orders, a joint run; two seeds."""
+    """TRC², two ablations, a baseline with and without replay, two orders, a joint run. Two seeds."""
     root = tmp_path_factory.mktemp("lab")
     kinds = {
         "trc2": ("lab_trc2", []),

@@ -1,6 +1,6 @@
 """A full disk, and one that cannot be written: one sentence, nothing lost, and it works once there is room.
 
-Where the system allows it these are real small file systems; elsewhere the system's own limit on the size of files.
+Where the system allows it these are real small file systems. Elsewhere the system's own limit on the size of files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backbones, strategies and metrics of other packages; the sample package is the one docs/plugins.md shows."""
+"""Backbones, strategies and metrics of other packages. The sample package is the one docs/plugins.md shows."""
 
 from __future__ import annotations
 

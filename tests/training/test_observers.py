@@ -70,7 +70,7 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path) -> None:
 
 
 def tracker(monkeypatch: pytest.MonkeyPatch, name: str) -> list[dict[str, Any]]:
-    """A stand-in for a tracker that is not installed; returns what it is asked to begin."""
+    """A stand-in for a tracker that is not installed. Returns what it is asked to begin."""
     asked: list[dict[str, Any]] = []
 
     def init(**settings: object) -> SimpleNamespace:

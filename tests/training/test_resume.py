@@ -301,7 +301,7 @@ def test_saving_does_not_wait_for_the_disk(tiny_run: MakeRun, tmp_path: Path, mo
     begun = time.monotonic()
     writer.write(Checkpoint(1, {"a": tensor}, {}))
     assert time.monotonic() - begun < 1.0
-    tensor.add_(1.0)  # training goes on; the checkpoint keeps what was
+    tensor.add_(1.0)  # training goes on. The checkpoint keeps what was
     release.set()
     writer.wait()
     assert load_checkpoint(list_checkpoints(tmp_path)[-1]).tensors["a"].tolist() == [0.0, 0.0, 0.0]

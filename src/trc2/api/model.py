@@ -34,12 +34,12 @@ class SavedModel:
         return f"SavedModel({str(self.folder)!r})"
 
     def teach(self, texts: Given, *, source: str = "text", keep: Given = (), max_bytes: int | None = None) -> Change:
-        """Store documents that the model reads from now on, without training; its weights do not change.
+        """Store documents that the model reads from now on, without training. Its weights do not change.
 
         texts      strings, rows with `text`, or the path of a file or folder
         source     the name by which `forget` finds documents that were given as strings
-        keep       text whose loss must not rise, given like texts; by default the model samples some
-        max_bytes  most bytes of stored tokens, now and later; a random sample of all documents stays
+        keep       text whose loss must not rise, given like texts. By default the model samples some
+        max_bytes  most bytes of stored tokens, now and later. A random sample of all documents stays
         """
         documents, kept = self._documents(texts, source), self._documents(keep, "keep")
         return teach(str(self.folder), documents, self._warn, keep=kept, max_bytes=max_bytes)
@@ -68,7 +68,7 @@ class SavedModel:
         seed: int = 0,
         memory: Literal["read", "off"] = "read",
     ) -> str:
-        """Text that follows a prompt; `memory="off"` reads neither episodic memory nor taught documents."""
+        """Text that follows a prompt. `memory="off"` reads neither episodic memory nor taught documents."""
         if memory not in ("read", "off"):
             raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
         net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)

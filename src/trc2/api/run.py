@@ -113,7 +113,7 @@ class Run:
         }
 
     def history(self, metric: str = "perplexity") -> dict[int, dict[str, float]]:
-        """Every evaluation: scores of the tasks by optimizer step; `pandas.DataFrame(…).T` makes a table of it."""
+        """Every evaluation: scores of the tasks by optimizer step. `pandas.DataFrame(…).T` makes a table of it."""
         table = self._table(self._read(), metric)
         return {step: dict(table.scores[step]) for step in table.steps}
 
@@ -140,9 +140,9 @@ class Run:
     # ------------------------------------------------------------------------------------------------ going on
 
     def resume(self, overrides: Iterable[str] = (), *, quiet: bool = False) -> Run:
-        """Go on with an interrupted run, exactly as if it had not been interrupted; returns this run.
+        """Go on with an interrupted run, exactly as if it had not been interrupted. Returns this run.
 
-        One that goes on from another run or model is judged at its end, by the limit it was made with; see `gate()`.
+        One that goes on from another run or model is judged at its end, by the limit it was made with. See `gate()`.
         """
         console = PlainConsole(quiet=quiet)
         resume_run(self.folder, listed(overrides), console)
@@ -152,9 +152,9 @@ class Run:
         return self
 
     def check(self, parent: str | Path | None = None, *, max_forgetting: float | None = None) -> dict[str, Any]:
-        """Judge now whether this run may take its parent's place; returns what `gate()` reads from then on.
+        """Judge now whether this run may take its parent's place. Returns what `gate()` reads from then on.
 
-        The parent is the one it goes on from, wherever that lies by now; `max_forgetting` may only make the limit with
+        The parent is the one it goes on from, wherever that lies by now. `max_forgetting` may only make the limit with
         which this run began smaller.
         """
         where = None if parent is None else Path(parent)
@@ -179,9 +179,9 @@ class Run:
         quiet: bool = False,
         **settings: object,
     ) -> Run:
-        """Teach it more tasks, in a new folder; this run is not touched. Arguments are those of `trc2.train`.
+        """Teach it more tasks, in a new folder. This run is not touched. Arguments are those of `trc2.train`.
 
-        Parent and child are compared on held-out text, see `gate()`; `max_forgetting` is the largest rise of a past
+        Parent and child are compared on held-out text, see `gate()`. `max_forgetting` is the largest rise of a past
         task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept. The training stops when an
         evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within. `max_drift` limits
         how far the predictions may move from the parent's, in nats. `interpolate` is `--interpolate`.
@@ -204,7 +204,7 @@ class Run:
         seed: int = 0,
         memory: Literal["read", "off"] = "read",
     ) -> str:
-        """Text that follows a prompt, by the newest checkpoint; the same seed gives the same text.
+        """Text that follows a prompt, by the newest checkpoint. The same seed gives the same text.
 
         The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text.
         """
@@ -231,9 +231,9 @@ class Run:
         merge: bool = True,
         anyway: bool = False,
     ) -> Path:
-        """A folder that transformers opens: safetensors, JSON, tokenizer and model card; see docs/hf-models.md.
+        """A folder that transformers opens: safetensors, JSON, tokenizer and model card. See docs/hf-models.md.
 
-        A run that its acceptance check refused, or has not judged yet, is exported `anyway` only; its card says so.
+        A run that its acceptance check refused, or has not judged yet, is exported `anyway` only. Its card says so.
         """
         from trc2 import __version__
 

@@ -26,13 +26,13 @@ def serve(
     """A server on a thread of its own: `with trc2.serve("runs/my") as server:` and then `server.url`.
 
     model         a run folder, a folder with a saved model, or a versions folder
-    host, port    where it listens; port 0 takes a free one
+    host, port    where it listens. Port 0 takes a free one
     tokens        a file with a right (ask, teach or admin), a token and a name on each line
     data          a folder for uploaded documents
-    registry      the URL of a PostgreSQL database for files and jobs; without it, `data` holds one
+    registry      the URL of a PostgreSQL database for files and jobs. Without it, `data` holds one
     max_rows      answers that are written at once, in one batch
-    max_requests  requests that are answered or wait; one more gets status 429
-    per_minute    requests of one caller in a minute; more get status 429
+    max_requests  requests that are answered or wait. One more gets status 429
+    per_minute    requests of one caller in a minute. More get status 429
     """
     from trc2.serving.server import Limits, Server, ServerSettings
 

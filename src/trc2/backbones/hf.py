@@ -585,7 +585,7 @@ def _add_adapters(config: HFConfig, lm: Any) -> None:
 
 
 def _load_adapters(adapter: str, lm: Any) -> None:
-    """Put the saved adapters into the modules that were made for them; every tensor must fit."""
+    """Put the saved adapters into the modules that were made for them. Every tensor must fit."""
     path = Path(adapter) / ADAPTER_WEIGHTS
     with reading(path, "use another copy"):
         saved = safetensors.torch.load_file(path)

@@ -130,7 +130,7 @@ class AdaptedAttention(AttentionMixer):
 
 
 class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
-    """Task 0 trains the backbone; task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
+    """Task 0 trains the backbone. Task t ≥ 1 adds pair t−1 to keys and values and trains it inside a space of its own.
 
     The new task's tokens span the space, at the input of each attention, with the older pairs subtracted.
     Adam's finished update is projected, not the gradient: `before_step` copies the pair, and `after_step` projects the
@@ -230,7 +230,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
         return []
 
     def untrained_parameters(self) -> list[str]:
-        """Names of the tensors of pairs whose task has not begun; no loss can reach them yet."""
+        """Names of the tensors of pairs whose task has not begun. No loss can reach them yet."""
         return self._pair_names(self.task)
 
     def tensors_without_decay(self) -> list[str]:

@@ -24,9 +24,9 @@ from trc2.system.plugins import find, load
 def module_of(config: BackboneConfig) -> Any:
     """The file of a backbone, ours or a plug-in's, with `build` and `cost`.
 
-    `build(config, generator)` returns the network; all random numbers come from the generator.
+    `build(config, generator)` returns the network. All random numbers come from the generator.
     `cost(config, rows, length, slots=…, is_replay=…)` returns the FLOPs of one pass over rows × length tokens by
-    subsystem; `slots` are filled memory slots.
+    subsystem. `slots` are filled memory slots.
     """
     if config.name in MODELS:
         return import_module(f"trc2.backbones.{config.name}")
@@ -42,7 +42,7 @@ def build_model(config: BackboneConfig, generator: torch.Generator | None = None
 
 
 def compile_parts(net: nn.Module) -> int:
-    """Compile attention, router and norms in place and return their number; names and states stay.
+    """Compile attention, router and norms in place and return their number. Names and states stay.
 
     Experts get another number of tokens in every step, and the loss is chunked by hand, so both stay as they are.
     """
@@ -72,7 +72,7 @@ def replayed_chunks(config: BackboneConfig, tokens: int) -> float:
 
 
 def activations_of(config: BackboneConfig, length: int, *, on_cpu: bool) -> Activations:
-    """Floats that a pass over rows of this length keeps for its backward pass; optional in the file of a backbone."""
+    """Floats that a pass over rows of this length keeps for its backward pass. Optional in the file of a backbone."""
     count = getattr(module_of(config), "activations", None)
     if count is None:
         raise UserError(f"model={config.name} does not define its activations: plan one of our backbones.")

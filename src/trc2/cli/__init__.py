@@ -20,7 +20,7 @@ from trc2.system.torchrun import is_worker
 
 __all__ = ["COMMANDS", "app", "err", "main", "out"]
 
-# `trc2 NAME` is NAME.py, with _ for -, which registers itself as it is imported; `trc2 --help` keeps this order.
+# `trc2 NAME` is NAME.py, with _ for -, which registers itself as it is imported. `trc2 --help` keeps this order.
 COMMANDS = (
     "init", "recipes", "config", "train", "resume", "continue", "check", "promote", "rollback", "versions", "runs",
     "diff", "sweep", "eval", "lm-eval", "report", "generate", "teach", "forget", "recall", "serve", "dream", "export",

@@ -13,7 +13,7 @@ from trc2.errors import UserError
 if TYPE_CHECKING:
     from trc2.continuing.acceptance import Verdict
 
-REFUSED = 3  # the exit code; trc2.continuing.acceptance is not imported for it, because `trc2 --help` must not wait
+REFUSED = 3  # the exit code, not imported from trc2.continuing.acceptance: `trc2 --help` must not wait
 
 
 @app.command()

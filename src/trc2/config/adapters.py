@@ -39,7 +39,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_adapter(folder: Path) -> AdapterFolder:
-    """Read the settings of adapters; a UserError unless they are plain LoRA and their model is a local folder."""
+    """Read the settings of adapters. Raise a UserError unless they are plain LoRA and their model is a local folder."""
     settings = _read_settings(folder / SETTINGS_FILE)
     if settings.get("peft_type") != "LORA":
         raise UserError(

@@ -15,7 +15,7 @@ Share = Annotated[float, Field(ge=0.0, le=0.9)]  # of a whole to which something
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
-Count = Annotated[int, Field(ge=1, le=2**53 - 1)]  # bytes of a corpus, steps; the largest that every JSON reader keeps
+Count = Annotated[int, Field(ge=1, le=2**53 - 1)]  # bytes or steps, up to what every JSON reader keeps
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a dimension of a tensor, the length of a list
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what numpy takes
 
@@ -76,7 +76,7 @@ def _words(section: type[BaseModel], name: str, value: Any) -> Any:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a file can hold it; file names may come to Python with bytes that are not characters."""
+    """Whether a file can hold it. File names may come to Python with bytes that are not characters."""
     return "\0" not in text and text == text.encode(errors="replace").decode()
 
 
@@ -98,7 +98,7 @@ def _check_inner_names(section: str, parts: Iterable[Any]) -> None:
 
 
 class SettingError(UserError):
-    """A wrong setting; keeps its path apart from the sentence so that an enclosing section can prefix its own name."""
+    """A wrong setting. The path is apart from the sentence so that an enclosing section can prefix its own name."""
 
     def __init__(self, sentence: str, path: str = "") -> None:
         self.sentence, self.path = sentence, path
@@ -111,7 +111,7 @@ class SettingError(UserError):
 
 
 def _first_problem(error: ValidationError, section: type[BaseModel]) -> SettingError:
-    """The most telling problem of a pydantic report, as one sentence; a misspelt name comes before what it lacks."""
+    """The most telling problem of a pydantic report, as one sentence. A misspelt name comes before what it lacks."""
     problem = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     path = ".".join(brief(part, 80) for part in problem["loc"])
     cause = problem.get("ctx", {}).get("error")
@@ -159,7 +159,7 @@ def flat(values: Mapping[str, Any], prefix: str = "", *, names: bool = False) ->
 
 
 def items_by_name(value: Any) -> dict[str, Any] | None:
-    """The items of a list by their names; None if some have none or share one."""
+    """The items of a list by their names. None if some have none or share one."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) and "name" in item for item in value):
         return None
     items = {str(item["name"]): item for item in value}

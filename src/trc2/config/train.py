@@ -58,7 +58,7 @@ class TrainConfig(Section):
     max_nonfinite_steps: Count = Field(10, description="non-finite steps in a row after which the run stops")
 
     def warmup_of(self, scheduled_steps: int) -> int:
-        """Steps of warm-up of a schedule over so many steps; the paper's share, 1,000 of 22,000, unless set."""
+        """Warm-up steps of a schedule of this length. The default is the paper's share, 1,000 of 22,000."""
         wanted = round(scheduled_steps / 22) if self.warmup_steps is None else self.warmup_steps
         return min(wanted, scheduled_steps)
 
@@ -109,7 +109,7 @@ class ReplayControlConfig(Section):
 
     @property
     def period(self) -> int:
-        """Steps between two looks; the paper's where no stream says how long it is."""
+        """Steps between two measurements. Without a stream, those of the paper."""
         return 240 if self.every_steps is None else self.every_steps
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class OutputConfig(Section):
     @field_validator("folder")
     @classmethod
     def _home_is_found(cls, folder: Path) -> Path:
-        """`~` at the beginning is the home folder, as a shell would have it; a relative path stays relative."""
+        """`~` at the beginning is the home folder, as a shell would have it. A relative path stays relative."""
         try:
             return folder.expanduser()
         except RuntimeError:

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.1
 
 
 def adapter_parent(parent: Path, base: Path | None, *, merge: bool) -> Path:
-    """The folder from which a child of adapters goes on; the adapters' own folder is never changed.
+    """The folder from which a child of adapters goes on. The adapters' own folder is never changed.
 
     With `base`, a copy beside it that names this model. With `merge`, a plain model beside it.
     """

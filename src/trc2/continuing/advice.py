@@ -22,7 +22,7 @@ def stop_sentence(stop: Stop, first_step: int) -> str:
 
 
 def advice(child: Path, verdict: Verdict) -> list[str]:
-    """What to change in the next attempt; empty if the child ran to its end and was accepted."""
+    """What to change in the next attempt. Empty if the child ran to its end and was accepted."""
     folder = RunFolder(child)
     lineage = folder.lineage()
     stop = verdict.stop

@@ -40,7 +40,7 @@ class Drift:
 
     @property
     def passed(self) -> bool:
-        """Whether the upper bound is within the limit; NaN is not within any limit."""
+        """Whether the upper bound is within the limit. NaN is not within any limit."""
         return self.limit is None or self.nats.high <= self.limit
 
     @property

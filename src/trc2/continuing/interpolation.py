@@ -36,7 +36,7 @@ ALPHA = "interpolation/alpha"
 
 
 def read_choice(value: str | float | None) -> Choice | None:
-    """The value of --interpolate; a UserError unless it is auto or a number above 0 and at most 1."""
+    """The value of --interpolate. Raises a UserError unless it is auto or a number above 0 and at most 1."""
     if value is None or value == AUTO:
         return value
     try:
@@ -71,7 +71,7 @@ def check_interpolation(choice: Choice | None, config: RunConfig, *, is_run: boo
 
 
 def blend(parent: Backbone, net: Backbone, checkpoint: Checkpoint, alpha: float) -> Checkpoint:
-    """The checkpoint with interpolated weights; optimizer, stores and generators stay those of the child.
+    """The checkpoint with interpolated weights. Optimizer, stores and generators stay those of the child.
 
     Of adapters that began at zero only B is scaled, which interpolates B·A exactly.
     """
@@ -92,7 +92,7 @@ def blend(parent: Backbone, net: Backbone, checkpoint: Checkpoint, alpha: float)
 
 
 def alpha_of(checkpoint: Checkpoint) -> float | None:
-    """The α with which a checkpoint was interpolated; None if it was not."""
+    """The α with which a checkpoint was interpolated. None if it was not."""
     return float(checkpoint.state.get("progress", {}).get("interpolation", 0.0)) or None
 
 
@@ -104,7 +104,7 @@ def settle(
     is_accepted: Callable[[Checkpoint], bool],
     prepared: PreparedStream,
 ) -> float | None:
-    """Replace the weights of a finished child by interpolated ones and score them; None if no α is accepted.
+    """Replace the weights of a finished child by interpolated ones and score them. None if no α is accepted.
 
     A command that is killed on the way is repeated by `trc2 resume`, to the same end.
     """

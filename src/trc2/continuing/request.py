@@ -24,8 +24,8 @@ from trc2.stream.sources import has_documents
 JUDGED_SHARE = 0.5  # of the documents of --keep that are replayed too
 MAX_EVALUATIONS = 4  # within a task of many steps
 STOP_EVALUATIONS = 10  # within a task, if the run may stop early
-MIN_DIVIDED = 20  # documents; a text of fewer is judged whole and not replayed
-LEARNING_RATE = 1e-4  # for a saved model; the default is for new weights
+MIN_DIVIDED = 20  # documents. A text of fewer is judged whole and not replayed
+LEARNING_RATE = 1e-4  # for a saved model. The default is for new weights
 # Earlier scores and steps depend on these settings, so a child that follows a run keeps them.
 KEPT = frozenset({
     "budget.match", "budget.reference", "train.sequence_length", "train.batch_size", "train.micro_batches",
@@ -65,7 +65,7 @@ class ContinuationRequest:
 
 
 def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:
-    """Whether a child begins a log of its own, with a bounded past; see `trc2.continuing.earlier`.
+    """Whether a child begins a log of its own, with a bounded past. See `trc2.continuing.earlier`.
 
     It does if the run is that of a version, or if the child is taught a task that the run knows already.
     """
@@ -143,7 +143,7 @@ def _as_ended(parent: RunFolder) -> RunConfig:
 
 
 def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRequest, folder: Path) -> RunConfig:
-    """The parent's settings with more tasks; a schedule with a horizon starts again with each task."""
+    """The parent's settings with more tasks. A schedule with a horizon starts again with each task."""
     if config.stream is None:
         raise UserError(f"{parent} has no stream of tasks: there is nothing to go on with.")
     if request.keep:
@@ -246,7 +246,7 @@ def _check_changes(parent: RunFolder, longer: RunConfig, changed: RunConfig, num
 
 
 def _check_steps(parent: RunFolder, config: RunConfig, changed: RunConfig) -> None:
-    """Reject changes that give finished tasks another number of steps; with a budget, the cost of a step decides it."""
+    """Reject changes that give finished tasks another number of steps. With a budget, the cost of a step decides it."""
     past, spans = TaskSchedule.of_run(config).spans, TaskSchedule.of_run(changed).spans  # the config is `_as_ended`
     if config.stream is not None and config.stream.mode == "sequential" and spans[: len(past)] != past:
         raise UserError(

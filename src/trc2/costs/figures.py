@@ -33,7 +33,7 @@ def scaling_table(name: str, report: dict[str, Any]) -> Table:
 
 
 def draw_bars(report: dict[str, Any], path: Path) -> None:
-    """Left: passes; right: where the learning pass goes. Minimum of all rounds, the median as a tick."""
+    """Left: passes. Right: where the learning pass goes. Minimum of all rounds, the median as a tick."""
     from trc2.system.plot_style import Figure, ink, palette, style
 
     passes = {n: t for n, t in report["seconds"].items() if not n.startswith("part: ") and n != "large product"}

@@ -173,7 +173,7 @@ def paper_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def needs_tables(name: str, run: RunConfig, rows: list[Need]) -> list[Table]:
-    """What every device holds; then what it sends, and how long a run takes."""
+    """What every device holds and sends, and how long a run takes."""
     memory = table_of(
         ("devices", "needs", "params", "grads", "Adam", "activ.", "memory", "total"),
         align="rwrrrrrr",

@@ -95,7 +95,7 @@ def sample_rows(
     net: Backbone, prompts: Int[Tensor, "B T"], count: int, temperature: float, top_p: float, rng: torch.Generator,
     *, read_memory: bool = True,
 ) -> Iterator[list[int]]:  # fmt: skip
-    """The next token of every row, `count` times; no row ends early."""
+    """The next token of every row, `count` times. No row ends early."""
     net.eval()
     device = net.get_input_embeddings().weight.device
     decoding, ahead = net.start_decoding(), prompts.to(device)

@@ -45,7 +45,7 @@ def pass_cost(
         hippocampus += learned(2.0 * tokens * d * config.memory_key_dim)
         hippocampus += frozen(2.0 * tokens * window * config.memory_key_dim)
         hippocampus += learned(square)  # output map
-        hippocampus += input_fixed(square) + learned(square) * 2  # gate (2d × d; H is fixed) and map to the thalamus
+        hippocampus += input_fixed(square) + learned(square) * 2  # gate (2d × d, H is fixed) and map to the thalamus
     if config.memory and is_batch:
         transitions = rows * (length - 1)
         pair = 2.0 * transitions * d * d

@@ -42,7 +42,7 @@ def frozen(flops: float) -> Cost:
 class Kept:
     """Floats per token that are kept for the backward pass.
 
-    The residual stream is float32 in every precision; the rest follows the products.
+    The residual stream is float32 in every precision. The rest follows the products.
     """
 
     stream: float = 0.0

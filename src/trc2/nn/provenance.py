@@ -14,7 +14,7 @@ ORIGIN_FIELDS = ("task", "step", "document", "position")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tokens of a batch come from; −1 or None where unknown. `position` defaults to the column of the token.
+    """Where the tokens of a batch come from. −1 or None where unknown. `position` defaults to the column of the token.
 
     `task` is one number, or one per row.
     """

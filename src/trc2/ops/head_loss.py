@@ -30,7 +30,7 @@ def linear_cross_entropy(
     targets: Int[Tensor, " P"],
     chunk: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Σ over labelled positions of −log softmax(hidden · weightᵀ)[target]; −100 is ignored.
+    """Σ over labelled positions of −log softmax(hidden · weightᵀ)[target]. −100 is ignored.
 
     A sum, not a mean: the number of labels to divide by is known only once all micro-batches of a step are.
     """

@@ -105,7 +105,7 @@ class Examples:
         )
 
     def rise(self, log_odds: Float[Tensor, " P"]) -> Float[Tensor, ""]:
-        """By how much the mean loss of the text rises with the store, in nats per token; below 0 the store helps."""
+        """By how much the mean loss of the text rises with the store, in nats per token. Below 0 the store helps."""
         mixed = torch.logaddexp(F.logsigmoid(-log_odds) + self.network, F.logsigmoid(log_odds) + self.stored)
         return (self.network - mixed).sum() / max(1, self.num_positions)
 

@@ -37,7 +37,7 @@ class Recall:
     def follow(
         self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None, earlier: Int[Tensor, "B O"] | None = None
     ) -> Int[Tensor, "B T O"]:
-        """The stored contexts that end at every token, on the host; `earlier` holds those at the token before."""
+        """The stored contexts that end at every token, on the host. `earlier` holds those at the token before."""
         nodes = self.counts.follow(
             x.cpu().numpy(),
             None if valid is None else valid.bool().cpu().numpy(),
@@ -46,7 +46,7 @@ class Recall:
         return torch.from_numpy(nodes)
 
     def mix(self, logits: Float[Tensor, "P V"], contexts: Int[Tensor, "P O"]) -> Float[Tensor, "P V"]:
-        """Log-probabilities with the store where a context was found; other rows stay as they are."""
+        """Log-probabilities with the store where a context was found. Other rows stay as they are."""
         scores = at_least_float32(logits)
         nodes = contexts.numpy()
         match = self.counts.match(nodes)
@@ -93,6 +93,6 @@ class RecallingHead(Head):
 
 
 def open_recall(folder: Path, vocabulary: int, tokenizer: str) -> Recall | None:
-    """A reader of what a saved model was taught; None if it was taught nothing. `tokenizer` is its fingerprint."""
+    """A reader of what a saved model was taught. None if it was taught nothing. `tokenizer` is its fingerprint."""
     store = read_store(folder, vocabulary, tokenizer)
     return None if store is None else Recall.of(store)

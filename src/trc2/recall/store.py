@@ -182,7 +182,7 @@ def write_store(folder: Path, store: Store) -> None:
 
 
 def read_store(folder: Path, vocabulary: int | None, tokenizer: str) -> Store | None:
-    """The store of a saved model, or None if it has none; a UserError if it is damaged or of another tokenizer.
+    """The store of a saved model, or None if it has none. Raises a UserError if it is damaged or of another tokenizer.
 
     Without a vocabulary size, that of the file is taken.
     """
@@ -257,7 +257,7 @@ def pack(documents: Sequence[Ints], vocabulary: int) -> Bytes:
 
 
 def unpack(content: Bytes, lengths: Sequence[int], vocabulary: int) -> list[Ints]:
-    """The tokens of documents with these lengths; a ValueError if there are more or fewer, or a token is too large."""
+    """The tokens of documents with these lengths. Raises a ValueError if they do not fit."""
     bits, total = bits_per_token(vocabulary), sum(lengths)
     if any(length < 0 for length in lengths) or len(content) != packed_bytes(total, vocabulary):
         raise ValueError(f"{len(content)} bytes do not hold {total} tokens")

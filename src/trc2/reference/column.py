@@ -110,7 +110,7 @@ def balance(u: Tensor, weights: Weights) -> Tensor:
 
 
 def column(hidden: Tensor, z: Tensor | None, weights: Weights, config: TRC2Config) -> tuple[Tensor, Tensor]:
-    """(H⁺, A_lb) of one column; C = W_L5 H⁺ is left to the caller."""
+    """(H⁺, A_lb) of one column. C = W_L5 H⁺ is left to the caller."""
     heads, groups, num_active = config.num_heads, config.num_kv_heads, config.num_active_experts
     u = rms_norm_rows(hidden, weights["attention_norm.gain"], config.norm_eps)
     hidden = hidden + attention(u, z, under(weights, "attention."), heads, groups, config.rotary_base)

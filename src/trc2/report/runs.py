@@ -43,7 +43,7 @@ from trc2.stats.paired import compare_all
 from trc2.system.files import refuse_root
 
 MAX_DEPTH = 4  # levels below a folder that are searched for runs
-TASK_TITLES = {  # (dataset, subset); subset None stands for any
+TASK_TITLES = {  # (dataset, subset). Subset None stands for any
     ("allenai/c4", None): "C4",
     ("Salesforce/wikitext", "wikitext-2-raw-v1"): "WikiText-2 raw",
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): "WikiText-103 raw",
@@ -53,12 +53,12 @@ TASK_TITLES = {  # (dataset, subset); subset None stands for any
 
 
 def read_runs(folders: Iterable[Path]) -> RunTable:
-    """Read run folders, or all runs below folders; refuse runs that cannot be compared."""
+    """Read run folders, or all runs below folders. Refuse runs that cannot be compared."""
     return RunTable([read_run(path) for path in find_runs(folders)])
 
 
 class RunTable:
-    """Finished runs as frames; `unfinished` runs are listed and never counted."""
+    """Finished runs as frames. `unfinished` runs are listed and never counted."""
 
     def __init__(self, runs: Sequence[Run], reference: str | None = None) -> None:
         if not any(run.is_finished for run in runs):
@@ -112,7 +112,7 @@ class RunTable:
         return frame.loc[sorted(frame.index, key=lambda run: self._place(run, frame))]
 
     def _place(self, run: str, frame: pd.DataFrame) -> tuple[Any, ...]:
-        """Competitors before references, families in their order, complete models first, small models first; then the
+        """Competitors before references, families in their order, complete models first, small models first. Then the
         repetitions of a variant."""
         row, config = frame.loc[run], self.by_name[run].config
         families = list(FAMILIES)
@@ -283,7 +283,7 @@ class RunTable:
         return rows[(rows.draw != 0) == is_repeat].iterrows()
 
     def margin(self, measure: Measure) -> float | None:
-        """How much two variants may differ and still be called equivalent, from A/A pairs; None without them."""
+        """How much two variants may differ and still be called equivalent, from A/A pairs. None without them."""
         differences = without_largest(self.repeat_differences(measure))
         if not any(differences) or not all(map(math.isfinite, differences)):
             return None

@@ -42,7 +42,7 @@ def replays(config: RunConfig) -> bool:
 
 
 def missing_parts(config: RunConfig) -> tuple[str, ...]:
-    """Which of thalamus, memory and replay a TRC² lacks; empty for other backbones."""
+    """Which of thalamus, memory and replay a TRC² lacks. Empty for other backbones."""
     if not isinstance(config.model, TRC2Config):
         return ()
     present = {"thalamus": config.model.thalamus, "memory": config.model.memory, "replay": replays(config)}

@@ -35,8 +35,8 @@ NAME = re.compile(rf"{PREFIX}\d{{8,18}}")  # other names beside them, a copy cal
 class Checkpoint:
     """Tensors by name (model, optimizer, RNG), everything else as plain JSON, and the run it belongs to.
 
-    `run` is the description of a `Binding`; it is empty outside of a run. `rows` are this rank's rows of the tensors
-    that are divided over ranks; when a checkpoint is read, every tensor is whole.
+    `run` is the description of a `Binding`. It is empty outside of a run. `rows` are this rank's rows of the tensors
+    that are divided over ranks. When a checkpoint is read, every tensor is whole.
     """
 
     step: int
@@ -86,7 +86,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, world: int = 1) -> Pat
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
     """An empty hidden folder for the checkpoint of a step."""
-    for leftover in folder.glob(f".{PREFIX}*"):  # of a process that was killed; one run has one writer
+    for leftover in folder.glob(f".{PREFIX}*"):  # of a process that was killed. One run has one writer
         shutil.rmtree(leftover, ignore_errors=True)
     partial = _partial(folder, step)
     partial.mkdir(parents=True)
@@ -103,7 +103,7 @@ def save_rows(folder: Path, checkpoint: Checkpoint, rank: int, world: int) -> No
 
 
 def _await_rows(partial: Path, world: int) -> dict[str, str]:
-    """Wait until the rows of all ranks are on disk; returns their checksums in the order of ranks.
+    """Wait until the rows of all ranks are on disk. Returns their checksums in the order of ranks.
 
     The ranks communicate by files: this runs in a thread beside training, which uses the process group.
     """
@@ -166,7 +166,7 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def weights_of(path: Path) -> str:
-    """One checksum of all tensors of a checkpoint, from its manifest; state.json is left out, it contains times."""
+    """One checksum of all tensors of a checkpoint, from its manifest. state.json contains times and is left out."""
     with reading(path / "manifest.json"):
         sums = json.loads((path / "manifest.json").read_bytes())["sha256"]
         tensors = sorted((name, checksum) for name, checksum in sums.items() if name != "state.json")
@@ -235,7 +235,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put named tensors back; hyper-parameters stay those of the config."""
+    """Put named tensors back. Hyper-parameters stay those of the config."""
     indices = {number: index for index, number in enumerate(_numbers(optimizer))}
     state: dict[int, dict[str, Tensor | int]] = {}
     for name, tensor in tensors.items():
@@ -247,6 +247,6 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
-    """The number of each of the optimizer's tensors in a checkpoint; it does not depend on the groups."""
+    """The number of each of the optimizer's tensors in a checkpoint. It does not depend on the groups."""
     numbers = [number for group in optimizer.param_groups for number in group.get("numbers", [])]
     return numbers or list(range(sum(len(group["params"]) for group in optimizer.param_groups)))

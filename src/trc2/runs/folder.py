@@ -178,7 +178,7 @@ class RunFolder:
         return read_lineage(self.parent_file) if self.parent_file.exists() else None
 
     def stop(self) -> Stop | None:
-        """Where and why the run ended before the end of its schedule; None if it did not."""
+        """Where and why the run ended before the end of its schedule. None if it did not."""
         return read_stop(self.stop_file) if self.stop_file.exists() else None
 
     def schedule(self, config: RunConfig | None = None) -> TaskSchedule:

@@ -40,7 +40,7 @@ class TaskSchedule:
         return cls.of(config.stream, config.train, budget_of(config).scale)
 
     def ending_at(self, step: int) -> TaskSchedule:
-        """The same schedule of a run that stopped after this step; tasks that did not begin are left out."""
+        """The same schedule of a run that stopped after this step. Tasks that did not begin are left out."""
         spans = tuple(TaskSpan(s.task, s.start, min(s.end, step)) for s in self.spans if s.start < step)
         return TaskSchedule(spans, self.train, tuple(span.end - span.start for span in spans))
 

@@ -89,7 +89,7 @@ class Front:
 
 
 def _guarded(service: Service, right: Right | None, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint behind its right and the rate limit; what goes wrong in it becomes an error of the interface."""
+    """An endpoint behind its right and the rate limit. Exceptions become errors of the interface."""
 
     async def run(request: Request) -> Response:
         try:

@@ -170,7 +170,7 @@ class Client:
     # ------------------------------------------------------------------------------------------------------- teaching
 
     def follow(self, identity: str, see: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Wait for the end of a job; `see` gets its state again and again. A server that starts again is waited for."""
+        """Wait for the end of a job. `see` gets its state again and again. A server that starts again is waited for."""
         last_answer = time.monotonic()
         while True:
             try:

@@ -166,7 +166,7 @@ class Files:
         return describe(self.row(identity))
 
     def path(self, identity: str) -> Path:
-        """Where the content of a file is; the id is one of the table, never a path."""
+        """Where the content of a file is. The id is one of the table, never a path."""
         return self.folder / str(self.row(identity).id)
 
     def list(self, after: str | None, limit: int, newest_first: bool, purpose: str | None) -> FileList:
@@ -300,7 +300,7 @@ def _bad_upload() -> ApiError:
 
 
 def check_content(path: Path, kind: str) -> int:
-    """Reject a file that could not be trained on; returns the number of its documents."""
+    """Reject a file that could not be trained on. Returns the number of its documents."""
     if kind == "text":
         _check_text(path)
         return 1

@@ -50,7 +50,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z
 
 
 class JobRequest(WireRequest):
-    """A job. `suffix` names the task; the same name again is another week of it."""
+    """A job. `suffix` names the task. The same name again is another week of it."""
 
     model: str
     training_file: str
@@ -258,7 +258,7 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
 def _config(
     jobs: Jobs, task: str, text: Path, keep: list[tuple[str, Path]], share: float | None, asked: JobRequest
 ) -> Any:
-    """The settings that the run will have; settings that are not possible are refused before anything is queued."""
+    """The settings that the run will have. Settings that are not possible are refused before anything is queued."""
     kept = tuple(TaskConfig(name=name, folder=str(folder.resolve())) for name, folder in keep)
     overrides = () if asked.seed is None else (f"train.seed={asked.seed}",)
     tasks = (TaskConfig(name=task, folder=str(text.resolve()), steps=1),)

@@ -128,7 +128,7 @@ class Jobs:
             connection.execute(sa.insert(EVENTS).values(event))
 
     def create(self, values: dict[str, Any]) -> str:
-        """Add a job to the queue; it is acknowledged after its row is on the disk."""
+        """Add a job to the queue. It is acknowledged after its row is on the disk."""
         with alone(self.database) as connection:
             self.files.check_room(self.files.stored_bytes(connection), values["text_bytes"])
             count = sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status.in_(OPEN))
@@ -312,7 +312,7 @@ class Jobs:
         finally:
             self._process = None
         if outcome.status == "succeeded":
-            with suppress(Exception):  # the job has ended well; `watch` of the shelf tries again and says why
+            with suppress(Exception):  # the job has ended well. `watch` of the shelf tries again and says why
                 await self.shelf.refresh()
 
     def _claim(self, identity: str) -> bool:
@@ -475,7 +475,7 @@ class Jobs:
         return False
 
     def resume(self, identity: str) -> None:
-        """Put a paused job into the queue again; it goes on exactly where it was."""
+        """Put a paused job into the queue again. It goes on exactly where it was."""
         self.row(identity)
         with alone(self.database) as connection:
             row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).one()
@@ -505,7 +505,7 @@ def new_job_id() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """When a process began; None if it has ended."""
+    """When a process began. None if it has ended."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:

@@ -52,7 +52,7 @@ class ServerSettings:
     port: int = 8000
     tokens: Path | None = None
     data: Path | None = None
-    registry: str | None = None  # the URL of a database; without it, the data folder has one
+    registry: str | None = None  # the URL of a database. Without it, the data folder has one
     max_rows: int = 8
     max_loaded: int = 2
     limits: Limits = field(default_factory=Limits)

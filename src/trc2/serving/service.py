@@ -56,7 +56,7 @@ class Service:
         self.rate = RateLimit(self.limits.per_minute)
 
     def take_place(self) -> None:
-        """Take one of the places for answers; 429 if all are taken."""
+        """Take one of the places for answers. 429 if all are taken."""
         if self.open_requests >= self.limits.requests:
             raise ApiError(
                 429, f"{self.open_requests} requests are being answered, as many as this server allows: ask again.",

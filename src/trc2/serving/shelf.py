@@ -168,7 +168,7 @@ class Shelf:
         return self._tokens_before + sum(model.engine.tokens_made for model in self.loaded)
 
     def resolve(self, name: str) -> Choice:
-        """The version of a name; `latest` is the one that answers by default."""
+        """The version of a name. `latest` is the one that answers by default."""
         if name == LATEST:
             return self.latest.choice
         for choice in self.choices():
@@ -181,7 +181,7 @@ class Shelf:
         )  # fmt: skip
 
     async def model(self, name: str) -> ServedModel:
-        """A version in memory; it is loaded in a thread if it is not there yet."""
+        """A version in memory. It is loaded in a thread if it is not there yet."""
         choice = self.resolve(name)
         if choice.name in self._models:
             self._models.move_to_end(choice.name)
@@ -264,7 +264,7 @@ class Shelf:
             self._unreadable[name] = Unreadable(sentence, wait, time.monotonic() + wait)
 
     def _put_away(self) -> None:
-        """Close the versions that were not asked for the longest time; what they have begun they finish."""
+        """Close the versions that were not asked for the longest time. They finish the answers that they have begun."""
         latest = None if self._latest is None else self._latest.choice.name
         newest = next(reversed(self._models))
         others = [name for name in self._models if name not in (latest, newest)]
@@ -275,7 +275,7 @@ class Shelf:
             self._tokens_before += model.engine.tokens_made
 
     def close(self) -> None:
-        """Put all versions away; requests that have begun are finished."""
+        """Put all versions away. Requests that have begun are finished."""
         for model in self._models.values():
             model.engine.close()
         self._models.clear()

@@ -57,7 +57,7 @@ JOBS = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("metadata", sa.JSON, nullable=False),
     sa.Column("hyperparameters", sa.JSON, nullable=False),
-    sa.Column("arguments", sa.JSON, nullable=False),  # of `trc2 continue`; the same after a restart
+    sa.Column("arguments", sa.JSON, nullable=False),  # of `trc2 continue`. The same after a restart
     sa.Column("pid", sa.Integer),
     sa.Column("pid_started", sa.Float),  # when that process began: its number may be another program's by now
     sa.Column("wanted", sa.String(16)),  # paused or cancelled, as soon as its process has ended

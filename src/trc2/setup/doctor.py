@@ -50,7 +50,7 @@ class Finding:
 
 
 def check_up(*, quick: bool = False) -> Iterator[Finding]:
-    """Everything, one after the other; `quick` leaves out what takes seconds."""
+    """Everything, one after the other. `quick` leaves out what takes seconds."""
     yield _versions()
     yield _device()
     yield _number_format()

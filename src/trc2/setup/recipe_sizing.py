@@ -31,7 +31,7 @@ from trc2.training.forecast import tokens_to_score
 MIN_STEPS = 150  # of a task, before a larger model is worth its time
 MAX_PASSES = 10  # over a task's text. More steps would only memorise it
 EVALUATIONS = 4  # per task
-UTILISATION = 0.25  # of a large product's speed, to begin with; the probe corrects it
+UTILISATION = 0.25  # of a large product's speed, to begin with. The probe corrects it
 BYTES_PER_TOKEN = 3.0
 OVERHEAD = 1.03  # metrics log, checkpoints
 SHARE_OF_SCORING = 0.15  # of the time, at most
@@ -73,7 +73,7 @@ class Corpus:
 
 
 def look_at(folders: Sequence[str | Path]) -> list[Corpus]:
-    """What lies in each folder, given as FOLDER or NAME=FOLDER; a UserError names one without text."""
+    """The size of each folder, given as FOLDER or NAME=FOLDER. Raises a UserError for one without text."""
     corpora: list[Corpus] = []
     for folder in folders:
         given, path = _name_and_path(str(folder))
@@ -94,7 +94,7 @@ def look_at(folders: Sequence[str | Path]) -> list[Corpus]:
 
 
 def _name_and_path(folder: str) -> tuple[str | None, Path]:
-    """NAME=FOLDER in two; a path that exists as it is written may have a '=' of its own."""
+    """NAME=FOLDER in two. A path that exists as it is written may have a '=' of its own."""
     name, equals, path = folder.partition("=")
     return (None, Path(folder)) if not equals or Path(folder).exists() else (name, Path(path))
 
@@ -164,7 +164,7 @@ def propose(
 def _sized(
     candidates: Sequence[Callable[[int], RunConfig]], wanted: int, budget: float, probe: Probe, start_up: float
 ) -> Proposal:
-    """The largest model that still gets its steps; of those whose time was only guessed the first that keeps it."""
+    """The largest model that gets enough steps. If times are only estimates, the first that measures well enough."""
     flops = UTILISATION * peak_matmul_flops(choose_device("auto"))
     guesses = [candidate(wanted) for candidate in candidates]
     fitting = [n for n, g in enumerate(guesses) if budget_of(g).training_flops_per_step / flops * wanted <= budget]
@@ -265,7 +265,7 @@ def _stores(length: int) -> dict[str, int]:
 
 
 def _tasks(corpora: list[Corpus], steps: int, tokens_per_step: int) -> list[dict[str, Any]]:
-    """One task per corpus; no more of a large one is read than so many steps need."""
+    """One task per corpus. No more of a large one is read than so many steps need."""
     share = math.ceil(steps / len(corpora)) * tokens_per_step
     wanted = max(1_000_000, int(1.5 * share * BYTES_PER_TOKEN))
     return [
@@ -282,7 +282,7 @@ def _vocabulary(size: int, model: Size) -> int:
 
 
 def _start_up_seconds() -> float:
-    """Beginning a run takes about as long as this process took to get here; the pictures at its end as long again."""
+    """A run takes about as long to begin as this process did, and again as long for the pictures at its end."""
     return 2.0 * max(1.0, time.time() - psutil.Process().create_time())
 
 
@@ -290,7 +290,7 @@ def _start_up_seconds() -> float:
 
 
 def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
-    """The recipe with a comment on every choice; reading it gives back the proposal."""
+    """The recipe with a comment on every choice. Reading it gives back the proposal."""
     config = proposal.config
     assert config.stream is not None
     values = config.model_dump(mode="json", exclude_defaults=True)

@@ -36,7 +36,7 @@ def build_strategy(settings: StrategyConfig, model: Backbone) -> Strategy:
 def register_strategy(
     strategy: type[Strategy], settings: type[StrategyConfig] | None = None, *, name: str = ""
 ) -> None:
-    """Register a strategy in this process, by the `name` of its settings or without settings; see docs/plugins.md.
+    """Register a strategy in this process, by the `name` of its settings or without settings. See docs/plugins.md.
 
     A resumed run needs the strategy to be registered again.
     """

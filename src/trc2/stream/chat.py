@@ -23,7 +23,7 @@ SETTINGS_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
 TOKENS_FILE = "special_tokens_map.json"  # where older folders name special tokens
 MAX_BYTES = 2**20
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-BEGIN, END = "\ufdd0", "\ufdd1"  # around what {% generation %} marks; Unicode has no characters of these numbers
+BEGIN, END = "\ufdd0", "\ufdd1"  # around what {% generation %} marks. Unicode has no characters of these numbers
 FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 DAY = datetime(2024, 7, 26)  # for templates that write the date: equal rows must give equal tokens on every day
 

@@ -39,7 +39,7 @@ def run_sweep(
     matrix: str = "",
     title: str = "",
 ) -> dict[str, Standing]:
-    """Train every run that has not ended; one that was interrupted goes on where it stopped.
+    """Train every run that has not ended. One that was interrupted goes on where it stopped.
 
     A run that fails is kept and shown, and the others go on. `retry` also starts those that failed before. `keep=False`
     leaves of an ended run only what reports read. `matrix` and `title` are written into every run for reports.
@@ -111,7 +111,7 @@ class _Sweep:
         return self.standings
 
     def _prepare_data(self, cells: list[Cell]) -> None:
-        """Prepare each stream once, before training; the order of its tasks does not matter.
+        """Prepare each stream once, before training. The order of its tasks does not matter.
 
         An error in the data of a stream is reported by its own runs, and does not stop the others.
         """

@@ -9,7 +9,7 @@ from trc2.errors import UserError, brief
 
 
 def import_bitsandbytes(setting: str) -> Any:
-    """The package bitsandbytes, for 8-bit optimizers and 4-bit weights; a UserError that names the setting."""
+    """The package bitsandbytes, for 8-bit optimizers and 4-bit weights. Raises a UserError that names the setting."""
     try:
         return import_module("bitsandbytes")
     except ModuleNotFoundError:

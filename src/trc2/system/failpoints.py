@@ -13,11 +13,11 @@ from collections import Counter
 VARIABLE = "TRC2_KILL_AT"
 TRAINING = ("step", "boundary", "evaluation", "controller", "checkpoint", "checkpoint rename", "end")
 STOPPING = ("stop", "stopped")  # before and after a run notes that it ends early
-CONTINUING = ("inherit", "inherited")  # while the parent's state is copied; just before the new folder gets its name
+CONTINUING = ("inherit", "inherited")  # while the parent's state is copied, and before the new folder gets its name
 JUDGING = ("verdict", "verdict written")  # before and after the acceptance check writes what it found
 EXPORTING = ("export", "export rename")
 PREPARING = ("pack", "pack rename")
-PROMOTING = ("version", "version rename", "version event")  # whole; it has its name; it is in the table
+PROMOTING = ("version", "version rename", "version event")  # the version is whole, has its name, is in the table
 GOING_BACK = ("rollback", "rolled back")
 PRUNING = ("prune",)  # the event is in the table, the files are still there
 UPLOADING = ("file", "file rename", "file row")  # before a file gets its name, before its row, before the answer

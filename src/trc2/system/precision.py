@@ -16,7 +16,7 @@ NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this process; of several processes on one machine each has a GPU of its own."""
+    """The device of this process. Each of several processes on one machine has its own GPU."""
     device, place = _named_device(name), place_of_process()
     if place.world == 1 or device.type != "cuda":
         return device

@@ -30,7 +30,7 @@ class Change:
     """The result of teaching or forgetting: the documents that came or went, and the store as it is now.
 
     `left_out` counts documents, earlier ones too, that `max_bytes` has no room for. `gain` and `keep_rise` are those of
-    the gate, see `Fitted`; None if it was not fitted.
+    the gate, see `Fitted`. None if it was not fitted.
     """
 
     documents: tuple[StoredDocument, ...]
@@ -69,7 +69,7 @@ def teach(
 ) -> Change:  # fmt: skip
     """Store documents beside a saved model and fit the gate that reads them. The next prediction uses them.
 
-    `keep` is text whose loss must not rise; without it, and without such text in the store, the model samples some.
+    `keep` is text whose loss must not rise. Without it, and without such text in the store, the model samples some.
     Documents that are stored already are left out. `max_bytes` limits the stored tokens from now on: beyond it, a
     random sample of all documents stays.
     """
@@ -132,7 +132,7 @@ def forget(folder: str, warn: Warn, *, documents: Sequence[str] = (), sources: S
 
 
 def stored_documents(folder: str) -> Store | None:
-    """What a saved model was taught; None if nothing."""
+    """What a saved model was taught. None if nothing."""
     target = _saved_model(folder)
     return read_store(target.weights_folder, target.config.model.vocab_size, target.tokenizer().fingerprint())
 

@@ -18,7 +18,7 @@ from trc2.training.state import RunState
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time. A failure is raised at the next call; earlier checkpoints stay whole.
+    """Writes one checkpoint at a time. A failure is raised at the next call. Earlier checkpoints stay whole.
 
     The first rank writes the tensors that are the same on all ranks. Every rank writes its rows of divided tensors.
     """
@@ -43,7 +43,7 @@ class CheckpointWriter:
         self.saved_step = state.progress.step
 
     def write(self, checkpoint: Checkpoint, *, prune: bool = True) -> None:
-        """Copy the tensors and return; the thread writes the files."""
+        """Copy the tensors and return. The thread writes the files."""
         self.wait()
         if checkpoint.rows:
             self.ranks.on_first(lambda: begin_checkpoint(self.folder, checkpoint.step))
@@ -51,11 +51,11 @@ class CheckpointWriter:
         self._unfinished = self._thread.submit(self._write, copied, prune)
 
     def join(self) -> None:
-        """Wait for the thread and end it; an error is kept for `wait`."""
+        """Wait for the thread and end it. An error is kept for `wait`."""
         self._thread.shutdown()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is on disk; raise the thread's error."""
+        """Wait until the checkpoint is on disk. Raise the thread's error."""
         unfinished, self._unfinished = self._unfinished, None
         try:
             if unfinished is not None:

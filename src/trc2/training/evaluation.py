@@ -126,7 +126,7 @@ class Evaluator:
         self.recorder.emit(record)
 
     def _tables_with(self, record: Record) -> list[ScoreTable]:
-        """The scores so far and those of this evaluation; the tables are built again only after a resume."""
+        """The scores so far and those of this evaluation. The tables are built again only after a resume."""
         earlier, metrics = self.recorder.evaluations, metrics_of(self.config.eval.metrics).values()
         if len(earlier) != self._num_seen:
             self._tables = [score_table(earlier, metric, self.schedule.spans) for metric in metrics]
@@ -160,7 +160,7 @@ class Evaluator:
         self.recorder.emit(self.record("control", trace.metrics() | measured))
 
     def control_perplexities(self, names: list[str]) -> dict[str, float]:
-        """The input of the replay controller; a perplexity that is not finite must not steer it."""
+        """The input of the replay controller. A perplexity that is not finite must not steer it."""
         state, rows, tasks = self.state, self.config.eval.batch_size, self.stream_data.tasks
         with self._evaluation_weights():
             values = {name: control_perplexity(state.model, tasks[name], rows, state.device) for name in names}
@@ -186,7 +186,7 @@ class Evaluator:
         self.recorder.emit(self.record("end", self._cost()))
 
     def _cost(self) -> dict[str, float]:
-        """The run's totals over all of its processes; GB·h is peak memory times wall time, per device.
+        """The run's totals over all of its processes. GB·h is peak memory times wall time, per device.
 
         `tokens_per_second` is the mean over all steps, `…_last` is of the last step, as printed in the paper.
         """

@@ -35,7 +35,7 @@ class Observer(Protocol):
 class Screen:
     """A progress bar on a terminal, plain lines elsewhere.
 
-    `first` is the step at which the run took over from its parent; steps are shown relative to it.
+    `first` is the step at which the run took over from its parent. Steps are shown relative to it.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class TensorBoard:
 class Tracker:
     """W&B or trackio, which share one interface.
 
-    A resumed run continues the tracker's run. W&B finds it by an id, which the run folder stores; trackio by its name.
-    W&B ignores steps that it has already; they are the same.
+    A resumed run continues the tracker's run. W&B finds it by an id, which the run folder stores, trackio by its name.
+    W&B ignores steps that it has already. They are the same.
     """
 
     def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def build_observers(report_to: tuple[str, ...], folder: RunFolder, settings: dic
 
 
 class Recorder:
-    """Sends records to observers; keeps the evaluations, the peak memory, the last speed and the time of the run."""
+    """Sends records to observers. Keeps the evaluations, the peak memory, the last speed and the time of the run."""
 
     def __init__(self, observers: list[Observer]) -> None:
         self.observers = observers

@@ -86,7 +86,7 @@ def _put_back_generated(folder: RunFolder, config: RunConfig) -> None:
 
 
 def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, console: Console, ranks: Ranks) -> bool:
-    """Go on from the newest checkpoint; True if the run stopped early and must be resumed to end at an earlier step."""
+    """Go on from the newest checkpoint. True if the run stopped early and must be resumed to end at an earlier step."""
     stop = folder.stop()
     ranks.on_first(lambda: put_back_replaced(folder.checkpoints))
     if stop is not None:

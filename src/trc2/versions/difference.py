@@ -49,7 +49,7 @@ class TextDifference:
 
     @property
     def word(self) -> str:
-        """Whether the second model gained or lost; neither if the interval contains no change."""
+        """Whether the second model gained or lost. Neither if the interval contains no change."""
         if self.rise.low > 0:
             return "lost"
         return "gained" if self.rise.high < 0 else "unchanged"
@@ -129,7 +129,7 @@ def _shown(path: Path) -> str:
 
 
 def _documents(path: Path) -> dict[str, list[Kept]]:
-    """The held-out documents of a version or run by task; a saved model has none."""
+    """The held-out documents of a version or run by task. A saved model has none."""
     version, run = find_version(path), RunFolder(path)
     if version is not None:
         return {name: read_rows(file) for name, file in version.held_out.items()}

@@ -13,7 +13,7 @@ from trc2.versions.registry import Versions, is_versions
 
 
 def find_version(path: Path) -> Version | None:
-    """The accepted version of a versions folder, or the version whose folder this is; None for any other path."""
+    """The accepted version of a versions folder, or the version whose folder this is. None for any other path."""
     if is_versions(path):
         return Versions(path).accepted()
     try:
@@ -54,7 +54,7 @@ def held_out_files(path: Path, tasks: Sequence[str], *, has_files: bool) -> dict
 
 
 def copy_model(path: Path, folder: Path) -> list[Path] | None:
-    """Copy the model of a version into a new folder; None if the path is not of a version."""
+    """Copy the model of a version into a new folder. None if the path is not of a version."""
     version = find_version(path)
     if version is None:
         return None

@@ -1,6 +1,6 @@
 """A versions folder: accepted models over time, with `promote`, `rollback` and pruning by a rule.
 
-VERSIONS/versions.jsonl          the table of events; the newest promote or rollback names the accepted version
+VERSIONS/versions.jsonl          the table of events. The newest promote or rollback names the accepted version
 VERSIONS/0007-3fa9c1d2e0b4/      a version: version.json, model/ and, unless pruned or a saved model, run/
 VERSIONS/attempts/0008-news/     a run that may become the next version
 """
@@ -192,7 +192,7 @@ class Versions:
         return version
 
     def prune(self, keep_checkpoints: int = KEEP_CHECKPOINTS, keep_models: int | None = None) -> list[Pruned]:
-        """Remove checkpoints of old versions, and with `keep_models` all files of the oldest; returns what was removed.
+        """Remove checkpoints of old versions, and with `keep_models` all files of the oldest. Returns what was removed.
 
         The accepted version and those that rollbacks from it lead to come first in both counts, then the newest.
         """
@@ -244,7 +244,7 @@ class Versions:
         return [*needed, *reversed(versions.values())]
 
     def diff(self, first: str, second: str | None = None, *, warn: Warn = lambda message: None) -> Difference:
-        """What a version, by default the accepted one, gained and lost against another; see `trc2 diff`."""
+        """What a version, by default the accepted one, gained and lost against another. See `trc2 diff`."""
         from trc2.versions.difference import compare
 
         newer = self.accepted() if second is None else self.get(second)
@@ -266,7 +266,7 @@ class Versions:
         return next(path for path in (self.folder / ATTEMPTS / name for name in names) if not is_taken(path))
 
     def version_of(self, path: Path) -> str | None:
-        """The name of the version to which a folder belongs; None if it lies elsewhere."""
+        """The name of the version to which a folder belongs. None if it lies elsewhere."""
         try:
             inside = path.resolve().relative_to(self.folder.resolve()).parts
         except ValueError:
@@ -278,7 +278,7 @@ class Versions:
     def _check_source(
         self, source: Path, earlier: Version | None, *, first: bool, anyway: bool, events: Sequence[Event]
     ) -> str | None:
-        """Reject a folder that must not become the accepted version; returns the version that it goes on from."""
+        """Reject a folder that must not become the accepted version. Returns the version that it goes on from."""
         run = RunFolder(source)
         if not run.is_run and not (source / CONFIG_FILE).is_file():
             raise UserError(f"{source} holds neither a finished run nor a saved model: name either.")
@@ -362,7 +362,7 @@ class Versions:
         return self.get(name)
 
     def _copy_run(self, run: RunFolder, partial: Path, *, anyway: bool, warn: Warn) -> dict[str, Any]:
-        """Export the model, and copy what `trc2 continue` needs; returns what version.json says about the run."""
+        """Export the model, and copy what `trc2 continue` needs. Returns what version.json says about the run."""
         from trc2 import __version__
         from trc2.hf.export import export_run  # imports transformers, which takes seconds
 

@@ -32,7 +32,7 @@ from trc2.system.plot_style import Figure, ink, label, plain_log_ticks
 
 
 def needed_panel(subject: Subject) -> list[str]:
-    """TRC² and one configuration per baseline; refuse fewer than two families."""
+    """TRC² and one configuration per baseline. Refuse fewer than two families."""
     if subject.roles.trc2 is None or len(subject.roles.panel) < 2:
         raise NotWritten("needs TRC² and at least one baseline")
     return subject.roles.panel
@@ -97,7 +97,7 @@ def forest(subject: Subject) -> Figure:
 
 
 def area_by_family(subject: Subject) -> Figure:
-    """AUFC before the last task and at the end; the paper's figure of the best AUFC per family."""
+    """AUFC before the last task and at the end. The paper's figure of the best AUFC per family."""
     rows, roles = with_and_without(subject), subject.roles
     titles = checkpoint_titles(roles.table)
     if not titles:
@@ -184,7 +184,7 @@ def _radius(means: Any, variant: str, among: Sequence[str], measure: Measure) ->
 
 
 def _scatter(subject: Subject, axes: Any, x: Measure, y: Measure, variants: Sequence[str]) -> list[str]:
-    """One point per configuration; returns those that no other beats in both coordinates."""
+    """One point per configuration. Returns those that no other beats in both coordinates."""
     roles, table = subject.roles, subject.roles.table
     xs, ys = table.means(x), table.means(y)
     known = [v for v in variants if v in xs.index and v in ys.index]
@@ -204,7 +204,7 @@ def _beats(xs: Any, ys: Any, other: str, variant: str, x: Measure, y: Measure) -
 
 
 def efficiency_frontier(subject: Subject) -> Figure:
-    """Text scores right after training against training FLOPs; the paper has GB·h, which seconds would make noise."""
+    """Text scores right after training against training FLOPs. The paper has GB·h, which seconds would make noise."""
     variants = needed_panel(subject)
     measures = [measure for measure in boundary_measures(subject) if not measure.is_log]
     if not measures:

@@ -136,7 +136,7 @@ class Band:
 
 
 def average(curves: Sequence[Curve], spread: Callable[[Moments], float], *, is_log: bool = False) -> Band | None:
-    """The mean and its spread at the steps that all curves have; on a log axis those of the logarithms."""
+    """The mean and its spread at the steps that all curves have. On a log axis those of the logarithms."""
     curves = [curve for curve in curves if curve]
     if not curves:
         return None
@@ -168,7 +168,7 @@ def standard_deviation(known: Moments) -> float:
 
 
 def draw_counts(axes: Any, subject: Subject, task: str, *, vertical: bool = False) -> bool:
-    """Perplexities of count tables as dotted lines; whether there are any."""
+    """Perplexities of count tables as dotted lines. Whether there are any."""
     known = subject.counts.get(task, {})
     names = [name for name in COUNTS[1:] if name in known]  # unigrams are far off and would flatten the rest
     for name in names:

@@ -23,7 +23,7 @@ from trc2.system.plot_style import Figure, label, label_ends, plain_log_ticks
 
 
 def several(subject: Subject, column: str) -> list[str]:
-    """TRC² and baselines with the same replay, all sizes of them; refuse a single size per family."""
+    """TRC² and baselines with the same replay, all sizes of them. Refuse a single size per family."""
     roles = subject.roles
     frame = roles.table.variants
     chosen = [

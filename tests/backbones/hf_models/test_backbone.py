@@ -98,7 +98,7 @@ def test_sizes_come_from_the_folder_and_cost_is_six_n(model_folder: Folder) -> N
     config = net_of(model_folder("llama")).config
     assert (config.vocab_size, config.d_model, config.max_positions, config.depth) == (VOCAB, 32, 64, 2)
     assert config.num_parameters == sum(p.numel() for p in load_model(model_folder("llama")).parameters())
-    matrices = config.num_parameters - 5 * 32 - VOCAB * 32  # five norms; the embedding is a table
+    matrices = config.num_parameters - 5 * 32 - VOCAB * 32  # five norms. The embedding is a table
     assert config.num_active == matrices
     (found,) = cost(config, 2, 16).values()
     assert found.training == 6 * matrices * 32 + 3 * 4 * 2 * 2 * 16**2 * 32

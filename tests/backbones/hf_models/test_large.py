@@ -34,7 +34,7 @@ Folder = Callable[[str], Path]
 MakeRun = Callable[..., RunConfig]
 FSDP = {"parallel": "fsdp", "check_ranks": True}
 FEW = {"text_sequences": 0, "max_batches": 1, "every_steps": 6}
-# An untied head, recomputed blocks; a tied and capped head; adapters and frozen weights; transposed matrices.
+# An untied head, recomputed blocks. A tied and capped head. Adapters and frozen weights. Transposed matrices.
 CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "llama": ({}, True),
     "gemma2": ({}, False),

@@ -64,7 +64,7 @@ def test_a_section_of_python_is_the_override_and_a_rate_for_new_weights_is_warne
 
 
 def logits_without_us(*jobs: str) -> list[torch.Tensor]:
-    """Of the first twelve tokens, by a process in which trc2 is never imported; FOLDER, or FOLDER+ADAPTERS."""
+    """Of the first twelve tokens, by a process in which trc2 is never imported. FOLDER, or FOLDER+ADAPTERS."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_US, *jobs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [torch.tensor(json.loads(line)) for line in done.stdout.splitlines()]
