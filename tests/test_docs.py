@@ -130,6 +130,25 @@ def test_every_picture_of_a_page_has_an_alternative_text() -> None:
     assert [document.name for document in DOCUMENTS if bare.search(document.read_text(encoding="utf-8"))] == []
 
 
+def test_every_picture_of_a_page_is_named_once_and_has_a_dark_version() -> None:
+    """The site chooses between both. GitHub would show two pictures if a page named both."""
+    named = {
+        (document.parent / path).resolve()
+        for document in DOCUMENTS
+        for path in re.findall(r"!\[[^\]]*\]\(([^)]+\.png[^)]*)\)", document.read_text(encoding="utf-8"))
+    }
+    assert len(named) >= 8
+    assert [path.name for path in named if not path.with_name(f"{path.stem}-dark{path.suffix}").is_file()] == []
+
+
+def test_the_page_of_installation_names_every_extra() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = re.findall(r"^([\w-]+) = \[", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "install.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == set(extras)
+
+
 @pytest.mark.parametrize("page", prose.pages())
 def test_every_page_passes_the_prose_check(page: str) -> None:
     assert prose.problems(page, (ROOT / page).read_text(encoding="utf-8")) == []
