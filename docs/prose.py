@@ -33,6 +33,7 @@ PRIVATE_TERMS = {
     r"fence": "state check",
     r"siege": "kill test",
     r"wish(?:es)?": "request",
+    r"ledgers?": "table of claims",
     r"anew": "again",
     r"learnt": "learned",
 }

@@ -145,7 +145,8 @@ def test_the_page_of_installation_names_every_extra() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = re.findall(r"^([\w-]+) = \[", section, flags=re.MULTILINE)
-    rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "install.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, flags=re.MULTILINE)
     assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == set(extras)
 
 

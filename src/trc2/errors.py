@@ -12,7 +12,7 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Bad input, described in one sentence: the value, what would be right, what to do.
 
-    The command line prints the sentence and exits with `exit_code`. Nothing else of ours is shown without a traceback.
+    The command line prints the sentence and exits with `exit_code`. All other exceptions are shown with a traceback.
     """
 
     exit_code = 2

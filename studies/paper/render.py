@@ -1,4 +1,4 @@
-"""The ledger as Markdown, through one template, and as JSON."""
+"""The table of claims as Markdown, through one template, and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that the study writes into one folder: the ledger, the tables, the figures and a page that shows them."""
+"""Everything that the study writes into one folder: the claims, the tables, the figures and a page that shows them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_study(folders: Sequence[Path], out: Path, dpi: int = DPI) -> Report:
     report.write_text("claims.md", as_markdown(ledger, subject.counts))
     report.write_text("claims.json", as_json(ledger))
     lines = ["# The paper's tables and figures, from these runs", ""]
-    lines += ["The [ledger](claims.md) tests the paper's claims.", ""]
+    lines += ["The [table of claims](claims.md) tests the paper's claims.", ""]
     lines += [f"- {count_sentence(ledger, scope)}" for scope in Scope] + [""]
     lines += report.write_tables(TABLES, subject) + report.write_figures(FIGURES, subject, dpi)
     report.write_text("README.md", "\n".join([*lines, *report.left_out_lines()]))

@@ -1,4 +1,4 @@
-"""The rules of the ledger on hand-made numbers."""
+"""The rules by which claims are decided, on hand-made numbers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Forgetting:
 
 
 class Run:
-    """A run on disk. Whatever is asked is read from its folder anew, also while another process trains it."""
+    """A run on disk. Every call reads its folder again, also while another process trains it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -154,8 +154,8 @@ class Run:
     def check(self, parent: str | Path | None = None, *, max_forgetting: float | None = None) -> dict[str, Any]:
         """Judge now whether this run may take its parent's place. Returns what `gate()` reads from then on.
 
-        The parent is the one it goes on from, wherever that lies by now. `max_forgetting` may only make the limit with
-        which this run began smaller.
+        `parent` names the run or model that this run continues, if that was moved. `max_forgetting` may only make the
+        limit with which this run began smaller.
         """
         where = None if parent is None else Path(parent)
         verdict = judge_child(self.folder, self._warn, where, max_forgetting, again=True)

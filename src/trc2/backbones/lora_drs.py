@@ -1,4 +1,4 @@
-"""LoraDRS: later tasks train low-rank maps on keys and values, with updates kept in a drift-resistant space."""
+"""LoRA-DRS: later tasks train low-rank maps on keys and values, with updates kept in a drift-resistant space."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class LoraDRSNet(Backbone[LoraDRSConfig, BlockTrunk]):
 
     def __init__(self, config: LoraDRSConfig, trunk: BlockTrunk) -> None:
         super().__init__(config, trunk)
-        self.stage = HostState("task")  # which task is being learnt, from 0
+        self.stage = HostState("task")  # the number of the current task, from 0
         self._before_step: list[tuple[Tensor, Tensor]] | None = None
         self.sync_from_buffers()
         self.register_load_state_dict_post_hook(_follow_loaded_task)

@@ -44,7 +44,7 @@ def continue_(
             help="A new task as NAME=FOLDER. Repeat the option for more tasks. NAME alone needs one of the "
             "source options below."
         ),
-    ] = [],  # noqa: B006 - typer reads the default, nobody changes it
+    ] = [],  # noqa: B006 - typer reads the default, and no code changes it
     folder: Annotated[
         Path | None,
         typer.Option(

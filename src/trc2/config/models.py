@@ -13,7 +13,7 @@ from trc2.config.section import SettingError, check_names, shown
 from trc2.errors import did_you_mean
 from trc2.system.plugins import find, installed_names, load_settings
 
-# Our backbones, in the order of tables. Each is a file of `trc2.backbones` with its settings inside, but for the two
+# Our backbones, in the order of tables. Each is a file of `trc2.backbones` with its settings inside, except for the two
 # whose settings are large.
 NAMES = (
     "trc2", "transformer", "moe", "mamba", "deepseek_moe", "blk_attn_res", "falcon", "lora_drs", "hf",

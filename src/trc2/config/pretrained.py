@@ -54,7 +54,7 @@ class LoraSettings(Section):
 class HFConfig(BackboneConfig):
     """Any causal language model of transformers, from a folder or by its name on the hub.
 
-    What the folder's config.json says is read once and kept in `architecture` and the sizes beside it, so that a run
+    The folder's config.json is read once and kept in `architecture` and the sizes beside it, so that a run
     folder can be read without the model folder, and without transformers as long as nothing is built.
     """
 
@@ -261,7 +261,7 @@ def base_facts(pretrained: str, model_files: Path) -> dict[str, str]:
 def transformers_config(architecture: Mapping[str, Any], pretrained: str) -> Any:
     """The config object of transformers. Raises UserError unless transformers has this causal language model.
 
-    Nothing from the folder is ever run: a model that brings its own code is refused.
+    Code from the folder is never run. A model that brings its own code is refused.
     """
     auto, causal = _registries()
     kind, classes = architecture.get("model_type"), architecture.get("architectures")
@@ -325,7 +325,7 @@ def _check_values(settings: Mapping[str, Any], place: str) -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Transformers tells of its progress. What matters of it we say in our own sentences."""
+    """Silence the progress messages of transformers. We report what matters ourselves."""
     from transformers.utils import logging
 
     level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

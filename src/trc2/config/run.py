@@ -72,7 +72,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _text_in_the_models_own_words(self) -> RunConfig:
-        """A pretrained model is trained with the tokenizer that lies beside its weights."""
+        """A pretrained model is trained with the tokenizer in the folder of its weights."""
         if isinstance(self.model, HFConfig) and self.stream is not None and self.stream.tokenizer.path is None:
             tokenizer = {**self.stream.tokenizer.model_dump(), "path": self.model.pretrained, "begin_of_text": True}
             object.__setattr__(self, "stream", self.stream.replace(tokenizer=tokenizer))

@@ -58,7 +58,7 @@ class Section(BaseModel):
 
 
 def _kinds(annotation: Any) -> Iterable[type]:
-    """The types a field's values may have, whatever tuples and unions they stand in."""
+    """The types a field's values may have, also inside tuples and unions."""
     inner = get_args(annotation)
     if not inner:
         return [annotation if isinstance(annotation, type) else type(annotation)]  # of a Literal, its values

@@ -46,7 +46,7 @@ class StrategyConfig(Section):
 
 @cache
 def strategy_names() -> tuple[str, ...]:
-    """Every strategy of ours: the files of `trc2.strategies`, but for what they share."""
+    """Every strategy of ours: the files of `trc2.strategies`, except for shared ones."""
     files = iter_modules(import_module("trc2.strategies").__path__)
     return tuple(sorted(file.name for file in files if file.name != "base" and not file.name.startswith("_")))
 

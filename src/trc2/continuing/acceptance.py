@@ -349,7 +349,7 @@ def _drifts_of(
 
 
 def _not_measured(lineage: Lineage, verdicts: Sequence[TaskVerdict]) -> str:
-    """One sentence on what the check says nothing about."""
+    """One sentence on what the check did not measure."""
     texts = {verdict.task for verdict in verdicts if verdict.measure == "perplexity"}
     others = [] if lineage.generated is None else ["text that it generated itself"]
     if any(verdict.measure != "perplexity" for verdict in verdicts):

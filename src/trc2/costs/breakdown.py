@@ -25,7 +25,7 @@ TIMED = {
 
 
 def subsystem_runs(net: Backbone, rows: int, length: int) -> dict[str, Run]:
-    """Forward and backward of each subsystem. Together they are a pass but for norms, residual sums and packing."""
+    """Forward and backward of each subsystem. Together they are a pass without norms, residual sums and packing."""
     trunk = net.trunk
     groups = _groups(trunk)
     calls = _capture([module for modules in groups.values() for module in modules], net, rows, length)

@@ -17,7 +17,7 @@ class MemoryCallback(TrainerCallback):
 
         Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()])
 
-    Without it nothing is ever remembered. The network says so once its queue is full.
+    Without it the memory is never written. The network warns once when its queue is full.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

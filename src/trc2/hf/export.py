@@ -145,7 +145,7 @@ def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:
 
 
 def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = True) -> None:
-    """Write a Hugging Face model in its own format and dtype, with its tokenizer and settings copied from `papers`."""
+    """Write a Hugging Face model in its own format and dtype, with tokenizer and settings from `model_files`."""
     config, trunk = net.config, net.trunk
     assert isinstance(config, HFConfig)
     assert isinstance(trunk, HFTrunk)
@@ -159,7 +159,7 @@ def save_plain(net: Backbone, folder: Path, model_files: Path, *, merge: bool = 
         merge_adapters(trunk.lm)
         with silence():
             trunk.lm.to(dtype).save_pretrained(folder, max_shard_size="5GB")
-        # As it came, but for the number format: the model was built with the dropout of its training.
+        # As it came, except for the number format: the model was built with the dropout of its training.
         settings = {**without_marks(config.architecture), "dtype": str(dtype).removeprefix("torch.")}
         settings.pop("torch_dtype", None)
         write_atomically(folder / CONFIG_FILE, json.dumps(settings, indent=2).encode())

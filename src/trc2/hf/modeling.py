@@ -312,7 +312,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _reject(kwargs: dict[str, Any]) -> None:
-    """What would change the result if it were heeded is refused. Flags at their harmless value pass."""
+    """Reject arguments that would change the result and are not implemented. Flags at a harmless value pass."""
     for name, value in kwargs.items():
         if value is None or value is False:
             continue

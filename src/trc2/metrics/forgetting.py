@@ -9,7 +9,7 @@ Worked example. Tasks A (steps 0–10) and B (10–20), log-perplexities measure
 F_A(20) = 0.5, BWT(20) = −0.5, FWT = (0 + 0.4) / 2 = 0.2, and AUFC_A(20) = ½ · 0.5 = 0.25, the mean height of the
 forgetting curve from the first boundary on.
 
-A score that is NaN makes every number that depends on it NaN: a broken model must not look as if it forgot nothing.
+A score that is NaN makes every number that depends on it NaN: a broken model must not seem to forget nothing.
 """
 
 from __future__ import annotations

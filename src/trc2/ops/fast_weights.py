@@ -184,7 +184,7 @@ def _backward(
         y_t = η_t/γ_t ⊙ (Σ_{s≥t} (q_s·x_t) F_s ⊙ ∂o_s + F_C ⊙ ∂Sᵀx_t − Σ_{s>t} (x_s·x_t) y_s)
         ∂S ← ∂S diag(E_C) + Σ_t q_t (c ⊙ F_t ⊙ ∂o_t)ᵀ − Σ_t x_t (c ⊙ y_t)ᵀ
 
-    `source` holds F_t ⊙ ∂o_t, then −y_t: the gradients of what q_t and x_t read from S, but for the factor c.
+    `source` holds F_t ⊙ ∂o_t, then −y_t: the gradients of what q_t and x_t read from S, without the factor c.
     """
     num_chunks, length, num_heads, width = v.shape
     system = _System(v[0], write[0], backwards=True)

@@ -53,6 +53,6 @@ def model_card(
 
 
 def _base_facts(run: Run) -> dict[str, str]:
-    """Name and licence of the Hugging Face model it began with. Nothing for a model of ours."""
+    """Name and licence of the Hugging Face model it began with. Empty for other models."""
     model = run.config.model
     return base_facts(model.pretrained, RunFolder(run.folder).model_files) if isinstance(model, HFConfig) else {}

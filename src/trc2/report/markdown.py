@@ -30,7 +30,7 @@ def _escape_leading(match: re.Match[str]) -> str:
 
 
 def code(text: str) -> str:
-    """The same for a short piece of code: nothing inside is special but what would end it, or a table's cell."""
+    """The same for a short piece of code. Only the characters that end the code or a table's cell are special."""
     return f"`{' '.join(re.sub('[`|]', ' ', plain(text)).split())}`"
 
 

@@ -422,7 +422,7 @@ def _parent(run: Run) -> str:
 
 
 def _parent_folder(run: Run) -> Path:
-    """Where the parent lies now: as parent.json says, or beside the run if the runs were moved together."""
+    """The folder of the parent: as parent.json says, or beside the run if the runs were moved together."""
     lineage = RunFolder(run.folder).lineage()
     if lineage is None or not lineage.is_run:
         return run.folder.resolve()

@@ -124,7 +124,7 @@ def _redundant(settings: Mapping[str, Any], other: Mapping[str, Any]) -> set[str
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with equal settings but for seed, order and replay draws."""
+    """Runs whose settings are equal except for seed, order and random choice of replayed text."""
 
     settings: dict[str, Any]  # without the replay seed
     runs: list[Run]

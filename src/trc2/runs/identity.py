@@ -1,4 +1,4 @@
-"""Whether two runs are the same, and whether a checkpoint belongs to the folder it lies in."""
+"""Whether two runs are the same, and whether a checkpoint belongs to the folder that it is in."""
 
 from __future__ import annotations
 

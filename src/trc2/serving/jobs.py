@@ -470,7 +470,7 @@ class Jobs:
             if row.status == "running":
                 self._update(connection, identity, None, wanted=wanted)
                 return True
-            self._update(connection, identity, None, status="paused")  # nobody begins it
+            self._update(connection, identity, None, status="paused")  # it does not begin
         self._finish(identity, Outcome(wanted))
         return False
 
@@ -486,7 +486,7 @@ class Jobs:
     async def _wait_for_orphan(self, row: Any) -> None:
         """A process of a server that was killed saves and ends by itself. One that does not is killed.
 
-        So is one whose job was cancelled meanwhile: nobody needs what it would save.
+        So is one whose job was cancelled meanwhile, because its checkpoint is not needed.
         """
         for _ in range(int(ORPHAN_SECONDS / POLL_SECONDS)):
             if not _is_ours(row):

@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A version that could not be read: why, and until when nobody tries again."""
+    """A version that could not be read: the reason, and the time of the next attempt."""
 
     sentence: str
     wait: float

@@ -10,7 +10,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class GrowingText:
-    """The text of the tokens so far. What may be the start of a stop sequence is held back until it is decided."""
+    """The text of the tokens so far. Text that may start a stop sequence is held back until that is decided."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)

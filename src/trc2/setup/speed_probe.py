@@ -59,7 +59,7 @@ def waiting_share(begun: float, worked: float) -> float:
     """Since these readings of `perf_counter` and `thread_time`, the share of the time in which this thread stood still.
 
     It computes from beginning to end, and where torch has several threads it spins while it waits for them: on a
-    machine of its own the share is about 0. One that waits for a GPU is not hampered by anybody: 0 as well.
+    machine of its own the share is about 0. A process that waits for a GPU also has 0.
     """
     if torch.cuda.is_available():
         return 0.0

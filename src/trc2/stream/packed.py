@@ -74,7 +74,7 @@ class PreparedTask:
         return np.asarray(labels[np.asarray(self.document_starts(split))] & IN_CHAT) > 0
 
     def read_tokens(self, split: str, start: int, count: int) -> NDArray[Any]:
-        """Some tokens read into memory. Reading a whole split this way keeps none of it in memory."""
+        """Some tokens read into memory. Reading a whole split this way does not keep it in memory."""
         width = np.dtype(self.dtype).itemsize
         return np.fromfile(self.folder / f"{split}.tokens", dtype=self.dtype, count=count, offset=start * width)
 

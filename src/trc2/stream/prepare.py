@@ -1,4 +1,4 @@
-"""From documents to packed tokens: packed once, described by a manifest, and reused while nothing changed."""
+"""From documents to packed tokens: packed once, described by a manifest, and reused until something changes."""
 
 from __future__ import annotations
 

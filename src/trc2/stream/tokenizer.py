@@ -91,7 +91,7 @@ class Tokenizer:
 
     @cached_property
     def chat(self) -> ChatTemplate | None:
-        """The tokenizer's own chat template. It is read when it is first needed, so a broken one harms nobody else."""
+        """The tokenizer's own chat template. It is read when it is first needed, so a broken one does no other harm."""
         if isinstance(self.home, str):
             return _template_on_hub(self.home)
         homes = [] if self.home is None else [self.home, self.home / PRETRAINED]

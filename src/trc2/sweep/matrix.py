@@ -28,7 +28,7 @@ EVERY_ORDER = "stream.order=all"
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The config of one of the runs that differ in nothing but their seed. The others are as valid and as long."""
+    """The config of one of the runs that differ only in their seed. The others are as valid and as long."""
 
     config: RunConfig
 
@@ -131,7 +131,7 @@ class Grid(Section):
             raise UserError(f"The recipe {recipe} has no stream of tasks, so it has no orders: leave orders out.")
         listed = [task.name for task in stream.tasks]
         trained = stream.only or listed
-        if stream.mode == "joint" or len(trained) == 1:  # a bound, to which the order is nothing
+        if stream.mode == "joint" or len(trained) == 1:  # a reference, for which the order does not matter
             return [()] if orders == "all" else []
         if math.factorial(len(listed)) > MAX_CELLS:
             raise UserError(f"{len(listed)} tasks have {math.factorial(len(listed))} orders: name those you want.")

@@ -26,7 +26,7 @@ class PlainConsole(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **settings)
 
     def render_str(self, text: str, *args: Any, **settings: Any) -> Text:
-        """Every string that is printed or stands in a table passes here."""
+        """Every string that is printed, also in tables, passes through this function."""
         return super().render_str(plain(text), *args, **settings)
 
 

@@ -59,7 +59,7 @@ def is_first_process() -> bool:
 
 
 def speaks_for_machine() -> bool:
-    """Whether this process tells what goes wrong on its machine: its neighbours see the same disk."""
+    """Whether this process reports problems of its machine. Other processes there see the same disk."""
     return place_of_process().local_rank == 0
 
 

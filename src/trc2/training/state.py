@@ -130,7 +130,7 @@ class RunState:
         stay = ("model.replay.", "model.clock.")
         now = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         kept = {name: tensor.clone() for name, tensor in now.items() if name.startswith(stay)}
-        # The checkpoint may be of a parent with other replay settings, so none of its stores is used.
+        # The checkpoint may be of a parent with other replay settings, so its stores are not used.
         earlier = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(stay)}
         load_state(self.model, replace(checkpoint, tensors=earlier | kept))
         unpack_optimizer(self.optimizer, checkpoint.tensors)

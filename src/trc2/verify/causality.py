@@ -1,4 +1,4 @@
-"""A: logits know nothing of later tokens. A1: nor do write scores."""
+"""A: logits do not depend on later tokens. A1: neither do write scores."""
 
 from __future__ import annotations
 

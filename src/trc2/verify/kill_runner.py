@@ -1,4 +1,4 @@
-"""Commands under fire: run in processes of their own, killed at named points or at random moments, begun again."""
+"""Run commands in processes of their own, kill them at named points or at random moments, and start them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proof on the user's own machine that nothing is lost to a kill: SIGKILL at random, then compare byte for byte."""
+"""Check on the user's own machine that a kill loses nothing: SIGKILL at random, then compare byte for byte."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _different_runs(whole: Path, parted: Path) -> list[str]:
 
 
 def _different_children(whole: Path, parted: Path) -> list[str]:
-    """The same of a continued run, and that its verdict is the same but for the name of its own folder."""
+    """The same of a continued run, and that its verdict is the same except for the name of its folder."""
     first, second = (json.loads((path / ACCEPTANCE_FILE).read_text(encoding="utf-8")) for path in (whole, parted))
     for verdict in (first, second):
         del verdict["child"]
@@ -299,10 +299,7 @@ def _exit_as(verdict: Verdict | None) -> None:
 
 
 def _different_files(whole: Path, parted: Path) -> list[str]:
-    """Names of files that are not the same, byte for byte, and of what was left behind.
-
-    Files that name a time or a process are left out.
-    """
+    """Names of files that differ in a byte, apart from those that name a time or a process, and of what was left."""
     first, second = (
         {
             path.relative_to(root).as_posix(): path.read_bytes()

@@ -42,7 +42,7 @@ def memory_persists(tested: ModelUnderTest) -> list[Check]:
     )
     if not memory.has_readout:
         return checks + [c for n, k in zip(names, claims, strict=True) for c in skipped("C", n, k, "no late column")]
-    # The same weights with the events taken away: what differs is the memory and nothing else.
+    # The same weights with the events taken away: only the memory differs.
     amnesic = ModelUnderTest(model).fresh("empty").eval()
     read, blank = _readout(model, probe), _readout(amnesic, probe)
     with torch.no_grad():

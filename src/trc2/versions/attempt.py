@@ -99,7 +99,7 @@ def _check_later_weeks(version: Version, prepared: PreparedStream, names: Sequen
 def _judged(version: Version, request: ContinuationRequest) -> tuple[TaskConfig, ...]:
     """What the version holds itself, and the texts of --keep and --dream besides.
 
-    Text of a known name is judged by the documents of the version, except text that is generated anew.
+    Text of a known name is judged by the documents of the version, except text that is generated again.
     """
     taught = {task.name for task in request.tasks}
     past = [task for task in _kept(version) if task.name != request.generated]
