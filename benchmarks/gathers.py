@@ -1,4 +1,4 @@
-"""What it costs that all ranks keep one memory and one store: the share of a training step spent talking.
+"""The cost of one memory and one store for all ranks: the share of a training step spent on communication.
 
     python benchmarks/gathers.py --recipe lab_trc2 --out benchmarks/gathers.json
 

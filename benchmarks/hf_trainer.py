@@ -5,8 +5,8 @@
 Both have the same weights, the same rows in the same order, float32, AdamW with the same settings, clipping and a
 constant learning rate. Both score as many held-out rows, before the first step and every few steps. A turn is a step
 with all that follows it, up to the beginning of the next. Peak memory is taken in a process of its own for each.
-What differs is what is compared: the Trainer forms all logits and lets autograd keep them, and our loss never holds
-more than a chunk. Replay is off, because the Trainer has none.
+They differ in the loss: the Trainer forms all logits and lets autograd keep them, and our loss never holds more than a
+chunk. Replay is off, because the Trainer has none.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def entries(runs: Iterable[Run], *, references: bool = False) -> list[Entry]:
     for group in group_runs(chosen):
         loss = final_loss(group.runs[0].tasks)
         by_seed: dict[int, dict[int, Run]] = {}
-        for run in group.runs:  # a run that lies in two folders counts once
+        for run in group.runs:  # a run that is in two folders counts once
             by_seed.setdefault(run.config.train.seed, {}).setdefault(draw_of(run.config), run)
         losses = [mean([loss.of(run) or math.nan for run in draws.values()]) for draws in by_seed.values()]
         counted = [run for draws in by_seed.values() for run in draws.values()]

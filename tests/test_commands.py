@@ -321,7 +321,7 @@ def less_of(recipe: str) -> list[str]:
 
 
 def clear_the_way(arguments: list[str]) -> None:
-    """What a command makes is not there yet."""
+    """Remove what a command makes, so that it can be made."""
     name, given = parse(arguments)
     made: list[Path] = []
     if name == "train":

@@ -219,7 +219,7 @@ def ablation_title(missing: Sequence[str]) -> str:
 
 
 def _rest(run: Run, without: set[str]) -> dict[str, Any]:
-    """The settings of a run but for some, and but for its replay draws."""
+    """The settings of a run without some of them and without the seed of replay."""
     settings = variant_settings(run.config)
     return {path: settings[path] for path in sorted(settings) if path not in {*without, "model.replay_seed"}}
 

@@ -52,7 +52,7 @@ def test_it_says_what_was_learnt_and_lost(run: Run) -> None:
     assert scores["fruit"].before is not None
     assert scores["fruit"].learnt is not None
     assert scores["fruit"].learnt < scores["fruit"].before
-    assert scores["tools"].learnt == scores["tools"].kept  # the last one was just learnt
+    assert scores["tools"].learnt == scores["tools"].kept  # the last task has just been learned
     assert scores["tools"].test is None  # no test texts were given
     lost = run.forgetting()
     assert list(lost.tasks) == ["fruit"]

@@ -1,4 +1,4 @@
-"""What every baseline must do, whatever it computes: append a case and the rows of the paper's table."""
+"""Tests that every baseline must pass: append a case and the rows of the paper's table."""
 
 from __future__ import annotations
 

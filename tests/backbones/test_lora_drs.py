@@ -297,7 +297,7 @@ def test_steps_equal_hand_written_adam_with_projected_updates(normalize: bool) -
 
 @pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
 def test_only_what_should_learn_moves(freeze: bool) -> None:
-    """Decay and momentum included: every tensor has learnt at earlier tasks under the same optimizer."""
+    """Decay and momentum included: every tensor was trained on earlier tasks with the same optimizer."""
     net = built(freeze_backbone=freeze)
     optimizer = adam(net)
     for task in range(3):

@@ -348,9 +348,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
         done = in_process(*command, "--out", str(tmp_path / "file" / "x"), *(TINY if command[0] == "verify" else []))
         assert done.code == 2, done
         assert "Not a directory" in done.err
-    monkeypatch.setattr(
-        "os.access", lambda path, mode: not mode & os.W_OK
-    )  # whoever runs tests as root may write everywhere
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)  # root may write everywhere
     done = in_process("verify", "paper_compact", *TINY, "--out", str(tmp_path))
     assert done.code == 2
     assert "Permission denied" in done.err

@@ -150,7 +150,7 @@ def test_the_papers_control_is_valid_and_a_fixed_one_may_lie_anywhere() -> None:
     assert load_recipe("demo").model.replay_coefficient == 0.05
     assert load_recipe("demo", ["control.mode=fixed", *strong]).model.replay_batch_size == 16
     assert load_recipe("demo", ["model.replay=false", *strong]).control.mode == "closed_loop"
-    alone = TRC2Config(replay_coefficient=2.0, replay_batch_size=16)  # an exported model: nobody steers it
+    alone = TRC2Config(replay_coefficient=2.0, replay_batch_size=16)  # an exported model has no controller
     assert RunConfig(model=alone).model == alone
 
 

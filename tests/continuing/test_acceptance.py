@@ -1,4 +1,4 @@
-"""The acceptance check of a continued run: whoever brings the run to its end judges it, by the limit it began with."""
+"""The acceptance check of a continued run. The command that ends the run judges it, by the limit it began with."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_check_judges_at_any_time_and_a_limit_never_grows(trained: Path, colours
     assert "above" in (child / "summary.md").read_text()
     looser = trc2("check", str(trained), str(child), "--max-forgetting", "1e9", "--json")
     assert (looser.code, json.loads(looser.out)["limit"]) == (3, LIMIT)
-    assert trc2("check", str(trained), str(trained)).code == 2  # it goes on from nothing
+    assert trc2("check", str(trained), str(trained)).code == 2  # it has no parent
     assert trc2("check", str(trained), str(tmp_path / "nowhere")).code == 2
     assert trc2("check", str(trained), str(child), "--max-forgetting", "inf").code == 2
 

@@ -104,7 +104,7 @@ def test_a_joint_parent_is_refused_because_none_of_its_tasks_has_an_end(
         continue_run(parent, tmp_path / "child", colours, QUIET)
 
 
-def test_a_model_whose_perplexity_is_no_number_never_passes_the_gate(
+def test_a_model_whose_perplexity_is_not_a_number_never_passes_the_check(
     trained: Path, tmp_path: Path, colours: TaskConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = continue_run(trained, tmp_path / "child", colours, QUIET)

@@ -1,4 +1,4 @@
-"""The gate of `continue` and its rehearsal."""
+"""The acceptance check of `continue` and its trial runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_wide_interval_is_not_accepted_and_the_exit_code_is_three(
 
 
 @pytest.mark.slow
-def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(parent: Path, colours: TaskConfig) -> None:
+def test_trial_runs_find_the_cheapest_share_and_leave_nothing(parent: Path, colours: TaskConfig) -> None:
     before = sorted(parent.parent.iterdir())
     easy = try_shares(parent, colours.replace(steps=10), 1e9)
     assert (easy.cheapest, easy.branch_steps, len(easy.branches)) == (0.0, 5, 1)
@@ -110,7 +110,7 @@ def test_a_rehearsal_finds_the_cheapest_share_and_leaves_nothing(parent: Path, c
     assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
 
 
-def test_a_rehearsal_speaks_of_the_same_child_only(tmp_path: Path, colours: TaskConfig) -> None:
+def test_trial_runs_predict_the_same_child_only(tmp_path: Path, colours: TaskConfig) -> None:
     rises = [TaskVerdict("fruit", "test", 3, 9, Interval(0.1, 0.0, 0.2), 0.5)]
     branch = Branch(0.05, Verdict("parent", "child", 0.5, tuple(rises)), 0.4)
     task = colours.replace(steps=10)

@@ -30,7 +30,7 @@ def test_alternatives_take_turns_after_a_warm_up() -> None:
     times = take_turns({name: lambda name=name: order.append(name) for name in "abc"}, repeats=5, warmup=1)
     rounds = ["".join(order[start : start + 3]) for start in range(0, 18, 3)]
     assert [sorted(turn) for turn in rounds] == [["a", "b", "c"]] * 6
-    assert len(set(rounds)) > 1, "nobody always comes after the same one"
+    assert len(set(rounds)) > 1, "no candidate always comes after the same one"
     assert all(len(timing.seconds) == 5 for timing in times.values())
 
 

@@ -21,7 +21,7 @@ torch.optim.AdamW([torch.zeros(1)])  # the first one imports for a second: once 
 
 
 def together(world: int, act: Callable[..., Any], *args: Any, double: bool = False) -> list[Any]:
-    """`act(*args)` on every rank. What each returned, in the order of ranks. `double` trains in float64."""
+    """The results of `act(*args)` on every rank, in the order of ranks. `double` trains in float64."""
     context = multiprocessing.get_context("fork")
     port = _free_port()
     pipes, processes = [], []
@@ -34,7 +34,7 @@ def together(world: int, act: Callable[..., Any], *args: Any, double: bool = Fal
         there.close()
     results = _receive_all(pipes)
     for process in processes:
-        process.kill()  # whoever has answered has nothing left to do
+        process.kill()  # a rank that has answered is done
         process.join()
     failures = [text for went_well, text in results if not went_well]
     assert not failures, "\n".join(map(str, failures))

@@ -1,4 +1,4 @@
-"""Real workers of torchrun: started, killed, started again, and told off in one sentence."""
+"""Real workers of torchrun: started, killed, started again, and refused in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""World size changes nothing that is learnt: N ranks with a micro-batches each are one rank with N·a."""
+"""The world size does not change what is learned: N ranks with a micro-batches each equal one rank with N·a."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def last_checkpoint(folder: Path) -> Any:
 
 
 def distance(a: Path, b: Path) -> float:
-    """The largest difference between two runs: tensors, relative to their size, and everything they told."""
+    """The largest difference between two runs: tensors, relative to their size, and all their records."""
     largest = 0.0
     first, second = last_checkpoint(a), last_checkpoint(b)
     assert first.tensors.keys() == second.tensors.keys()

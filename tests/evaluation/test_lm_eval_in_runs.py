@@ -1,6 +1,6 @@
 """Tasks of the lm-evaluation-harness in a run: at boundaries, in the summary and at the gate.
 
-The harness is an extra. What scores is a double here. `tests/evaluation/test_lm_eval.py` tests what it stands for.
+The harness is an extra, so a double scores here. `tests/evaluation/test_lm_eval.py` tests the real one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ASKED: dict[str, object] = {"lm_tasks": ["quiz"], "lm_limit": 4}
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A harness whose task every boundary loses a quarter of, and that touches everybody's chance as the real one."""
+    """A harness whose task every boundary loses a quarter of, and that changes all RNGs, as the real one does."""
     asked: list[int] = []
 
     def score_tasks(net: Backbone, _tokenizer: Any, tasks: Sequence[str], **settings: Any) -> list[Score]:

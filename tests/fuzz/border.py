@@ -138,7 +138,7 @@ class Border:
 
 
 def _escaped(error: BaseException) -> Problem:
-    """What users would see as a traceback, by where it came from."""
+    """The traceback that users would see, by its origin."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/trc2/" in frame.filename] or list(frames)
     place = f"{ours[-1].filename.rsplit('/trc2/', 1)[-1]}:{ours[-1].name}"
@@ -168,7 +168,7 @@ def _alarm() -> Iterator[None]:
 
 
 def _reset_process() -> None:
-    """What a case may set for its whole process is taken back before the next."""
+    """Undo what a case may set for its whole process, before the next case."""
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
     torch.use_deterministic_algorithms(False)

@@ -135,7 +135,7 @@ def change_lines(content: bytes, rng: random.Random) -> bytes:
     lines = content.split(b"\n")
     place = rng.randrange(max(1, len(lines) - 1))
     match rng.randrange(8):
-        case 7:  # a number that is told nowhere
+        case 7:  # a number that is not documented
             metric = rng.choice((b"perplexity", b"loss_lm", b"seconds", b"eval/", b"nll"))
             lines = [line.replace(metric, b"x" + metric) for line in lines]
         case 0:
@@ -181,7 +181,7 @@ def change_yaml(content: bytes, rng: random.Random) -> bytes:
 
 
 def change_safetensors(content: bytes, rng: random.Random) -> bytes:
-    """Tensors whose table of contents tells another story, or whose numbers are none."""
+    """Tensors whose table of contents is wrong, or whose numbers are not finite."""
     if len(content) < 8:
         return mutate(content, rng)
     (size,) = struct.unpack("<Q", content[:8])

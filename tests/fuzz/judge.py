@@ -1,4 +1,4 @@
-"""The rules. A sentence or a right result, and nothing that was there before is changed or lost."""
+"""The rules: one sentence or a right result, and files that existed before are neither changed nor lost."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Judge:
             yield Problem("right result", "export", f"the exported model cannot be opened: {error!r}")
 
     def _resumed(self, case: Case, ran: Ran, before: Snapshot) -> Iterator[Problem]:
-        """A resumed run is the undisturbed one, or it was refused and nothing was lost. Never a third thing."""
+        """A resumed run is the undisturbed one, or it was refused and nothing was lost. There is no third outcome."""
         folder = case.argv[0 if case.is_call else 1]
         whole = WHOLE.get(folder)
         if whole is None or folder not in case.parts:

@@ -407,7 +407,7 @@ def _recipes(pieces: Pieces) -> st.SearchStrategy[Case]:
 
 
 def _data_files(pieces: Pieces) -> st.SearchStrategy[Case]:
-    """Damaged files of every kind, rows nobody should write, and small files that become large ones."""
+    """Damaged files of every kind, invalid rows, and small files that become large ones."""
     names = pieces.world.names("files")
     packed = [name for name in names if name.endswith((".gz", ".zst"))]
 

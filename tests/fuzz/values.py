@@ -1,4 +1,4 @@
-"""Words, numbers, paths and settings nobody should give, as hypothesis strategies."""
+"""Invalid words, numbers, paths and settings, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ rows = st.builds(
 
 
 def as_json(value: object) -> str:
-    """JSON is YAML too, but for its odd numbers, which stay as Python writes them."""
+    """JSON is YAML too, except for infinite numbers and NaN, which stay as Python writes them."""
     return json.dumps(value)
 
 

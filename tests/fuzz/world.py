@@ -1,4 +1,4 @@
-"""The small data, runs and models that cases start from: made once, kept in memory, laid out anew for every case."""
+"""The small data, runs and models that cases start from: made once, kept in memory, laid out again for every case."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _write_files(folder: Path) -> None:
 
 
 def add_oddities(folder: Path) -> None:
-    """Names that exist but are nothing of use."""
+    """Names that exist but are not useful."""
     loop, dangling, empty, empty_file, *files = ODDITIES
     (folder / loop).symlink_to(loop)
     (folder / dangling).symlink_to("nowhere")

@@ -44,7 +44,7 @@ def test_runs_that_learn_are_not_marked(run: ScoreTable) -> None:
 
 
 def test_a_task_that_was_known_before_it_came_is_not_marked() -> None:
-    """Its own training brings nothing, because transfer or replay had brought it where its like is."""
+    """Its own training gains nothing, because transfer or replay had already brought it as far as its peers."""
     known = table((4200, 320, 321, 330), (4180, 330, 325, 340), (4213, 1500, 900, 50))
     assert gain_of(known, STRETCHES[1]).own < 0.05  # type: ignore[union-attr]
     assert unlearned(known) == []
@@ -54,7 +54,7 @@ def test_a_task_that_was_known_before_it_came_is_not_marked() -> None:
 
 
 def test_nothing_learnt_at_all_marks_every_task() -> None:
-    """Without a task that was learnt there is no yardstick: half of nothing is not enough."""
+    """Without a learned task there is no standard of comparison, so nothing counts as learned."""
     nothing = table((4200, 4190, 4180, 4180), (4180, 4175, 4170, 4170), (4213, 4210, 4205, 4200))
     assert unlearned(nothing) == ["c4", "wikitext", "gsm8k"]
 

@@ -56,7 +56,7 @@ def slow_match(levels: dict[int, Counter[Gram]], context: Gram) -> tuple[int, in
 
 
 def contexts_of(row: list[int], order: int) -> list[Gram]:
-    """What stands before and at each place, as much as the order asks for."""
+    """The tokens before and at each position, as many as the order needs."""
     return [tuple(row[max(0, i - order + 2) : i + 1]) if order > 1 else () for i in range(len(row))]
 
 

@@ -1,4 +1,4 @@
-"""What reservoirs keep: the chances their rules promise, over many streams."""
+"""Reservoirs keep chunks with the probabilities of their rules, over many streams."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_balanced_gives_a_short_stretch_as_much_room_as_a_long_one() -> None:
         kept[held] += 1
     long, short = kept[:200], kept[200:]
     assert long.sum() == short.sum() == 60 * 6
-    # Within a stretch every chunk has the same chance: halves hold as many, within four standard deviations.
+    # Within a stretch every chunk has the same probability: halves hold equally many, within four standard deviations.
     for part in (long, short):
         first, second = part[: len(part) // 2].sum(), part[len(part) // 2 :].sum()
         assert abs(float(first - second)) < 4 * (60 * 6) ** 0.5
@@ -132,7 +132,7 @@ def test_surprise_without_a_memory_is_refused() -> None:
 
 @pytest.mark.parametrize("keep", ["uniform", "loss", "balanced"])
 def test_what_is_drawn_before_the_reservoir_is_full_was_stored(keep: str) -> None:
-    """An empty slot is a row of zeros, which nobody should learn."""
+    """An empty slot is a row of zeros, which must not be trained on."""
     store = ReplayStores(2, 64, 4, keep=keep)
     for step in range(5):
         store.commit(torch.full((3, 4), step + 1, dtype=torch.int32), torch.rand(3, dtype=torch.float64))

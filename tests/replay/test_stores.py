@@ -87,7 +87,7 @@ def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
     stores.sample(7, 4)
     assert torch.equal(stores.sample(7, 3), first)
     assert not torch.equal(stores.sample(8, 3), first)
-    # round(2.5) = 2 from the reservoir, so 3 come from the ring, which holds the last two chunks
+    # round(2.5) = 2 from the reservoir, so 3 come from the recency buffer, which holds the last two chunks
     assert (first[:3, 0] >= 48).all()
 
 

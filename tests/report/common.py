@@ -23,7 +23,7 @@ COSTS = {
 
 
 def forgets(step: int, index: int) -> float:
-    """Learnt well in its own stretch of ten steps, then slowly lost."""
+    """Learned well in its own ten steps, then slowly lost."""
     begin = 10 * index
     since = step - begin
     if since <= 0:

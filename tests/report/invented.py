@@ -1,4 +1,4 @@
-"""Run folders with invented numbers: real settings, a diary that looks like a run's, no training.
+"""Run folders with invented numbers: real settings, a metrics log like that of a run, no training.
 
 invent_matrix(root)                      # a small lab: parts, baselines, bounds, orders, seeds
 invent_run(root / "mine", "lab_trc2", ["train.seed=1"], forgets=0.3)
@@ -134,7 +134,7 @@ def _evaluation(step: int, plan: TaskSchedule, rise: float, luck: float, joint: 
 
 
 def invent_matrix(root: Path, seeds: Iterable[int] = (0, 1, 2)) -> Path:
-    """What the lab's sweep leaves behind, in small: the eight ablations, two baselines, bounds, orders, an A/A twin."""
+    """A small version of the lab's sweep: the eight ablations, two baselines, references, orders, an A/A repeat."""
     seeds = list(seeds)
     for thalamus, memory, replay in itertools.product(("true", "false"), repeat=3):
         parts = [f"model.thalamus={thalamus}", f"model.memory={memory}", f"model.replay={replay}"]

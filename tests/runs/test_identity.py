@@ -1,4 +1,4 @@
-"""A checkpoint belongs to its run: other settings, other data or another diary are refused, and the file is named."""
+"""A checkpoint belongs to its run: other settings, data or another metrics log are refused, and the file is named."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def prepare_in_process(root: Path, together: Barrier, answers: Any) -> None:
 
 
 def die_at(root: Path, moment: str) -> None:
-    """A process that is killed outright when it tells of this moment."""
+    """A process that is killed when it reports this moment."""
 
     def watch(text: str) -> None:
         if text.startswith(moment):

@@ -189,7 +189,7 @@ def test_what_was_skipped_and_ignored_is_in_the_messages_also_the_second_time(tm
             "one: 2 files are in no split and were ignored (first: a.txt): name them by splits.train, "
             "e.g. splits.train='*.txt'.",
         )
-    (tmp_path / "one" / "b.txt").touch()  # packs nothing anew, but is told
+    (tmp_path / "one" / "b.txt").touch()  # does not pack again, but is reported
     assert "one: 3 files" in prepare_stream(stream(tmp_path)).tasks["one"].messages[1]
 
 

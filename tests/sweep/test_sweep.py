@@ -70,7 +70,7 @@ def test_a_failed_run_is_kept_and_shown_and_the_others_end(recipe: str, tmp_path
 
     assert (alone / "checkpoints").is_dir()
     shutil.rmtree(out / "tiny+s0")
-    shutil.move(alone, out / "tiny+s0")  # one that ended while no sweep was looking is made small too, if nobody has it
+    shutil.move(alone, out / "tiny+s0")  # a run that ended outside a sweep is made small, if no process holds it
     with lock_folder(out / "tiny+s0"):
         run_sweep(cells, out, LocalLauncher(2, cores=2), QUIET, keep=False)
         assert (out / "tiny+s0" / "checkpoints").is_dir()

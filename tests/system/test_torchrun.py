@@ -1,4 +1,4 @@
-"""What the environment says of a group, and what single variables that were left behind do not say."""
+"""Variables that describe a group are read, and single left-over ones are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trc2.system.torchrun import Place, is_first_process, is_worker, left_over, 
         {"RANK": "1"},
         {"RANK": "x"},
         {"WORLD_SIZE": "0"},
-        {"WORLD_SIZE": "2", "RANK": "1"},  # without an address nobody can be met
+        {"WORLD_SIZE": "2", "RANK": "1"},  # without an address the group cannot meet
         {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost"},
         {"WORLD_SIZE": "9" * 5000, "RANK": "1", "MASTER_ADDR": "localhost"},
         {"LOCAL_RANK": "-1"},

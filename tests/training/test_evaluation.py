@@ -1,4 +1,4 @@
-"""What is measured between steps, and of whom."""
+"""Which scores are measured between steps, and of which tasks."""
 
 from __future__ import annotations
 

@@ -74,5 +74,5 @@ def test_after_twenty_steps_the_time_left_is_right_within_a_third(tiny_run: Make
         estimates.append((now, forecast.left))
         now += token * sum(scored_at(config, schedule, data, step))
         forecast.see(Record("eval", step, "a"), now)
-    assert estimates[0][1] is None  # the first step tells nothing
+    assert estimates[0][1] is None  # the first step is not representative
     assert all(left is not None and 2 / 3 < left / (now - at) < 4 / 3 for at, left in estimates[20:195])

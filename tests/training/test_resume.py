@@ -44,7 +44,7 @@ def at(tiny_run: MakeRun, folder: Path, **changes: dict[str, object]) -> RunConf
 
 @pytest.fixture(scope="module")
 def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What nothing disturbed, to compare with."""
+    """The undisturbed run, for comparison."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     return start_run(tiny_run_config(tiny_data, folder, output={**OUTPUT, "folder": folder}), QUIET)
 

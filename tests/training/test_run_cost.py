@@ -1,4 +1,4 @@
-"""What a run cost is told for the whole run, however many processes it took."""
+"""The cost of a run is reported for the whole run, over all of its processes."""
 
 from __future__ import annotations
 

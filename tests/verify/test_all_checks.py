@@ -280,7 +280,7 @@ BROKEN = [
 
 
 def choose_groups(monkeypatch: pytest.MonkeyPatch, groups: set[str]) -> None:
-    """Run these groups of checks only. What the others make of a broken network is not asked."""
+    """Run these groups of checks only. The results of other groups on a broken network do not matter."""
     monkeypatch.setattr(all_checks, "CHECKS", [entry for entry in CHECKS if entry[0] in groups])
 
 
