@@ -46,7 +46,7 @@ def test_only_equal_seeds_and_orders_are_pairs() -> None:
 
 
 def test_no_pair_is_refused_and_the_comparison_named() -> None:
-    with pytest.raises(UserError, match=r"None of 1 and 1 runs are partners.*\(0, 0\) and \(1, 0\)"):
+    with pytest.raises(UserError, match=r"1 and 1 runs form no pairs.*\(0, 0\) and \(1, 0\)"):
         paired_difference({(0, 0): 1.0}, {(1, 0): 1.0})
     with pytest.raises(UserError, match="'mamba' cannot be compared"):
         compare_all({(0, 0): 1.0}, {"mamba": {}})

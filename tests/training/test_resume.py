@@ -188,7 +188,7 @@ def test_old_tasks_need_no_files_once_they_are_packed(
     (root / "tools" / "train.jsonl").unlink()
     said = io.StringIO()
     resume_run(tmp_path / "parted", [], Console(file=said, width=200))
-    assert "fruit: its files are gone; its packed tokens are in the cache" in said.getvalue()
+    assert "fruit: its files are gone. The packed tokens" in said.getvalue()
     assert compare_runs(tmp_path / "whole", tmp_path / "parted")[0] == []
     scores = score_target(find_target(str(tmp_path / "whole")), warn=print, tasks=["fruit"])
     assert scores["fruit"]["perplexity"] > 1
@@ -278,7 +278,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, "write_durably", full)
-        with pytest.raises(UserError, match="No space left on device; earlier ones are whole"):
+        with pytest.raises(UserError, match="No space left on device: make room and resume from the last one"):
             start_run(at(tiny_run, tmp_path / "run"), QUIET)
     found = RunFolder(tmp_path / "run").newest_checkpoint(lambda message: None)
     assert found is not None

@@ -538,7 +538,7 @@ def _load(config: HFConfig, settings: Any) -> Any:
         if info.get(problem):
             raise UserError(
                 f"The weights in {folder} do not fit their config.json: {brief(min(map(str, info[problem])), 80)} is "
-                f"one of {len(info[problem])} {problem.replace('_', ' ')}; use the files that were saved together."
+                f"one of {len(info[problem])} {problem.replace('_', ' ')}, so use the files that were saved together."
             )
     return lm
 
@@ -596,8 +596,8 @@ def _load_adapters(adapter: str, lm: Any) -> None:
     wrong = [name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)]
     if wrong:
         raise UserError(
-            f"{path} does not fit its model: {brief(min(wrong), 80)} is one of {len(wrong)} tensors that differ; use "
-            "the model that the adapters were trained with."
+            f"{path} does not fit its model: {brief(min(wrong), 80)} is one of {len(wrong)} tensors that differ, so "
+            "use the model that the adapters were trained with."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():

@@ -51,6 +51,6 @@ def _check_ids(name: str, ids: Tensor, vocab_size: int, ignored: int | None = No
     if low < 0 or high >= vocab_size:
         wrong = high if high >= vocab_size else low
         raise UserError(
-            f"{name} contains token id {wrong}, but vocab_size={vocab_size}: ids must be 0 … {vocab_size - 1}; "
-            "use the tokenizer the model was built for."
+            f"{name} contains token id {wrong}, but vocab_size={vocab_size}: ids must be 0 … {vocab_size - 1}, "
+            "so use the tokenizer the model was built for."
         )

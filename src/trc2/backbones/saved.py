@@ -188,7 +188,7 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
     if config.num_parts > len(tensors) or _replay_bytes(config) > size:
         raise UserError(
             f"{path} does not fit its config: its {len(tensors)} tensors of {size:,} bytes are fewer than the config "
-            "asks for; use the config saved with it."
+            "asks for, so use the config saved with it."
         )
     try:
         net = outline(config)
@@ -201,7 +201,7 @@ def _check_fit(config: BackboneConfig, tensors: dict[str, torch.Tensor], folder:
         name = brief(wrong[0], 80)
         raise UserError(
             f"{path} does not fit its config: {name} is {stored.get(wrong[0], 'missing')} where "
-            f"{expected.get(wrong[0], 'nothing')} belongs ({len(wrong)} such tensors); use the config saved with it."
+            f"{expected.get(wrong[0], 'nothing')} belongs ({len(wrong)} such tensors), so use the config saved with it."
         )
     derived = sum(buffer.nbytes for name, buffer in net.named_buffers() if name not in expected)
     if derived > MAX_DERIVED_BYTES:

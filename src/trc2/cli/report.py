@@ -74,7 +74,7 @@ def _write(table: RunTable, place: Path, as_json: bool) -> None:
     for sentence in findings(table):
         out.print(sentence)
     runs = f"{len(table.runs)} runs, {table.runs.variant.nunique()} variants"
-    missing = f" {len(written.left_out)} were left out; report.md says what each needs." if written.left_out else ""
+    missing = f" {len(written.left_out)} were left out. report.md says what each needs." if written.left_out else ""
     parts = f"{written.count('.tex')} tables and {written.count('.svg')} figures"
     out.print(f"{runs}: {parts} in {written.seconds:.1f} s.{missing}")
     out.print("  ".join(str(path) for path in written.written if path.parent == place), soft_wrap=True)

@@ -66,7 +66,7 @@ def _remedies(folder: RunFolder, curve: list[tuple[int, float]], limit: float, w
     factor = math.log1p(limit) / math.log1p(worst)
     if 0 < factor < 1:
         yield (
-            f"Smaller rate: at train.learning_rate={rate:g} the worst task rose by {worst:.1%}; if the rise is in "
+            f"Smaller rate: at train.learning_rate={rate:g} the worst task rose by {worst:.1%}. If the rise is in "
             f"proportion to the rate, train.learning_rate={rate * factor:.2g} stays at the limit."
         )
     share, lineage = config.model.replay_share if config.model.replay else None, folder.lineage()
@@ -76,7 +76,7 @@ def _remedies(folder: RunFolder, curve: list[tuple[int, float]], limit: float, w
     if share is not None and has_old_text and share < MAX_SHARE:
         larger = min(MAX_SHARE, max(2 * share, 0.05))
         yield (
-            f"Larger share: {share:.0%} replay was not enough; try --replay-share {larger:.2g}, or find the smallest "
+            f"Larger share: {share:.0%} replay was not enough. Try --replay-share {larger:.2g}, or find the smallest "
             "sufficient one by --rehearse."
         )
 

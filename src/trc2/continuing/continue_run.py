@@ -69,7 +69,7 @@ def _check_is_free(path: Path, config: RunConfig) -> None:
     if folder.is_taken and folder.lineage() is not None:
         raise UserError(
             f"{path} already holds a run that goes on from another: `trc2 resume {path}` brings it to its end and "
-            "judges it; for another run choose another --out."
+            "judges it, and another run needs another --out."
         )
     folder.check_is_free("choose another --out")
     if path.is_symlink():  # a finished folder cannot be moved onto a link

@@ -202,7 +202,7 @@ def needs_notes(run: RunConfig, device: Device, rows: list[Need], *, is_guess: b
         assumed += (
             f", what the paper's rows suggest for a width of {run.model.d_model}, within a factor of {SPREAD:.0f}"
         )
-    notes = [f"{assumed}; messages are not hidden behind them."]
+    notes = [f"{assumed}, with communication that does not overlap computation."]
     if small := [row.devices for row in rows if not row.fits]:
         limit = device.memory / 1e9
         notes.append(f"{', '.join(map(str, small))} devices of {limit:,.4g} GB are too few, whatever is divided.")

@@ -50,7 +50,7 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         if _is_loss(error):
             raise RankLost(
                 f"Another process of this run was lost, so this one stops ({brief(error)}): torchrun starts all of "
-                "them again if --max-restarts allows; else use `trc2 resume`."
+                "them again if --max-restarts allows, otherwise use `trc2 resume`."
             ) from error
         raise
     dist.destroy_process_group()

@@ -119,7 +119,7 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
                 first = sorted(map(str, info[problem]))[0]
                 raise UserError(
                     f"The weights in {pretrained_model_name_or_path} do not fit their config.json: {first} is one of "
-                    f"{len(info[problem])} {problem.replace('_', ' ')}; use the files that were saved together."
+                    f"{len(info[problem])} {problem.replace('_', ' ')}, so use the files that were saved together."
                 )
         model.net.sync_from_buffers()
         folder = Path(pretrained_model_name_or_path)

@@ -117,13 +117,13 @@ def _as_api_error(error: Exception, request_id: str) -> ApiError:
     place = traceback.extract_tb(error.__traceback__)[-1]
     log.error("%s in %s:%s %s", type(error).__name__, place.filename, place.lineno, request_id)
     if _is_about_space(error):
-        return ApiError(507, "The server's disk is full: ask whoever runs it to make room.", code="disk_full")
+        return ApiError(507, "The server's disk is full: ask its operator to make room.", code="disk_full")
     if isinstance(error, SQLAlchemyError):
         return ApiError(
             503, "The server's database cannot be used now: ask again.", code="database_unavailable",
             headers={"retry-after": "5"},
         )  # fmt: skip
-    return ApiError(500, "The server failed; its log has the request id of this answer: ask again.", code="internal")
+    return ApiError(500, "The server failed (its log has the request id of this answer): ask again.", code="internal")
 
 
 def _is_about_space(error: BaseException) -> bool:

@@ -73,14 +73,14 @@ def _versions() -> Finding:
         if importlib.util.find_spec(name.replace("-", "_")) is not None:
             versions.append(f"{name} {importlib.metadata.version(name)}")
     return Finding(
-        "versions", ", ".join(versions), f"{platform.system()} {platform.machine()}; name these in a report."
+        "versions", ", ".join(versions), f"{platform.system()} {platform.machine()}. Name these in a report."
     )
 
 
 def _device() -> Finding:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if names:
-        return Finding("device", ", ".join(names), "The first one is used; output.device=cuda:1 chooses another.")
+        return Finding("device", ", ".join(names), "The first one is used. output.device=cuda:1 chooses another.")
     advice = "No GPU that torch can use: demo and lab_* are sized for this, paper_* are not."
     if torch.version.cuda is None and shutil.which("nvidia-smi"):
         advice = "There is an NVIDIA driver, but this torch is built without CUDA: install one that has it."
@@ -92,9 +92,9 @@ def _number_format() -> Finding:
     device = choose_device("auto")
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     why = {
-        "float32": "CPUs without units for bfloat16 emulate it far slower, and few say so.",
+        "float32": "Most CPUs emulate bfloat16, which is far slower.",
         "bfloat16": "This GPU has it natively, and it needs no loss scaling.",
-        "float16": "This GPU is older than bfloat16; gradients are scaled.",
+        "float16": "This GPU is older than bfloat16, so gradients are scaled.",
     }
     return Finding("number format", dtype, f"{why[dtype]} train.precision names another.")
 
@@ -107,8 +107,8 @@ def _threads() -> Finding:
     if threads > cores:
         return Finding("threads", value, f"More threads than cores wait for each other: output.threads={cores}.", False)
     if threads < cores:
-        return Finding("threads", value, f"Right beside other work; alone, output.threads={cores} is faster.")
-    return Finding("threads", value, "Right for one run at a time; `trc2 sweep --jobs N` divides them.")
+        return Finding("threads", value, f"Right beside other work. Alone, output.threads={cores} is faster.")
+    return Finding("threads", value, "Right for one run at a time. `trc2 sweep --jobs N` divides them.")
 
 
 def _load() -> Finding:

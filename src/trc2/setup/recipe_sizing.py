@@ -320,14 +320,14 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
     comments = {
         "model": "the model you have, and a tenth of every step's tokens from earlier text"
         if isinstance(config.model, HFConfig)
-        else "the largest of the ladder with enough steps in the time; replay_share of their tokens is earlier text",
+        else "the largest size with enough steps in the time. replay_share of the tokens is earlier text",
         "stream": "tasks in the order they are learned. Of large folders only as much is read as the steps need",
-        "train": "a step reads batch_size × micro_batches new rows of sequence_length tokens; replay comes on top",
-        "control": "how often forgetting is measured; mode: closed_loop lets it steer replay"
+        "train": "a step reads batch_size × micro_batches new rows of sequence_length tokens. Replay comes on top",
+        "control": "how often forgetting is measured. mode: closed_loop lets it control replay"
         if config.control.mode == "fixed"
         else "how often replay is adjusted to what is being forgotten",
-        "eval": "about a seventh of the time at most; text_sequences=16 adds BLEU and the like, which is slow",
-        "output": "the run folder; `trc2 report` and `trc2 resume` take it",
+        "eval": "about a seventh of the time at most. text_sequences=16 adds BLEU and the like, which is slow",
+        "output": "the run folder. `trc2 report` and `trc2 resume` take it",
     }
     for section, comment in comments.items():
         if section in values:

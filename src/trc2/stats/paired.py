@@ -44,8 +44,8 @@ def paired_difference(a: Mapping[Key, float], b: Mapping[Key, float]) -> PairedD
     shared = [key for key in a if key in b]
     if not shared:
         raise UserError(
-            f"None of {len(a)} and {len(b)} runs are partners: pairs need equal (seed, order), "
-            f"but there are {_list_keys(a)} and {_list_keys(b)}; run both with the same seeds."
+            f"{len(a)} and {len(b)} runs form no pairs: pairs need equal (seed, order), "
+            f"but there are {_list_keys(a)} and {_list_keys(b)}, so run both with the same seeds."
         )
     differences = [float(a[key] - b[key]) for key in shared]
     spread = moments(differences)

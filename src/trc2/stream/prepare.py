@@ -64,7 +64,7 @@ def prepare_stream(
             packed = _find_packed(task.name, earlier, cache)
             if packed is None:
                 raise
-            note = f"{task.name}: its files are gone; its packed tokens are in the cache, as the run began with."
+            note = f"{task.name}: its files are gone. The packed tokens that the run began with are in the cache."
             tasks[task.name] = replace(packed, notes=(note,))
     files = {
         f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
@@ -165,7 +165,7 @@ def has_skipped(splits: Mapping[str, SplitInfo], kind: str) -> bool:
 def _chat_notes(task: PreparedTask) -> list[str]:
     """What is learned of conversations, by split."""
     return [
-        f"{task.name}/{split}: {info.chats:,} of {info.documents:,} documents are conversations; the loss is taken on "
+        f"{task.name}/{split}: {info.chats:,} of {info.documents:,} documents are conversations. The loss is taken on "
         f"{info.counted:,} of {info.tokens:,} tokens."
         for split, info in task.splits.items()
         if info.chats and info.counted is not None

@@ -103,7 +103,7 @@ class _Sweep:
                     self._look(board)
             if self.stop_requested:
                 self.launcher.stop()
-                raise Interrupted("Stopped; every run has saved: go on with the same `trc2 sweep`.")
+                raise Interrupted("Stopped, and every run has saved: go on with the same `trc2 sweep`.")
         finally:
             self.launcher.stop()
             board.close()

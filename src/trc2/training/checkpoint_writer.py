@@ -62,8 +62,8 @@ class CheckpointWriter:
                 unfinished.result()
         except OSError as failure:
             raise UserError(
-                f"A checkpoint could not be written to {self.folder}: {failure.strerror or failure}; earlier ones are "
-                "whole, so make room and resume."
+                f"A checkpoint could not be written to {self.folder}: {failure.strerror or failure}: make room "
+                "and resume from the last one."
             ) from None
 
     def _write(self, checkpoint: Checkpoint, prune: bool) -> None:

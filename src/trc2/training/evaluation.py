@@ -168,7 +168,7 @@ class Evaluator:
             if not math.isfinite(value):
                 raise UserError(
                     f"The control perplexity of task '{name}' is {value} at step {state.progress.step}: the model is "
-                    "broken; lower train.learning_rate and start again."
+                    "broken, so lower train.learning_rate and start again."
                 )
         return values
 

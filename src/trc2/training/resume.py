@@ -109,7 +109,7 @@ def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, cons
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
     start = -1 if checkpoint is None else checkpoint.step
     if any(record.kind == "end" for record in history) and start >= trainer.schedule.total_steps:
-        console.print(f"{folder} is finished; add a task with `trc2 continue`.", highlight=False, markup=False)
+        console.print(f"{folder} is finished: add a task with `trc2 continue`.", highlight=False, markup=False)
         return False
     kept = [record for record in history if record.step <= start and start > 0]
     if checkpoint is not None:

@@ -134,9 +134,7 @@ def _stop_message(trainer: Trainer) -> str:
     if saved is None:
         done = ", before anything was saved"
     else:
-        done = (
-            " and saved" if saved == step else f", while steps failed; the last checkpoint is of step {saved - first}"
-        )
+        done = " and saved" if saved == step else f", while steps failed after the checkpoint of step {saved - first}"
     return f"Stopped at step {step - first}{done}: go on with `trc2 resume {trainer.folder}`."
 
 
