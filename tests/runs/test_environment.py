@@ -58,5 +58,5 @@ def test_what_is_written_is_read_back_and_a_damaged_line_is_told(tmp_path: Path)
     assert path.read_text() == f"{'0' * 64}  a\n{'1' * 64}  b\n"
     assert read_checksums(path) == sums
     path.write_text("0123  a\n")
-    with pytest.raises(UserError, match="no checksum and name"):
+    with pytest.raises(UserError, match="not a checksum with a name"):
         read_checksums(path)

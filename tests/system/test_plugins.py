@@ -218,7 +218,7 @@ BROKEN = {
     "empty": ("trc2.strategies", "broken.empty", "no Settings"),
     "bare": ("trc2.backbones", "broken.empty", "no Config"),
     "renamed": ("trc2.strategies", "broken.renamed", "is not 'renamed'"),
-    "number": ("trc2.metrics", "broken.empty:NUMBER", "no trc2.MetricPlugin"),
+    "number": ("trc2.metrics", "broken.empty:NUMBER", "not a trc2.MetricPlugin"),
     "Odd": ("trc2.strategies", "broken.empty", "small letters"),
 }
 MODULES = {
