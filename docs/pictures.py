@@ -108,7 +108,7 @@ def draw_curves(name: str, title: str) -> Figure:
         colour = palette()[place - 1] if place else ink("grey")
         axes.plot(steps, values, color=colour, marker="o", markersize=4, clip_on=False)
         labels.append((values[-1], text, colour))
-    axes.set(yscale="log", ylim=(5, 12_000), ylabel="perplexity (lower is better)")
+    axes.set(yscale="log", ylabel="perplexity (lower is better)")
     plain_log_ticks(axes.yaxis)
     figure.lay_out()
     draw_tasks(axes, spans, {task: f"{task} text" for task in TASKS}, boundaries[-1])
