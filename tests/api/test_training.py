@@ -189,7 +189,7 @@ def test_a_section_with_a_name_is_the_same_as_the_override_of_that_name() -> Non
     [
         ({}, None, "names no task"),
         (["a"], None, "names no task"),
-        ({"A b": ["x"]}, None, "name="),
+        ({"A b": ["x"]}, None, "name='A b' is not valid: use lower-case letters and digits, .* '_' and '-'"),
         ({"a": "no folder"}, None, "not a folder or file"),
         ({"a": ["x", 3]}, None, "Text 2 of task 'a' is 3"),
         ({"a": [{"text": "x"}, {"body": "y"}]}, None, "Text 2 of task 'a' is {'body': 'y'}"),

@@ -125,6 +125,9 @@ def _first_problem(error: ValidationError, section: type[BaseModel]) -> SettingE
     if problem["type"] == "missing":
         return SettingError("The setting '<path>' is missing: add it.", path)
     rule = problem["msg"][0].lower() + problem["msg"][1:]
+    if problem["type"] == "string_pattern_mismatch":  # our patterns are those of names
+        marks = "'_' and '-'" if "-]" in problem["ctx"]["pattern"] else "'_'"
+        rule = f"use lower-case letters and digits, after the first one also {marks}"
     return SettingError(f"<path>={shown(problem['input'])} is not valid: {rule}.", path)
 
 
