@@ -1,4 +1,4 @@
-"""Check the prose of all pages: sentence length, semicolons, negations, private terms.
+"""Check the prose of all pages: sentence length, semicolons, negations, clauses as subjects, private terms.
 
 `python docs/prose.py` checks docs/ and the pages at the top of the repository, and exits with 1 if one breaks a rule.
 `python docs/prose.py --all` shows the numbers of every page. Code and quoted output are left out. Headings and tables
@@ -19,6 +19,7 @@ MAX_MEAN_WORDS = 20.0
 MAX_SENTENCE_WORDS = 45
 
 NEGATION = re.compile(r"\b(?:is no|are no|was no|were no|nobody|none|whoever|no one)\b(?!\s+longer)", re.IGNORECASE)
+CLAUSE = re.compile(r"(?:What|Who|Whoever|Whatever)(?: [^\s?:]+){5,}[.]$")  # as a subject. Shorter ones are titles
 PRIVATE_TERMS = {
     r"arms?\b(?! in)": "configuration or variant",
     r"lesion(?:s|ed|ing)?": "ablation, ablated",
@@ -100,6 +101,8 @@ def problems(path: str, text: str) -> list[str]:
             f"{path}: {prose.mean_words:.1f} words in a mean sentence, at most {MAX_MEAN_WORDS:g}: split the longest"
         )
     for sentence in prose.sentences:
+        if CLAUSE.match(sentence):
+            found.append(f"{path}: begin with the thing itself instead of '{sentence.split()[0]}': {sentence[:80]}")
         if len(sentence.split()) > MAX_SENTENCE_WORDS:
             found.append(f"{path}: {len(sentence.split())} words in one sentence: {sentence[:80]}…")
     for line in without_code(text).splitlines():

@@ -103,6 +103,7 @@ def test_the_prose_check_counts_sentences_outside_code_and_tables() -> None:
         ("There is no way, and nobody knows.", "is no, nobody"),
         (" ".join(["word"] * 46) + ".", "46 words"),
         ("Every arm is drawn.", "configuration"),
+        ("What was never learned cannot be forgotten.", "instead of 'What'"),
         ("| a cell | the lesioned model |", "ablation"),
     ],
 )
