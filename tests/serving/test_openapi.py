@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.serving.conftest import Start
 from tests.serving.test_completions import send
 from trc2.serving.app import ROUTES
+from trc2.serving.metrics import _family
 from trc2.serving.openapi import SHAPES
 from trc2.serving.server import Limits, Server
 from trc2.versions.registry import Versions
@@ -46,6 +47,13 @@ def test_metrics_count_requests_and_tokens(server: Server, client: openai.OpenAI
     assert value(answered) == requests + 1
     assert value("trc2_generated_tokens_total") == tokens + made.completion_tokens
     assert value('trc2_latest{version="words"}') == 1
+
+
+def test_large_counters_keep_their_units() -> None:
+    assert _family("n", "counter", "Many.", [({}, 12_345_678), ({"a": '"'}, 0.5)]).splitlines()[2:] == [
+        "n 12345678",
+        'n{a="\\""} 0.5',
+    ]
 
 
 @pytest.mark.slow

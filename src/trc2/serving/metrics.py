@@ -51,7 +51,7 @@ def _family(name: str, kind: str, purpose: str, samples: Iterable[Sample]) -> st
     lines = [f"# HELP {name} {purpose}", f"# TYPE {name} {kind}"]
     for labels, value in samples:
         inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        lines.append(f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}")
+        lines.append(f"{name}{{{inside}}} {value:.15g}" if inside else f"{name} {value:.15g}")
     return "\n".join(lines) + "\n"
 
 
