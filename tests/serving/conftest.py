@@ -7,8 +7,10 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from tests.backbones.common import excited
 from tests.conftest import TINY_TASKS, tiny_config
 from trc2 import CortexNet
 from trc2.backbones.saved import save_model
+from trc2.serving.engine import Engine
 from trc2.serving.server import Server, ServerSettings
 from trc2.stream.tokenizer import train_bpe
 from trc2.versions.registry import Versions
@@ -114,6 +117,34 @@ def client_of(server: Server, token: str = "none", **settings: Any) -> openai.Op
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with client_of(server) as one:
         yield one
+
+
+def eventually(is_true: Callable[[], object], seconds: float = 120) -> bool:
+    """Whether something becomes true. A server writes its log and frees places after its client has the answer."""
+    until = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """Inside the block the engine writes no token, so that requests wait however slow their clients are."""
+    gate, net = threading.Event(), engine.net
+    decode = net.decode
+
+    def decode_later(*arguments: Any, **settings: Any) -> Any:
+        assert gate.wait(120)
+        return decode(*arguments, **settings)
+
+    net.decode = decode_later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del net.decode
+        gate.set()
 
 
 @pytest.fixture(scope="session")
