@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +13,16 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 
 from tests.serving.conftest import Start, client_of, eventually, save_words_model
 from tests.serving.test_completions import send
+from tests.test_commands import make_llama
+from trc2 import UserError
 from trc2.generate.sampling import stream_text
 from trc2.runs.target import find_target
 from trc2.serving.server import Limits
-from trc2.serving.shelf import Choice, ServedModel, Shelf, VersionsFolder
+from trc2.serving.shelf import Choice, OneModel, ServedModel, Shelf, VersionsFolder
 from trc2.versions.entry import Version
 from trc2.versions.registry import Versions
 
@@ -240,3 +244,47 @@ def test_no_answer_mixes_two_versions(versions: Versions, start: Start) -> None:
             one.result()
     for name, prompt, text in seen:
         assert text == texts[name, prompt]
+
+
+def test_a_version_that_was_put_away_while_it_was_checked_is_read_again(versions: Versions) -> None:
+    first, second = (version.name for version in versions.all())
+
+    async def load_in_between() -> None:
+        shelf = Shelf(VersionsFolder(versions.folder), max_loaded=1)
+        accepted, asked = Shelf._accepted, 0
+
+        async def slow() -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 2:  # after the accepted version was loaded, another one takes its place
+                await shelf.model(first)
+            return await accepted(shelf)
+
+        shelf._accepted = slow  # type: ignore[method-assign]
+        model = await shelf.refresh()
+        assert model.choice.name == second
+        assert not model.engine._is_closing
+        shelf.close()
+
+    asyncio.run(load_in_between())
+
+
+def test_a_broken_template_leaves_no_engine_behind(words_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(words_model, tmp_path / "broken"))
+    (model / "chat_template.jinja").write_text("{% for %}")
+    shelf = Shelf(OneModel(model))
+    with pytest.raises(UserError, match="template"):
+        shelf.load(shelf.choices()[0])
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine broken"]
+
+
+def test_a_loaded_model_does_not_follow_its_file(tmp_path: Path) -> None:
+    make_llama(tmp_path)  # Transformers maps the file of its weights into memory
+    shelf = Shelf(OneModel(tmp_path))
+    loaded = shelf.load(shelf.choices()[0])
+    before = [parameter.clone() for parameter in loaded.engine.net.parameters()]
+    (file,) = tmp_path.glob("*.safetensors")
+    with file.open("r+b") as weights:
+        weights.write(bytes(file.stat().st_size))
+    assert all(torch.equal(old, new) for old, new in zip(before, loaded.engine.net.parameters(), strict=True))
+    loaded.engine.close()

@@ -205,8 +205,9 @@ class Shelf:
             if at_once:
                 self._unreadable.pop(name, None)
             model = await self.model(name)
-            if model.choice.name == await self._accepted():  # it may have changed while this one was read
-                self._latest = self._models.setdefault(model.choice.name, model)
+            is_accepted = name == await self._accepted()  # another may have been accepted while this one was read
+            if is_accepted and self._models.get(name) is model:  # and this one may have been put away since
+                self._latest = model
                 self._put_away()
         self.problem = None
         return self._latest
@@ -241,11 +242,14 @@ class Shelf:
             if choice.version is not None:
                 choice.version.check(("model",))
             net, tokenizer = find_target(str(choice.folder)).trained_model(self.warn)
+            template = read_template(choice.folder, tokenizer)
         except UserError as error:  # clients need not know where the folder is
             raise UserError(str(error).replace(f"{choice.folder.parent}/", "")) from None
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.data = tensor.data.clone()  # weights that stay mapped would follow later changes of the file
         name = choice.name if choice.version is not None else f"{choice.name}@{fingerprint(net, tokenizer)}"
         engine = Engine(net, tokenizer, name=choice.name, max_rows=self.max_rows)
-        return ServedModel(choice, name, engine, read_template(choice.folder, tokenizer))
+        return ServedModel(choice, name, engine, template)
 
     def _put(self, name: str, done: asyncio.Task[ServedModel]) -> None:
         """Keep what was loaded."""
