@@ -302,10 +302,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the figures into this file")
     parser.add_argument("--pause", type=float, default=5.0, help="the longest random pause before a kill, in seconds")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(json.dumps(prove(asked.folder, asked.kills, seed=asked.seed, pause=asked.pause)))
+    figures = json.dumps(prove(asked.folder, asked.kills, seed=asked.seed, pause=asked.pause), indent=1)
+    print(figures)
+    if asked.out is not None:
+        asked.out.write_text(figures + "\n")
 
 
 if __name__ == "__main__":
