@@ -65,6 +65,14 @@ def wait(client: openai.OpenAI, job: str, is_over: Callable[[Any], bool]) -> Any
     return now
 
 
+def read_report(client: openai.OpenAI, job: Any) -> Any:
+    """The one result file of a job."""
+    (file,) = client.files.list(purpose="fine-tune-results")
+    assert job.result_files == [file.id]
+    assert (file.filename, file.purpose) == ("report.json", "fine-tune-results")
+    return json.loads(client.files.content(file.id).read())
+
+
 def at_end(job: Any) -> bool:
     return job.status in ("succeeded", "failed", "cancelled")
 
@@ -157,6 +165,10 @@ def test_from_documents_to_an_accepted_and_served_version(
     assert len({event.id for event in events}) == len(events)
     assert events[0].message == f"The model is accepted as {done.fine_tuned_model}."
     assert [event.data["step"] for event in events if event.type == "metrics" and event.data["kind"] == "train"]
+    report = read_report(client, done)
+    assert report["version"]["name"] == done.fine_tuned_model
+    assert report["verdict"]["passed"]
+    assert set(report["verdict"]["tasks"]) == {"fruit", "tools"}
     (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
     assert checkpoint.fine_tuned_model_checkpoint == done.fine_tuned_model
     assert not (tmp_path / "data" / "cache").exists()
@@ -311,6 +323,10 @@ def test_a_model_that_forgot_is_refused_and_latest_stays(client: openai.OpenAI, 
     assert done.error.code == "forgetting"
     assert {"fruit", "tools"} & set(done.error.param.split(","))
     assert done.metadata["owner"] == "me"
+    report = read_report(client, done)
+    assert (report["version"], report["verdict"]["passed"]) == (None, False)
+    lost = [name for name, task in report["verdict"]["tasks"].items() if not task["passed"]]
+    assert lost == done.error.param.split(",")
     assert versions.accepted().name == before
     assert client.completions.create(model="latest", prompt="red", max_tokens=1).model == before
 
@@ -423,6 +439,7 @@ def test_a_restarted_server_finishes_the_job_with_the_same_weights(
         done = wait(client, job, at_end)
         assert (done.status, done.error) == ("succeeded", None)
         assert [one.id for one in client.fine_tuning.jobs.list()] == [job]
+        assert read_report(client, done)["version"]["name"] == done.fine_tuned_model
     ours, theirs = versions.accepted(), undisturbed.accepted()
     assert done.fine_tuned_model == ours.name
     assert len(versions.all()) == 2

@@ -22,10 +22,11 @@ from trc2.serving.store import FILES, JOBS, alone, is_id, now, page
 from trc2.serving.wire import Answer, ApiError
 from trc2.stream.conversation import BadRow, conversation_of
 from trc2.system.failpoints import failpoint
-from trc2.system.files import make_folder, sync_folder
+from trc2.system.files import make_folder, sync_folder, write_durably
 
 ROWS, TEXTS = (".jsonl", ".ndjson"), (".txt", ".md")
 PURPOSES = ("fine-tune", "user_data")
+RESULTS = "fine-tune-results"  # the purpose of files that the server makes itself
 PARTIAL, PREFIX = ".partial-", "file-"
 SPARE_BYTES = 2**20  # of a body beside the file
 MAX_FIELD, MAX_FIELDS, MAX_LINE = 10_000, 20, 16 * 2**20
@@ -153,6 +154,18 @@ class Files:
         failpoint("file row")
         return self.get(identity)
 
+    def add_result(self, identity: str, filename: str, content: bytes) -> None:
+        """Keep a file that the server made. It replaces one with the same id."""
+        write_durably(self.folder / identity, content)
+        sync_folder(self.folder)
+        row = {
+            "id": identity, "created_at": now(), "bytes": len(content), "filename": filename, "purpose": RESULTS,
+            "kind": "text", "documents": 1, "sha256": hashlib.sha256(content).hexdigest(),
+        }  # fmt: skip
+        with self.database.begin() as connection:
+            connection.execute(sa.delete(FILES).where(FILES.c.id == identity))
+            connection.execute(sa.insert(FILES).values(row))
+
     def row(self, identity: str) -> Any:
         row = None
         if is_id(identity):
@@ -170,7 +183,7 @@ class Files:
         return self.folder / str(self.row(identity).id)
 
     def list(self, after: str | None, limit: int, newest_first: bool, purpose: str | None) -> FileList:
-        if purpose is not None and purpose not in PURPOSES:
+        if purpose is not None and purpose not in (*PURPOSES, RESULTS):
             return FileList(data=[], first_id=None, last_id=None, has_more=False)
         where = [] if purpose is None else [FILES.c.purpose == purpose]
         found = page(self.database, FILES, after=after, limit=limit, newest_first=newest_first, where=where)

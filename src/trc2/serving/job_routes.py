@@ -103,7 +103,7 @@ class JobObject(Answer):
     organization_id: str = "trc2"
     training_file: str
     validation_file: None = None
-    result_files: list[str] = Field(default_factory=list)
+    result_files: list[str]
     trained_tokens: int | None
     seed: int
     error: JobError | None
@@ -182,6 +182,7 @@ def _describe(jobs: Jobs, row: Any) -> JobObject:
         task=words[words.index("--task") + 1].partition("=")[0],
         progress=None if progress is None else JobProgress(step=progress.step, steps=progress.steps),
         verdict=jobs.verdict(row),
+        result_files=row.result_files or [],
         trained_tokens=row.tokens if row.status == "succeeded" else None,
         error=None if row.error is None else JobError(**row.error),
         hyperparameters=row.hyperparameters,

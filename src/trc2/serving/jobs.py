@@ -48,7 +48,8 @@ CLOCK_SECONDS = 0.1  # by which the times of files may be behind
 PID_TOLERANCE = 2.0  # seconds by which the time of a process's start may be rounded
 LOCK = "jobs.lock"  # in the versions folder: the server that has it runs the jobs
 OPEN, FINAL = ("queued", "running", "paused"), ("succeeded", "failed", "cancelled")
-METRICS, TEXTS, PREFIX = "metrics.jsonl", ("text", "keep"), "ftjob-"
+METRICS, REPORT, TEXTS, PREFIX = "metrics.jsonl", "report.json", ("text", "keep"), "ftjob-"
+FORGETTING = "forgetting"  # the code of a job whose model the acceptance check refused
 MAX_OPEN = 100
 # The process ends when the server does, also if the server is killed. It saves first, and is taken up again later.
 PROGRAM = "from trc2.system.machine import end_with_parent; end_with_parent(); from trc2.cli import main; main()"
@@ -191,10 +192,12 @@ class Jobs:
 
     def verdict(self, row: Any) -> dict[str, Any] | None:
         """Why the acceptance check refused a job's model. The verdict of an accepted one is with its version."""
-        if row.error is None or row.error["code"] != "forgetting":
-            return None
+        return None if row.error is None or row.error["code"] != FORGETTING else self._printed(row.id)
+
+    def _printed(self, identity: str) -> dict[str, Any] | None:
+        """The JSON that the process of a job printed. None if it was stopped before."""
         with suppress(OSError, ValueError):
-            return dict(json.loads((self.folder / row.id / "stdout").read_text(encoding="utf-8")))
+            return dict(json.loads((self.folder / identity / "stdout").read_text(encoding="utf-8")))
         return None
 
     def _attempt(self, row: Any) -> Path | None:
@@ -368,10 +371,7 @@ class Jobs:
 
     def _outcome(self, identity: str, code: int) -> Outcome:
         folder, row = self.folder / identity, self.row(identity)
-        promoted = self._promoted(row)
-        printed: Any = {}
-        with suppress(ValueError):
-            printed = json.loads((folder / "stdout").read_text(encoding="utf-8"))
+        promoted, printed = self._promoted(row), self._printed(identity) or {}
         if promoted is not None:
             return Outcome("succeeded", promoted)
         if code == 0 and "taught_by" in printed:
@@ -387,7 +387,7 @@ class Jobs:
         if code == REFUSED:
             lost = [name for name, task in printed.get("tasks", {}).items() if not task["passed"]]
             sentence = f"The acceptance check refused the model, because it forgot too much of: {', '.join(lost)}."
-            return Outcome("failed", code="forgetting", message=sentence, param=",".join(lost) or None)
+            return Outcome("failed", code=FORGETTING, message=sentence, param=",".join(lost) or None)
         said = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = brief(said[-1].removeprefix("error: "), 500) if said else f"exit code {code}"
         return Outcome("failed", code="training_failed", message=f"Training ended early: {reason}.")
@@ -436,9 +436,25 @@ class Jobs:
         level = "error" if outcome.status == "failed" else "info"
         self.update(
             identity, sentences[outcome.status], level=level, status=outcome.status, finished_at=now(),
-            fine_tuned_model=outcome.model, error=outcome.error, **rest,
+            fine_tuned_model=outcome.model, error=outcome.error, result_files=self._keep_report(identity, outcome),
+            **rest,
         )  # fmt: skip
         self._remove_text(identity)
+
+    def _keep_report(self, identity: str, outcome: Outcome) -> list[str]:
+        """Keep what the acceptance check found, and what an accepted version learned, as a file; returns its id."""
+        version = None if outcome.model is None else self.versions.get(outcome.model).describe()
+        verdict = self._printed(identity) if outcome.code == FORGETTING else version and version["verdict"]
+        if verdict is None:  # there was no check
+            return []
+        report = {"schema": 1, "job": identity, "verdict": verdict, "version": version}
+        name = f"file-{identity.removeprefix(PREFIX)}"  # the same after a kill
+        try:
+            self.files.add_result(name, REPORT, to_json(report, indent=1).encode())
+        except OSError as error:  # the disk may be full, but the model is accepted or refused
+            self.update(identity, f"The report could not be kept ({error.strerror}).", level="warn")
+            return []
+        return [name]
 
     # ------------------------------------------------------------------------------------------------------ stopping
 

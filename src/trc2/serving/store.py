@@ -67,6 +67,7 @@ JOBS = sa.Table(
     sa.Column("attempt", sa.String(255)),  # the name of the run in the versions folder
     sa.Column("fine_tuned_model", sa.String(255)),
     sa.Column("error", sa.JSON),
+    sa.Column("result_files", sa.JSON),
 )
 EVENTS = sa.Table(
     "events",
