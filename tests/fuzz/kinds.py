@@ -39,7 +39,7 @@ OPTIONS = (
     "--file", "--split", "--again", "--with-replay", "--anyway", "--prompt", "--max-new-tokens", "--temperature",
     "--top-p", "--memory", "--devices", "--flops", "--utilisation", "--bandwidth", "--nproc", "--max-restarts",
     "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",
-    "--to", "--reason", "--promote", "--notify", "--picture", "--keep-models", "--[/red]",
+    "--to", "--reason", "--promote", "--hold", "--notify", "--picture", "--keep-models", "--[/red]",
     "--keep", "--document", "--source", "--html", "--with-store", "--rollback",
     "--no-wait", "--tokens", "--replay-share", "--registry", "--max-stored-bytes",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",

@@ -109,6 +109,29 @@ def test_an_accepted_job_exits_with_0_and_a_refused_one_with_3(server: Server, v
 
 
 @pytest.mark.slow
+def test_a_version_waits_for_a_person_if_the_server_says_so(
+    versions: Versions, week: Path, tmp_path: Path, start: Start
+) -> None:
+    before = versions.accepted()
+    server = start(versions.folder, data=tmp_path / "data", hold=True)
+    done = command("teach", server.url, str(week), "--task", "colours", "--steps", "3", "--max-forgetting", "1000")
+    assert done.code == 0, done.err
+    held = versions.all()[-1]
+    assert f"{held.name} waits: `trc2 versions {server.url} --promote 2` accepts it." in done.out.replace("\n", " ")
+    assert versions.accepted().name == before.name
+    client = Client(server.url)
+    body = {"prompt": "red", "max_tokens": 1}
+    assert client.post("/v1/completions", {"model": "latest", **body})["model"] == before.name
+    assert client.post("/v1/completions", {"model": held.name, **body})["model"] == held.name
+    (job,) = client.get("/v1/fine_tuning/jobs")["data"]
+    last = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events")["data"][0]
+    assert "waits until a person promotes it" in last["message"]
+    assert "waits" in command("versions", server.url).out
+    moved = json.loads(command("versions", server.url, "--promote", "2", "--json").out)
+    assert (moved["latest"], moved["data"][0]["is_held"]) == (held.name, False)
+
+
+@pytest.mark.slow
 def test_a_server_that_starts_again_is_waited_for_and_one_that_does_not_is_lost(
     versions: Versions, week: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +185,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(server: Server, week: Path, t
         (["versions", server.url, "--reason", "x"], "give --promote or --rollback"),
         (["versions", str(week)], "is not a versions folder"),
         (["versions", str(week), "--tokens", "x"], "is for a server"),
+        (["continue", str(week), "--hold", "--task", "x=y"], "give --promote too"),
         (["versions", address], "but not as `trc2 serve` does"),
         (["versions", "http://127.0.0.1:9"], "No server answers"),
     ):

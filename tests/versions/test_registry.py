@@ -54,6 +54,20 @@ def test_going_back_is_one_line_in_the_table(versions: Versions, attempt: Path) 
     assert versions.events()[3].reason == "bad answers"
 
 
+def test_a_version_that_is_held_waits_until_a_person_moves_to_it(versions: Versions, attempt: Path) -> None:
+    first = versions.accepted()
+    held = versions.promote(attempt, hold=True)
+    assert (held.is_held, held.replaced, first.is_held) == (True, first.name, False)
+    assert versions.accepted().name == first.name
+    assert versions.promote(attempt, hold=True).name == held.name  # after a kill
+    assert versions.rollback(held.name).is_held is False
+    assert versions.accepted().name == held.name
+    assert versions.rollback().name == first.name
+    assert [event.kind for event in versions.events()] == ["promote", "hold", "rollback", "rollback"]
+    with pytest.raises(UserError, match="leave hold out"):
+        versions.promote(attempt, first=True, hold=True)
+
+
 def test_a_run_that_was_refused_or_has_another_parent_is_not_promoted(
     versions: Versions, attempt: Path, trained: Path
 ) -> None:

@@ -19,6 +19,7 @@ def serve(
     tokens: str | Path | None = None,
     data: str | Path | None = None,
     registry: str | None = None,
+    hold: bool = False,
     max_rows: int = 8,
     max_requests: int = 64,
     per_minute: int = 100_000,
@@ -30,6 +31,7 @@ def serve(
     tokens        a file with a right (ask, teach or admin), a token and a name on each line
     data          a folder for uploaded documents
     registry      the URL of a PostgreSQL database for files and jobs. Without it, `data` holds one
+    hold          whether a version that a job made waits until a person promotes it, also if it passed its check
     max_rows      answers that are written at once, in one batch
     max_requests  requests that are answered or wait. One more gets status 429
     per_minute    requests of one caller in a minute. More get status 429
@@ -40,4 +42,4 @@ def serve(
         raise UserError("A number is out of range: port is 0 to 65535, the others are at least 1.")
     limits = Limits(requests=max_requests, per_minute=per_minute)
     files, folder = (None if path is None else Path(path) for path in (tokens, data))
-    return Server(ServerSettings(Path(model), host, port, files, folder, registry, max_rows, limits=limits))
+    return Server(ServerSettings(Path(model), host, port, files, folder, registry, hold, max_rows, limits=limits))

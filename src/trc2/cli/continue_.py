@@ -128,6 +128,10 @@ def continue_(
         bool,
         typer.Option("--promote", help="With a versions folder: make the child the accepted version if it passes."),
     ] = False,
+    hold: Annotated[
+        bool,
+        typer.Option("--hold", help="With --promote: add the child as a version that a person has to accept."),
+    ] = False,
     keep_models: KeepModels = None,
     notify: Notify = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict, or the trial runs, as JSON.")] = False,
@@ -161,6 +165,8 @@ def continue_(
         raise UserError(
             "--promote accepts a child only if it stays within a limit: give --max-forgetting too, or --max-drift."
         )
+    if hold and not promote:
+        raise UserError("--hold is about a version that --promote adds: give --promote too.")
     source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
@@ -266,7 +272,7 @@ def continue_(
     if not as_json:
         show_summary(target)
         tell_verdict(target, verdict)
-    version = versions.promote(target, warn=warn)
+    version = versions.promote(target, hold=hold, warn=warn)
     tell_promotion(versions, version.name, keep_models, notify, as_json=as_json, verdict=verdict.describe())
 
 

@@ -61,17 +61,21 @@ def tell_promotion(
     as_json: bool,
     verdict: dict[str, Any] | None = None,
 ) -> None:
-    """Prune by the rule, say what is accepted now, and notify."""
+    """Prune by the rule, say what is accepted now or waits for a person, and notify."""
     from trc2.system.notify import notify
 
     pruned = registry.prune(keep_models=keep_models)
     version = registry.get(name)
-    content: dict[str, Any] = {"schema": 1, "versions": str(registry.folder), "accepted": version.describe()}
+    state = "held" if version.is_held else "accepted"
+    content: dict[str, Any] = {"schema": 1, "versions": str(registry.folder), state: version.describe()}
     content["pruned"] = [{"version": one.version, "removed": one.removed, "bytes": one.bytes} for one in pruned]
     if verdict is not None:
         content["verdict"] = verdict
     lines = [f"{version.name} is accepted now. Its model: {version.model}"]
+    if version.is_held:
+        lines = [f"{version.name} waits: `trc2 versions {registry.folder} --promote {version.number}` accepts it."]
     lines += [f"Pruned {one.version}: {one.removed}, {one.bytes / 1e6:,.1f} MB." for one in pruned]
     show(as_json, content, *lines)
-    facts = {"event": "promote", "version": version.name, "model": version.model, "versions": registry.folder}
+    event = "hold" if version.is_held else "promote"
+    facts = {"event": event, "version": version.name, "model": version.model, "versions": registry.folder}
     notify(command, content, facts, warn)

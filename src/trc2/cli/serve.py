@@ -30,6 +30,10 @@ def serve(
             help="The URL of a PostgreSQL database for files and jobs. Without it, --data holds an SQLite database.",
         ),
     ] = None,
+    hold: Annotated[
+        bool,
+        typer.Option("--hold", help="A version that a job made waits until a person promotes it, also if it passed."),
+    ] = False,
     max_stored_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of all documents together. More get status 413.")
     ] = 10 * 2**30,
@@ -59,7 +63,7 @@ def serve(
         per_minute=per_minute,
         answers=AnswerLimits(max_tokens=max_tokens),
     )
-    server = Server(ServerSettings(model, host, port, tokens, data, registry, max_rows, limits=limits), warn)
+    server = Server(ServerSettings(model, host, port, tokens, data, registry, hold, max_rows, limits=limits), warn)
     err.print(f"{server.settings.model} at {server.url}/v1, until Ctrl-C.", soft_wrap=True)
     with log_to(err):
         server.run()

@@ -62,7 +62,7 @@ def teach(
 
     A saved model reads them from now on. They are stored in the folder recall/ of the model, and the weights do not
     change. See docs/recall.md.
-    A server gets them as a job. Exit codes: 0 accepted, 3 refused by the acceptance check, 1 any other end of the job.
+    A server gets them as a job. Exit codes: 0 passed the acceptance check, 3 refused by it, 1 any other end of the job.
     See docs/serve.md.
     """
     from trc2.serving.client import Client, find_token, is_url
@@ -151,7 +151,11 @@ def teach_server(
         job = content["job"] = client.follow(job["id"], see)
     if job["status"] == "succeeded":
         version = content["version"] = client.version(job["fine_tuned_model"])
-        show(as_json, content, *verdict_lines(version["verdict"]), f"{version['id']} is accepted now.")
+        sentence = f"{version['id']} is accepted now."
+        if version["is_held"]:
+            number = version["id"].partition("-")[0].lstrip("0")
+            sentence = f"{version['id']} waits: `trc2 versions {client.url} --promote {number}` accepts it."
+        show(as_json, content, *verdict_lines(version["verdict"]), sentence)
         return
     error = job["error"] or {"code": None, "message": f"The job was {job['status']}."}
     show(as_json, content, *verdict_lines(job["verdict"]))

@@ -66,7 +66,7 @@ def _of_folder(folder: Path, promote: str | None, *, rollback: bool, reason: str
     if promote is not None or rollback:
         registry.rollback(promote, reason=reason)
     accepted = registry.accepted().name
-    names = ("parent", "replaced", "scores", "verdict", "reason")
+    names = ("parent", "replaced", "scores", "verdict", "reason", "is_held")
     return [
         {
             "id": version.name, "object": "version", "is_latest": version.name == accepted,
@@ -89,5 +89,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
         (row.get("parent") or "–").partition("-")[0],
         " ".join(row.get("tasks") or []) or "–",
         "–" if worst is None else f"{worst:+.1%}",
-        check,
+        f"{check}, waits" if row["is_held"] else check,
     ]

@@ -239,6 +239,7 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
             "--steps", str(steps), "--max-forgetting", repr(limit), "--promote", "--json",
             f"stream.cache={jobs.cache.resolve()}",
         ]  # fmt: skip
+        arguments += ["--hold"] if jobs.hold else []
         arguments += [word for name, folder in keep for word in ("--keep", f"{name}={folder.resolve()}")]
         arguments += ["--replay-share", repr(share)] if share is not None else []
         arguments += ["--stop-at", repr(stop_at)] if stop_at is not None else []

@@ -77,10 +77,13 @@ class Jobs:
     """The jobs of a data folder. Their rows are in the database, their text and logs in DATA/jobs/ID.
 
     Every server that uses the versions folder accepts jobs, and pauses and cancels them. One of them runs them.
+    With `hold`, a person makes the versions of jobs the accepted ones.
     """
 
-    def __init__(self, folder: Path, database: sa.Engine, files: Files, versions: Versions, shelf: Shelf) -> None:
-        self.folder, self.database, self.files = folder / "jobs", database, files
+    def __init__(
+        self, folder: Path, database: sa.Engine, files: Files, versions: Versions, shelf: Shelf, *, hold: bool = False
+    ) -> None:
+        self.folder, self.database, self.files, self.hold = folder / "jobs", database, files, hold
         self.cache = folder / "cache"
         self.versions, self.shelf = versions, shelf
         self.changed = asyncio.Event()
@@ -376,8 +379,8 @@ class Jobs:
             return Outcome("succeeded", promoted)
         if code == 0 and "taught_by" in printed:
             return Outcome("succeeded", printed["taught_by"])
-        if code == 0 and "accepted" in printed:
-            return Outcome("succeeded", printed["accepted"]["name"])
+        if code == 0 and (added := printed.get("accepted") or printed.get("held")):
+            return Outcome("succeeded", added["name"])
         if row.wanted is not None:
             return Outcome(row.wanted)
         if code in INTERRUPTED:
@@ -429,7 +432,9 @@ class Jobs:
         if outcome.status == "cancelled" and (attempt := self._attempt(row)) is not None:
             shutil.rmtree(attempt, ignore_errors=True)
         sentences = {
-            "succeeded": f"The model is accepted as {outcome.model}.",
+            "succeeded": f"The model passed its check, and {outcome.model} waits until a person promotes it."
+            if "--hold" in row.arguments
+            else f"The model is accepted as {outcome.model}.",
             "cancelled": "The job was cancelled.",
             "failed": outcome.message,
         }

@@ -53,6 +53,7 @@ class ServerSettings:
     tokens: Path | None = None
     data: Path | None = None
     registry: str | None = None  # the URL of a database. Without it, the data folder has one
+    hold: bool = False  # a person makes versions of jobs the accepted ones
     max_rows: int = 8
     max_loaded: int = 2
     limits: Limits = field(default_factory=Limits)
@@ -73,7 +74,7 @@ class Server:
         with self._held.pop_all() as held:  # an error closes what is open so far
             self.service = Service(shelf, tokens, settings.limits)
             if settings.data is not None:
-                _open_data(settings.data, settings.registry, self.service, held)
+                _open_data(settings.data, settings, self.service, held)
             elif settings.registry is not None:
                 raise UserError("--registry is for documents and jobs: give --data FOLDER too.")
             self._held = held.pop_all()
@@ -131,15 +132,16 @@ class Server:
         self._thread.join()
 
 
-def _open_data(folder: Path, registry: str | None, service: Service, held: ExitStack) -> None:
+def _open_data(folder: Path, settings: ServerSettings, service: Service, held: ExitStack) -> None:
     """The data folder: files, and jobs where there are versions to teach. Several servers may use it."""
     make_folder(folder)
-    database = open_database(folder, registry)
+    database = open_database(folder, settings.registry)
     held.callback(database.dispose)
     service.files = Files(folder, database, service.limits.file_bytes, service.limits.stored_bytes)
     leftovers = [service.files.remove_leftovers]
     if isinstance(service.shelf.source, VersionsFolder):
-        service.jobs = Jobs(folder, database, service.files, service.shelf.source.versions, service.shelf)
+        versions = service.shelf.source.versions
+        service.jobs = Jobs(folder, database, service.files, versions, service.shelf, hold=settings.hold)
         leftovers.append(service.jobs.remove_leftovers)
     held.enter_context(share_folder(folder, partial(_call_all, leftovers)))
 

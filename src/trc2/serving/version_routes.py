@@ -24,7 +24,10 @@ class Move(WireRequest):
 
 
 class VersionObject(Answer):
-    """A version with what it learned (`scores`) and the verdict of its acceptance check."""
+    """A version with what it learned (`scores`) and the verdict of its acceptance check.
+
+    One that `is_held` passed its check and waits until a person promotes it.
+    """
 
     id: str
     object: str = "version"
@@ -37,6 +40,7 @@ class VersionObject(Answer):
     scores: dict[str, Any] = Field(default_factory=dict)
     verdict: dict[str, Any] | None = None
     reason: str = ""
+    is_held: bool = False
     bytes: int | None = None
 
 
@@ -56,7 +60,7 @@ def _describe(service: Service, choice: Choice) -> VersionObject:
     }
     if version is None:
         return VersionObject(**facts)
-    names = ("parent", "replaced", "scores", "verdict", "reason")
+    names = ("parent", "replaced", "scores", "verdict", "reason", "is_held")
     rest = {name: getattr(version, name) for name in names}
     return VersionObject(**facts, **rest, tasks=list(version.tasks), bytes=version.size)
 

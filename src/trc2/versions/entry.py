@@ -30,7 +30,8 @@ class Version:
     """A model that was accepted once, as its version.json describes it.
 
     `parent` is the version from which it was taught, `replaced` the one that was accepted before it. `removed` says
-    what pruning took away: nothing (""), the "checkpoint", or "all" but the description.
+    what pruning took away: nothing (""), the "checkpoint", or "all" but the description. `is_held` says that it was
+    never the accepted one: a person has to make it so.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Version:
     files: dict[str, dict[str, Any]] = field(repr=False)
     reason: str = ""
     removed: str = ""
+    is_held: bool = False
 
     @property
     def name(self) -> str:
@@ -123,8 +125,8 @@ class Version:
     def describe(self) -> dict[str, Any]:
         """The version for programs, without the list of its files."""
         names = ("name", "number", "content", "time", "parent", "replaced", "source", "verdict", "scores", "reason")
-        content = {name: getattr(self, name) for name in names}
-        return {**content, "tasks": list(self.tasks), "removed": self.removed, "bytes": self.size}
+        content = {name: getattr(self, name) for name in (*names, "removed", "is_held")}
+        return {**content, "tasks": list(self.tasks), "bytes": self.size}
 
 
 def read_version(folder: Path, manifest: str) -> Version:

@@ -47,7 +47,7 @@ from trc2.versions.entry import (
     read_version,
     write_description,
 )
-from trc2.versions.table import Event, accepted, check_reason, now, read_events, write_events
+from trc2.versions.table import MOVES, Event, Kind, accepted, check_reason, now, read_events, write_events
 
 if TYPE_CHECKING:
     from trc2.versions.difference import Difference
@@ -133,7 +133,8 @@ class Versions:
         key = (name, added.manifest, info.st_mtime_ns, info.st_size)
         if key not in self._read:
             self._read[key] = read_version(self.folder / name, added.manifest)
-        return replace(self._read[key], removed=removed[-1] if removed else "")
+        is_held = not any(event.version == name and event.kind in MOVES for event in events)
+        return replace(self._read[key], removed=removed[-1] if removed else "", is_held=is_held)
 
     # ------------------------------------------------------------------------------------------------ moving
 
@@ -143,16 +144,20 @@ class Versions:
         *,
         first: bool = False,
         anyway: bool = False,
+        hold: bool = False,
         reason: str = "",
         warn: Warn = lambda message: None,
     ) -> Version:
         """Add a finished run that passed its acceptance check, or a saved model, and make it the accepted version.
 
         `first` begins a versions folder with a run or model that has no verdict. `anyway` adds a run that was refused
-        or not judged, or that does not go on from the accepted version. Calling it again with the same run is harmless.
+        or not judged, or that does not go on from the accepted version. `hold` only adds it: `rollback` to its name
+        makes it the accepted version. Calling it again with the same run is harmless.
         """
         source = Path(run)
         check_reason(reason)
+        if first and hold:
+            raise UserError("The first version has to be accepted: leave hold out.")
         if not is_versions(self.folder):
             if not first:
                 self.events()  # says what to do
@@ -170,7 +175,8 @@ class Versions:
             if is_locked(source):
                 raise UserError(f"{source} is in use by another process: wait until that ends, and try again.")
             parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
-            version = self._add(source, events, earlier, parent, anyway=anyway or first, reason=reason, warn=warn)
+            kind: Kind = "hold" if hold else "promote"
+            version = self._add(source, events, earlier, parent, kind, anyway=anyway or first, reason=reason, warn=warn)
             self._remove_promoted(self._versions(self.events()))
         return version
 
@@ -185,11 +191,11 @@ class Versions:
             name = current.replaced if to is None else self.get(to).name
             if name is None:
                 raise UserError(f"{current.name} is the first version of {self.folder}: there is none before it.")
-            version = self._version(events, name).check()
+            self._version(events, name).check()
             failpoint("rollback")
             write_events(self.table, [*events, Event(len(events) + 1, "rollback", name, now(), reason)])
             failpoint("rolled back")
-        return version
+        return self.get(name)
 
     def prune(self, keep_checkpoints: int = KEEP_CHECKPOINTS, keep_models: int | None = None) -> list[Pruned]:
         """Remove checkpoints of old versions, and with `keep_models` all files of the oldest. Returns what was removed.
@@ -313,10 +319,10 @@ class Versions:
         return parent
 
     def _added(self, events: Sequence[Event], origin: str, content: str | None = None) -> Version | None:
-        """The accepted version that was made from this source, if a command that was killed comes again."""
+        """The version that was made from this source, if a command that was killed comes again."""
         for version in self._versions(events):
             if version.source == origin and content in (version.content, None):
-                if version.name == accepted(events):
+                if version.is_held or version.name == accepted(events):
                     return version
                 raise UserError(
                     f"{origin} is {version.name} already, which is not accepted any more: `trc2 rollback "
@@ -325,8 +331,8 @@ class Versions:
         return None
 
     def _add(
-        self, source: Path, events: list[Event], earlier: Version | None, parent: str | None, *, anyway: bool,
-        reason: str, warn: Warn,
+        self, source: Path, events: list[Event], earlier: Version | None, parent: str | None, kind: Kind, *,
+        anyway: bool, reason: str, warn: Warn,
     ) -> Version:  # fmt: skip
         partial = self.folder / f"{PARTIAL}{secrets.token_hex(4)}"
         partial.mkdir()
@@ -355,7 +361,7 @@ class Versions:
             os.replace(partial, self.folder / name)
             sync_folder(self.folder)
             failpoint("version rename")
-            write_events(self.table, [*events, Event(len(events) + 1, "promote", name, time, reason, manifest)])
+            write_events(self.table, [*events, Event(len(events) + 1, kind, name, time, reason, manifest)])
             failpoint("version event")
         finally:
             shutil.rmtree(partial, ignore_errors=True)

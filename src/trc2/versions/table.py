@@ -14,7 +14,7 @@ from trc2.stream.cache import digest
 from trc2.system.files import reading, refuse_link, sync_folder, write_atomically
 
 SCHEMA = 1
-Kind = Literal["promote", "rollback", "prune"]
+Kind = Literal["promote", "hold", "rollback", "prune"]
 MOVES = ("promote", "rollback")  # the newest of these names the accepted version
 
 
@@ -22,8 +22,8 @@ MOVES = ("promote", "rollback")  # the newest of these names the accepted versio
 class Event:
     """Something that happened to a version.
 
-    `manifest` is the sha256 of version.json, in the line that adds the version. `removed` is what a `prune` took away:
-    "checkpoint" or "all".
+    `promote` and `hold` add a version, and `manifest` is the sha256 of its version.json. A version that is held waits
+    until a person moves to it. `removed` is what a `prune` took away: "checkpoint" or "all".
     """
 
     number: int
