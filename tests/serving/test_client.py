@@ -18,7 +18,7 @@ import pytest
 from tests.command import trc2 as command
 from tests.serving.conftest import Start, save_words_model
 from trc2.serving.client import VARIABLE, Client, ServerLost
-from trc2.serving.server import Limits, Server, ServerSettings
+from trc2.serving.server import JobSettings, Limits, Server, ServerSettings
 from trc2.versions.registry import Versions
 
 COLOURS = "red blue green grey " * 6
@@ -113,7 +113,7 @@ def test_a_version_waits_for_a_person_if_the_server_says_so(
     versions: Versions, week: Path, tmp_path: Path, start: Start
 ) -> None:
     before = versions.accepted()
-    server = start(versions.folder, data=tmp_path / "data", hold=True)
+    server = start(versions.folder, data=tmp_path / "data", jobs=JobSettings(hold=True))
     done = command("teach", server.url, str(week), "--task", "colours", "--steps", "3", "--max-forgetting", "1000")
     assert done.code == 0, done.err
     held = versions.all()[-1]

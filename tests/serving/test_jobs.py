@@ -22,11 +22,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.chats import conversations, messages, write_rows, write_tokenizer
-from tests.conftest import QUIET, tiny_run_config
+from tests.conftest import QUIET, tiny_run_config, write_task
 from tests.serving.conftest import client_of, eventually
 from trc2.runs.folder import RunFolder
 from trc2.serving.jobs import _is_ours
-from trc2.serving.server import Server, ServerSettings
+from trc2.serving.server import JobSettings, Server, ServerSettings
 from trc2.serving.store import JOBS, open_database
 from trc2.system.failpoints import SERVING
 from trc2.training.setup import start_run
@@ -262,9 +262,7 @@ def test_a_job_whose_process_is_killed_goes_on_until_it_is_hopeless(
     assert not (jobs.folder / job.id / "text").exists()
 
 
-def test_the_number_of_another_process_is_not_taken_for_the_job(server: Server, versions: Versions) -> None:
-    jobs = server.service.jobs
-    assert jobs is not None
+def test_the_number_of_another_process_is_not_taken_for_the_job() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "ftjob-1"])
     try:
         while "ftjob-1" not in psutil.Process(sleeper.pid).cmdline():
@@ -275,14 +273,55 @@ def test_the_number_of_another_process_is_not_taken_for_the_job(server: Server, 
     finally:
         sleeper.kill()
         sleeper.wait()
-    run = versions.accepted().run
-    assert run is not None
-    attempt = Path(shutil.copytree(run, versions.folder / "attempts" / "0002-colours"))
-    (attempt / "lock.owner").write_text("4711")
-    os.utime(attempt / "lock.owner", (1, 1))  # of an earlier process with the same number
-    assert jobs._attempt_of(4711, time.time()) is None
-    os.utime(attempt / "lock.owner")
-    assert jobs._attempt_of(4711, time.time() - 60) == attempt.name
+
+
+def several(tmp_path: Path) -> Versions:
+    """A versions folder whose model can be trained by two processes."""
+    write_task(tmp_path, "fruit", ["apple", "pear"])
+    write_task(tmp_path, "tools", ["saw", "axe"])
+    versions = Versions(tmp_path / "versions")
+    versions.promote(start_run(tiny_run_config(tmp_path, tmp_path / "run"), QUIET), first=True)
+    return versions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [JobSettings(nproc=2), JobSettings(launcher="ray")], ids=["two", "ray"])
+def test_a_job_that_is_launched_in_another_way_survives_the_same(
+    tmp_path: Path, settings: JobSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if settings.launcher == "ray":
+        pytest.importorskip("ray", reason="ray is an extra: pip install '.[ray]'")
+    versions = several(tmp_path)
+    metadata = {"steps": "40", "max_forgetting": "1000"}
+    with (
+        Server(ServerSettings(versions.folder, port=0, data=tmp_path / "data", jobs=settings)) as server,
+        client_of(server) as client,
+    ):
+        job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata)
+        jobs = server.service.jobs
+        assert jobs is not None
+        wait(client, job.id, lambda one: one.progress is not None and one.progress["step"] > 1)
+        first = jobs._process
+        assert first is not None
+        first.kill()  # those that it started save and end
+        wait(client, job.id, lambda _: jobs._process not in (None, first))
+        wait(client, job.id, lambda one: one.progress is not None and one.status == "running")
+        assert client.fine_tuning.jobs.pause(job.id).status == "paused"
+        client.fine_tuning.jobs.resume(job.id)
+        done = wait(client, job.id, at_end)
+        assert (done.status, done.error) == ("succeeded", None)
+        assert done.fine_tuned_model == versions.accepted().name
+        assert client.completions.create(model="latest", prompt="red", max_tokens=2).choices
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_its_job_waits(versions: Versions, tmp_path: Path) -> None:
+    settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data", jobs=JobSettings(nproc=2))
+    with (
+        Server(settings) as server,
+        client_of(server) as client,
+        pytest.raises(openai.BadRequestError, match="cannot be divided over 2 processes"),
+    ):
+        client.fine_tuning.jobs.create(model="latest", training_file=upload(client))
 
 
 def test_a_job_is_cancelled_while_its_old_process_does_not_end(versions: Versions, tmp_path: Path) -> None:

@@ -36,10 +36,11 @@ def serve(
     max_requests  requests that are answered or wait. One more gets status 429
     per_minute    requests of one caller in a minute. More get status 429
     """
-    from trc2.serving.server import Limits, Server, ServerSettings
+    from trc2.serving.server import JobSettings, Limits, Server, ServerSettings
 
     if not (0 <= port < 2**16 and min(max_rows, max_requests, per_minute) >= 1):
         raise UserError("A number is out of range: port is 0 to 65535, the others are at least 1.")
     limits = Limits(requests=max_requests, per_minute=per_minute)
     files, folder = (None if path is None else Path(path) for path in (tokens, data))
-    return Server(ServerSettings(Path(model), host, port, files, folder, registry, hold, max_rows, limits=limits))
+    jobs = JobSettings(hold)
+    return Server(ServerSettings(Path(model), host, port, files, folder, registry, jobs, max_rows, limits=limits))

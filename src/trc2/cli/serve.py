@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,6 +34,13 @@ def serve(
         bool,
         typer.Option("--hold", help="A version that a job made waits until a person promotes it, also if it passed."),
     ] = False,
+    nproc: Annotated[
+        int, typer.Option(min=1, max=1024, help="Processes that train a job together, one for each GPU.")
+    ] = 1,
+    launcher: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where jobs run: beside the server, or on a node of the Ray cluster of RAY_ADDRESS."),
+    ] = "local",
     max_stored_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of all documents together. More get status 413.")
     ] = 10 * 2**30,
@@ -55,7 +62,7 @@ def serve(
     ] = 600,
 ) -> None:
     r"""Serve a model by OpenAI's interface (pip install '.\[serve]' in the checkout)."""
-    from trc2.serving.server import AnswerLimits, Limits, Server, ServerSettings, log_to
+    from trc2.serving.server import AnswerLimits, JobSettings, Limits, Server, ServerSettings, log_to
 
     limits = Limits(
         stored_bytes=max_stored_bytes,
@@ -63,7 +70,8 @@ def serve(
         per_minute=per_minute,
         answers=AnswerLimits(max_tokens=max_tokens),
     )
-    server = Server(ServerSettings(model, host, port, tokens, data, registry, hold, max_rows, limits=limits), warn)
+    jobs = JobSettings(hold, nproc, launcher)
+    server = Server(ServerSettings(model, host, port, tokens, data, registry, jobs, max_rows, limits=limits), warn)
     err.print(f"{server.settings.model} at {server.url}/v1, until Ctrl-C.", soft_wrap=True)
     with log_to(err):
         server.run()

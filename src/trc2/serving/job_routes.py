@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from trc2.config import TaskConfig
 from trc2.continuing.request import ContinuationRequest, child_config
+from trc2.distributed.group import check_divides
 from trc2.errors import UserError
 from trc2.serving.following import EventObject, Following
 from trc2.serving.jobs import Jobs, new_job_id
@@ -239,7 +240,7 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
             "--steps", str(steps), "--max-forgetting", repr(limit), "--promote", "--json",
             f"stream.cache={jobs.cache.resolve()}",
         ]  # fmt: skip
-        arguments += ["--hold"] if jobs.hold else []
+        arguments += ["--hold"] if jobs.settings.hold else []
         arguments += [word for name, folder in keep for word in ("--keep", f"{name}={folder.resolve()}")]
         arguments += ["--replay-share", repr(share)] if share is not None else []
         arguments += ["--stop-at", repr(stop_at)] if stop_at is not None else []
@@ -266,7 +267,9 @@ def _config(
     tasks = (TaskConfig(name=task, folder=str(text.resolve()), steps=1),)
     try:
         parent = folder_to_continue(jobs.versions.folder)
-        return child_config(parent, ContinuationRequest(tasks, share, overrides, kept), text / "child")
+        config = child_config(parent, ContinuationRequest(tasks, share, overrides, kept), text / "child")
+        check_divides(config.train.micro_batches, jobs.settings.nproc)
+        return config
     except UserError as error:
         raise ApiError(400, str(error), code="invalid_job") from None
 

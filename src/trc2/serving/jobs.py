@@ -10,9 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from trc2.continuing.acceptance import REFUSED
 from trc2.errors import UserError, brief
 from trc2.runs.checkpoint import list_checkpoints
 from trc2.runs.folder import RunFolder
-from trc2.runs.lock import OWNER
+from trc2.runs.lock import is_locked
 from trc2.runs.records import Record
 from trc2.serving.files import Files, read_rows
 from trc2.serving.progress import Progress, own_records, progress_of
@@ -34,6 +33,7 @@ from trc2.serving.shelf import Shelf
 from trc2.serving.store import EVENTS, JOBS, alone, is_id, now
 from trc2.serving.wire import ApiError
 from trc2.stream.chat import read_template
+from trc2.sweep.ray_launcher import import_ray
 from trc2.system.failpoints import failpoint
 from trc2.system.files import make_folder, sync_folder, to_json, write_atomically
 from trc2.versions.entry import RUN
@@ -44,16 +44,36 @@ INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a process 
 ORPHAN_SECONDS = STOP_SECONDS = 60  # a process that has not saved and ended by then is killed
 IDLE_SECONDS = 2  # between looks for a job that another server accepted
 MAX_KILLS = 10  # of a job's process without progress
-CLOCK_SECONDS = 0.1  # by which the times of files may be behind
 PID_TOLERANCE = 2.0  # seconds by which the time of a process's start may be rounded
 LOCK = "jobs.lock"  # in the versions folder: the server that has it runs the jobs
 OPEN, FINAL = ("queued", "running", "paused"), ("succeeded", "failed", "cancelled")
 METRICS, REPORT, TEXTS, PREFIX = "metrics.jsonl", "report.json", ("text", "keep"), "ftjob-"
 FORGETTING = "forgetting"  # the code of a job whose model the acceptance check refused
 MAX_OPEN = 100
+MAX_RESTARTS = 3  # of several processes that train together, if one of them is lost
 # The process ends when the server does, also if the server is killed. It saves first, and is taken up again later.
-PROGRAM = "from trc2.system.machine import end_with_parent; end_with_parent(); from trc2.cli import main; main()"
+BEGIN = "import sys; from trc2.system.machine import end_with_parent; end_with_parent(); "
+PROGRAM = f"{BEGIN}from trc2.cli import main; main()"
+ON_RAY = f"{BEGIN}from trc2.sweep.ray_launcher import run_on_cluster; run_on_cluster(int(sys.argv[1]), sys.argv[2:])"
 Stop = Literal["paused", "cancelled"]
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """How jobs are run: in how many processes that train together, and whether here or on a Ray cluster.
+
+    With `hold`, a person makes the versions of jobs the accepted ones.
+    """
+
+    hold: bool = False
+    nproc: int = 1
+    launcher: Literal["local", "ray"] = "local"
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The process of a job with these arguments of `trc2`."""
+        several = ["--nproc", str(self.nproc), "--max-restarts", str(MAX_RESTARTS)] if self.nproc > 1 else []
+        command = [sys.executable, "-c", PROGRAM, *arguments, *several]
+        return command if self.launcher == "local" else [sys.executable, "-c", ON_RAY, str(self.nproc), *command]
 
 
 @dataclass(frozen=True)
@@ -77,13 +97,14 @@ class Jobs:
     """The jobs of a data folder. Their rows are in the database, their text and logs in DATA/jobs/ID.
 
     Every server that uses the versions folder accepts jobs, and pauses and cancels them. One of them runs them.
-    With `hold`, a person makes the versions of jobs the accepted ones.
     """
 
     def __init__(
-        self, folder: Path, database: sa.Engine, files: Files, versions: Versions, shelf: Shelf, *, hold: bool = False
+        self, folder: Path, database: sa.Engine, files: Files, versions: Versions, shelf: Shelf, settings: JobSettings
     ) -> None:
-        self.folder, self.database, self.files, self.hold = folder / "jobs", database, files, hold
+        if settings.launcher == "ray":
+            import_ray()
+        self.folder, self.database, self.files, self.settings = folder / "jobs", database, files, settings
         self.cache = folder / "cache"
         self.versions, self.shelf = versions, shelf
         self.changed = asyncio.Event()
@@ -306,6 +327,7 @@ class Jobs:
     async def _run(self, row: Any) -> None:
         if row.pid is not None:
             await self._wait_for_orphan(row)
+        await self._wait_for_lock(row)
         if not await asyncio.to_thread(self._claim, row.id):
             return
         try:
@@ -338,9 +360,8 @@ class Jobs:
     async def _train(self, row: Any) -> Outcome:
         folder, attempt, is_stopped = self.folder / row.id, row.attempt, False
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            command, began = [sys.executable, "-c", PROGRAM, *row.arguments], time.time()
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder,
+                self.settings.command(row.arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder,
                 start_new_session=True,  # Ctrl-C is for the server, which then asks this process to save
             )  # fmt: skip
             pid = self._process.pid
@@ -348,7 +369,7 @@ class Jobs:
             failpoint("job")
             while self._process.poll() is None:
                 await asyncio.sleep(POLL_SECONDS)
-                if attempt is None and (attempt := await asyncio.to_thread(self._attempt_of, pid, began)) is not None:
+                if attempt is None and (attempt := await asyncio.to_thread(self._attempt_of, row.id)) is not None:
                     await asyncio.to_thread(self.update, row.id, attempt=attempt)
                 if (await asyncio.to_thread(self.row, row.id)).wanted is not None:
                     await self._end_process()
@@ -358,17 +379,14 @@ class Jobs:
                     await asyncio.to_thread(self.update, row.id, f"The job's process {said}.")
         return await asyncio.to_thread(self._outcome, row.id, self._process.returncode)
 
-    def _attempt_of(self, pid: int, began: float) -> str | None:
-        """The name of the run that this process holds. Before a run is whole, its folder has a name with a dot.
+    def _attempt_of(self, identity: str) -> str | None:
+        """The name of the run that a job has begun: its settings name the job's copy of the documents.
 
-        An earlier process may have had the same number, so the note must be younger than the process.
+        Before a run is whole, its folder has a name with a dot.
         """
         for path in self.versions.attempts():
-            if path.name.startswith("."):
-                continue
-            with suppress(OSError, ValueError):
-                owner = path / OWNER
-                if int(owner.read_text(encoding="ascii")) == pid and owner.stat().st_mtime > began - CLOCK_SECONDS:
+            with suppress(OSError):
+                if not path.name.startswith(".") and identity in RunFolder(path).config_file.read_text("utf-8"):
                     return path.name
         return None
 
@@ -518,6 +536,14 @@ class Jobs:
         while _is_ours(row):
             with suppress(psutil.Error):
                 psutil.Process(row.pid).kill()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _wait_for_lock(self, row: Any) -> None:
+        """Others that a killed process had started save its run, and end a moment later."""
+        name = row.attempt or await asyncio.to_thread(self._attempt_of, row.id)
+        for _ in range(int(ORPHAN_SECONDS / POLL_SECONDS)):
+            if name is None or not await asyncio.to_thread(is_locked, self.versions.folder / ATTEMPTS / name):
+                return
             await asyncio.sleep(POLL_SECONDS)
 
 

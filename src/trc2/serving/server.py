@@ -29,7 +29,7 @@ try:
     from trc2.serving.answers import AnswerLimits
     from trc2.serving.app import make_app
     from trc2.serving.files import Files
-    from trc2.serving.jobs import Jobs
+    from trc2.serving.jobs import Jobs, JobSettings
     from trc2.serving.service import Limits, Service
     from trc2.serving.shelf import Shelf, VersionsFolder, find_source
     from trc2.serving.store import open_database
@@ -38,7 +38,7 @@ except ModuleNotFoundError as error:
         f"The server's libraries are not installed ({error}): use `pip install '.[serve]'` in the checkout."
     ) from None
 
-__all__ = ["AnswerLimits", "Limits", "Server", "ServerSettings", "check_address", "log_to"]
+__all__ = ["AnswerLimits", "JobSettings", "Limits", "Server", "ServerSettings", "check_address", "log_to"]
 
 GRACE_SECONDS = 30  # for answers that are being written when the server stops
 
@@ -53,7 +53,7 @@ class ServerSettings:
     tokens: Path | None = None
     data: Path | None = None
     registry: str | None = None  # the URL of a database. Without it, the data folder has one
-    hold: bool = False  # a person makes versions of jobs the accepted ones
+    jobs: JobSettings = field(default_factory=JobSettings)
     max_rows: int = 8
     max_loaded: int = 2
     limits: Limits = field(default_factory=Limits)
@@ -141,7 +141,7 @@ def _open_data(folder: Path, settings: ServerSettings, service: Service, held: E
     leftovers = [service.files.remove_leftovers]
     if isinstance(service.shelf.source, VersionsFolder):
         versions = service.shelf.source.versions
-        service.jobs = Jobs(folder, database, service.files, versions, service.shelf, hold=settings.hold)
+        service.jobs = Jobs(folder, database, service.files, versions, service.shelf, settings.jobs)
         leftovers.append(service.jobs.remove_leftovers)
     held.enter_context(share_folder(folder, partial(_call_all, leftovers)))
 
