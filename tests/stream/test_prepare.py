@@ -58,6 +58,17 @@ def test_nothing_changed_means_nothing_is_done_again(tmp_path: Path) -> None:
     assert again.fingerprint() == first.fingerprint()
 
 
+def test_the_same_files_in_another_folder_are_not_packed_again(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", ["a", "b"])
+    first = prepare_stream(stream(tmp_path))
+    shutil.copytree(tmp_path / "one", tmp_path / "next week")
+    moved = prepare_stream(stream(tmp_path, tasks=[{"name": "one", "folder": "next week"}]))
+    assert moved.tasks["one"].folder == first.tasks["one"].folder
+    shutil.copyfile(tmp_path / "one" / "test.jsonl", tmp_path / "next week" / "validation.jsonl")
+    other = prepare_stream(stream(tmp_path, tasks=[{"name": "one", "folder": "next week"}]))
+    assert other.fingerprint() != first.fingerprint()
+
+
 def test_changed_text_or_format_is_noticed(tmp_path: Path) -> None:
     write_task(tmp_path, "one", ["a", "b"])
     first = prepare_stream(stream(tmp_path))

@@ -113,9 +113,10 @@ class TaskConfig(Section):
     def reading(self) -> dict[str, Any]:
         """What decides which text is read. Packed text from before `encoding` existed was UTF-8 and stays good.
 
-        `loss_on` is not among it, because it matters to chat rows only.
+        `loss_on` is not among it, because it matters to chat rows only. `folder` is not, because its files are
+        identified by their names and content: every week has the same old text in another folder.
         """
-        left_out = {"steps", "license", "loss_on", *(["encoding"] if self.encoding == "utf-8" else [])}
+        left_out = {"steps", "license", "loss_on", "folder", *(["encoding"] if self.encoding == "utf-8" else [])}
         return self.model_dump(mode="json", exclude=left_out)
 
 
