@@ -65,6 +65,11 @@ def test_one_command_teaches_checks_promotes_and_can_be_given_again(
         refused = trc2(*harmful)
         assert refused.code == 3, refused.err
         assert (versions.folder / "attempts" / name / "acceptance.json").is_file()
+    for number in (3, 4):
+        shutil.copytree(versions.folder / "attempts" / name, versions.folder / "attempts" / f"0003-news-{number}")
+    assert trc2(*harmful).code == 3  # the refused weeks before it are pruned, and the newest three are not
+    kept = [path.parent.name for path in sorted(versions.folder.glob("attempts/*/checkpoints"))]
+    assert kept == ["0003-news-3", "0003-news-4", "0003-news-5"]
     assert versions.accepted().name == second.name
 
 

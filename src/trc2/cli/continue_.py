@@ -267,6 +267,8 @@ def continue_(
     assert verdict is not None, "a child has a parent"
     send_verdict(notify, target, verdict)
     if versions is None or not promote or not verdict.passed:
+        if versions is not None and promote:
+            versions.prune(keep_models=keep_models)  # also if week after week is refused
         show_verdict(target, verdict, as_json=as_json, with_summary=True)
         return
     if not as_json:

@@ -189,6 +189,16 @@ def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
     return None
 
 
+def remove_packed(name: str, described: Any, cache: Path) -> None:
+    """Remove a task from the cache, as a run's data.json describes it. If it is needed again, it is packed again."""
+    packed = _find_packed(name, described, expanded(cache))
+    if packed is None:
+        return
+    with suppress(OSError), sole_maker(packed.folder, lambda: None):  # a cache without write permission stays
+        os.replace(packed.folder, partial_of(packed.folder))
+        shutil.rmtree(partial_of(packed.folder))
+
+
 def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, entries: Entries, watch: Watch) -> None:
     """Pack all splits into a folder, which appears whole or not at all."""
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"

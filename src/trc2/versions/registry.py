@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ from trc2.versions.entry import (
     read_version,
     write_description,
 )
+from trc2.versions.pruning import Pruned, prune_run, remove_texts, spent_attempts
 from trc2.versions.table import MOVES, Event, Kind, accepted, check_reason, now, read_events, write_events
 
 if TYPE_CHECKING:
@@ -64,15 +65,6 @@ def is_versions(folder: Path) -> bool:
         return (folder / TABLE).is_file()
     except (OSError, ValueError):  # a name that no file can have
         return False
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """What pruning removed of a version: "checkpoint" or "all", and how many bytes."""
-
-    version: str
-    removed: str
-    bytes: int
 
 
 class Versions:
@@ -101,7 +93,8 @@ class Versions:
 
     def all(self) -> list[Version]:
         """All versions, oldest first."""
-        return self._versions(self.events())
+        events = self.events()
+        return [self._version(events, name) for name in _names(events)]
 
     def accepted(self) -> Version:
         """The version in use."""
@@ -120,8 +113,10 @@ class Versions:
             raise UserError(f"{self.folder} has no version '{name}': {did_you_mean(name, names)}")
         return self._version(events, numbered[0] if numbered else name)
 
-    def _versions(self, events: Sequence[Event]) -> list[Version]:
-        return [self._version(events, name) for name in _names(events)]
+    def _present(self, events: Sequence[Event]) -> list[Version]:
+        """The versions that have files. Pruning bounds their number, so a command does not read all of the past."""
+        gone = _gone(events)
+        return [self._version(events, name) for name in _names(events) if name not in gone]
 
     def _version(self, events: Sequence[Event], name: str) -> Version:
         added = next(event for event in events if event.version == name and event.manifest)
@@ -175,7 +170,6 @@ class Versions:
             if is_locked(source):
                 raise UserError(f"{source} is in use by another process: wait until that ends, and try again.")
             parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
-            kind: Kind = "hold" if hold else "promote"
             version = self._add(source, events, earlier, parent, kind, anyway=anyway or first, reason=reason, warn=warn)
             self._remove_promoted(self._versions(self.events()))
         return version
@@ -206,6 +200,7 @@ class Versions:
             if value is not None and value < 1:
                 raise UserError(f"{name}={value} would remove the accepted version: keep at least 1.")
         pruned: list[Pruned] = []
+        lost: list[Path] = []  # runs that can be neither continued nor judged any more
         self.events()
         with lock_folder(self.folder):
             events = self.events()
@@ -220,31 +215,21 @@ class Versions:
                 write_events(self.table, events)
                 failpoint("prune")
                 pruned.append(Pruned(version.name, removed, version.size - self.get(version.name).size))
+                if version.run is not None and version.source.startswith(f"{ATTEMPTS}/"):
+                    lost.append(version.run)
+            attempts = self.attempts()
+            spent = spent_attempts(attempts, _next_number(events), keep_checkpoints)
+            kept = [version.run for version in self._present(events) if version.run is not None]
+            remove_texts([*lost, *spent], [*kept, *(path for path in attempts if path not in spent)])
             self._remove_leftovers(events)
-            return [*pruned, *self._prune_refused(keep_checkpoints)]
-
-    def _prune_refused(self, keep: int) -> list[Pruned]:
-        """Remove the checkpoints of refused attempts, except the newest few. Their logs and verdicts stay."""
-        pruned = []
-        verdicts = [(path, read_verdict(RunFolder(path))) for path in self.attempts()]
-        refused = [path for path, verdict in verdicts if verdict is not None and not verdict.passed]
-        refused.sort(key=lambda path: (path.name.split("-")[0], len(path.name), path.name))
-        for path in refused[: max(0, len(refused) - keep)]:
-            run = RunFolder(path)
-            removed = [folder for folder in (run.checkpoints, run.interpolated) if folder.is_dir()]
-            size = sum(file.stat().st_size for folder in removed for file in folder.rglob("*") if file.is_file())
-            if size:
-                for folder in removed:
-                    shutil.rmtree(folder)
-                pruned.append(Pruned(f"{ATTEMPTS}/{path.name}", "checkpoint", size))
-        return pruned
+            return [*pruned, *(Pruned(f"{ATTEMPTS}/{path.name}", "checkpoint", prune_run(path)) for path in spent)]
 
     def _by_need(self, events: Sequence[Event]) -> list[Version]:
         """All versions: the accepted one and those that the next two rollbacks lead to, then from the newest on."""
-        versions = {version.name: version for version in self._versions(events)}
+        versions = {version.name: version for version in self._present(events)}
         needed: list[Version] = []
         name = accepted(events)
-        while name is not None and len(needed) < KEEP_CHECKPOINTS:
+        while name in versions and len(needed) < KEEP_CHECKPOINTS:
             needed.append(versions.pop(name))
             name = needed[-1].replaced
         return [*needed, *reversed(versions.values())]
@@ -265,9 +250,7 @@ class Versions:
 
     def next_attempt(self, tasks: Sequence[str], is_taken: Callable[[Path], bool] = Path.exists) -> Path:
         """A folder for the next run, named by the number of the version it may become and its tasks."""
-        events = self.events()
-        number = max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
-        first = f"{number:04d}-{'+'.join(tasks)[:150]}"
+        first = f"{_next_number(self.events()):04d}-{'+'.join(tasks)[:150]}"
         names = (first if attempt == 1 else f"{first}-{attempt}" for attempt in count(1))
         return next(path for path in (self.folder / ATTEMPTS / name for name in names) if not is_taken(path))
 
@@ -310,7 +293,7 @@ class Versions:
                 f"{source} was not judged by a limit: `trc2 check PARENT {source} --max-forgetting 0.05` judges it, or "
                 "add it with --anyway."
             )
-        is_added = any(self._version(events, name).source == self._source_name(source) for name in _names(events))
+        is_added = any(version.source == self._source_name(source) for version in self._present(events))
         if earlier is not None and parent != earlier.name and not is_added:
             raise UserError(
                 f"{source} goes on from {parent or lineage.parent}, but {earlier.name} is accepted now, and what that "
@@ -347,7 +330,7 @@ class Versions:
             content, origin = content_of(files), self._source_name(source)
             if added := self._added(events, origin, content):
                 return added
-            number = max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
+            number = _next_number(events)
             name, time = name_of(number, content), now()
             description = {
                 "number": number, "content": content, "time": time, "parent": parent,
@@ -411,13 +394,14 @@ class Versions:
             is_unknown = NAME.fullmatch(path.name) is not None and path.name not in names
             if path.is_dir() and not path.is_symlink() and (path.name.startswith(PARTIAL) or is_unknown):
                 shutil.rmtree(path, ignore_errors=True)
-        for version in self._versions(events):
-            if version.removed == "all":
-                shutil.rmtree(version.folder / MODEL, ignore_errors=True)
-                shutil.rmtree(version.folder / RUN, ignore_errors=True)
-            elif version.removed:
+        for name in _gone(events):
+            shutil.rmtree(self.folder / name / MODEL, ignore_errors=True)
+            shutil.rmtree(self.folder / name / RUN, ignore_errors=True)
+        present = self._present(events)
+        for version in present:
+            if version.removed:
                 shutil.rmtree(version.folder / CHECKPOINTS, ignore_errors=True)
-        self._remove_promoted(self._versions(events))
+        self._remove_promoted(present)
 
     def _remove_promoted(self, versions: Sequence[Version]) -> None:
         """Remove attempts that became versions. Their numbers are never used again, so the names are theirs."""
@@ -430,6 +414,15 @@ class Versions:
 def _names(events: Sequence[Event]) -> list[str]:
     """The names of all versions, in the order in which they were added."""
     return [event.version for event in events if event.manifest]
+
+
+def _gone(events: Sequence[Event]) -> set[str]:
+    """The names of the versions of which pruning left only the description."""
+    return {event.version for event in events if event.removed == "all"}
+
+
+def _next_number(events: Sequence[Event]) -> int:
+    return max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
 
 
 def _check_is_free(folder: Path) -> None:
