@@ -16,9 +16,9 @@ from tests.conftest import QUIET, TINY_TASKS, tiny_run_config, write_task
 from trc2.backbones.saved import load_model
 from trc2.config import TaskConfig, settings_text
 from trc2.continuing.acceptance import Verdict
-from trc2.continuing.continue_run import continue_run
+from trc2.continuing.continue_run import continue_run, default_folder
 from trc2.continuing.heldout import known_before
-from trc2.continuing.request import ContinuationRequest, child_config, default_folder
+from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError
 from trc2.hf.export import export_run
 from trc2.report.run import own_part, read_run

@@ -21,9 +21,8 @@ from trc2.continuing.acceptance import (
     judge_child,
     read_verdict,
 )
-from trc2.continuing.continue_run import continue_run
+from trc2.continuing.continue_run import continue_run, default_folder
 from trc2.continuing.heldout import HeldOut, held_out_split
-from trc2.continuing.request import default_folder
 from trc2.continuing.trial_runs import Branch, TrialRuns, prediction, save_trial_runs, try_shares
 from trc2.errors import UserError
 from trc2.evaluation.tasks import evaluation_mode, tally
@@ -108,6 +107,20 @@ def test_trial_runs_find_the_cheapest_share_and_leave_nothing(parent: Path, colo
     seen = judge(parent, child, None, print, split="validation").worst
     assert seen == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
     assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
+
+
+def test_a_refused_child_does_not_block_its_name_and_names_do_not_grow(parent: Path, colours: TaskConfig) -> None:
+    command = ["continue", str(parent), "--task", f"colours={colours.folder}", "--steps", "2"]
+    first = parent.with_name(f"{parent.name}+colours")
+    for name in (first.name, f"{first.name}-2"):
+        refused = trc2(*command, "--max-forgetting", "0", "train.learning_rate=0.5")
+        assert (refused.code, read_verdict(RunFolder(parent.with_name(name))) is not None) == (3, True)
+    assert trc2(*command).code == 0
+    assert trc2(*command).code == 2  # a child that was not refused is not replaced
+    child = parent.with_name(f"{first.name}-3")
+    assert read_verdict(RunFolder(child)) is not None
+    assert default_folder(child, [colours]) == parent.with_name(f"{first.name}-4")
+    assert default_folder(child, [colours.replace(name="fruit")]).name == f"{first.name}-3+fruit"
 
 
 def test_trial_runs_predict_the_same_child_only(tmp_path: Path, colours: TaskConfig) -> None:

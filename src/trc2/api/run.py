@@ -15,10 +15,10 @@ from trc2.api.arguments import Steps, Tasks, as_overrides, listed, task_configs
 from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
-from trc2.continuing.continue_run import continue_run
+from trc2.continuing.continue_run import continue_run, default_folder
 from trc2.continuing.dreams import dream_task
 from trc2.continuing.interpolation import read_choice
-from trc2.continuing.request import ContinuationRequest, child_config, default_folder
+from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError, did_you_mean
 from trc2.evaluation.score import score_target
 from trc2.generate.sampling import stream_text

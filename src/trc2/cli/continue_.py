@@ -145,9 +145,9 @@ def continue_(
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
     from trc2.continuing.acceptance import check_acceptance, judge_child
-    from trc2.continuing.continue_run import continue_run
+    from trc2.continuing.continue_run import continue_run, default_folder
     from trc2.continuing.interpolation import read_choice
-    from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
+    from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, has_old_text
     from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
     from trc2.system.notify import check_command
     from trc2.training.resume import resume_run

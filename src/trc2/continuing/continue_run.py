@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
 
 from trc2.config import RunConfig, TaskConfig
+from trc2.continuing.acceptance import read_verdict
 from trc2.continuing.fork import make_child
 from trc2.continuing.interpolation import check_interpolation
 from trc2.continuing.request import ContinuationRequest, child_config
@@ -21,6 +25,34 @@ from trc2.stream.sources import refuse_output_among_texts
 from trc2.system.torchrun import num_restarts
 from trc2.training.resume import resume_run
 from trc2.training.setup import join_ranks
+
+
+def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
+    """PARENT+TASK, beside the parent, with a number if a refused child or one of another parent has that name.
+
+    A child of PARENT+TASK that is taught the task again is PARENT+TASK-2, so names do not grow by a word a week.
+    """
+    home = parent.resolve()
+    if not home.name:
+        raise UserError(f"{parent} is not a run folder: name one.")
+    task = "+".join(task.name for task in tasks)
+    name = f"{re.sub(rf'(?<=.)[+]{re.escape(task)}(-[0-9]+)?$', '', home.name)}+{task}"
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    beside = parent if parent.name else home
+    return next(path for path in map(beside.with_name, names) if not _is_of_another(path, home))
+
+
+def _is_of_another(path: Path, parent: Path) -> bool:
+    """Whether a folder is the parent itself, a child of another run, or a child that was refused."""
+    run = RunFolder(path)
+    lineage = run.lineage() if run.is_run else None
+    if lineage is None:
+        return path.resolve() == parent
+    with suppress(UserError):  # its parent is gone
+        if lineage.find(path).resolve() == parent:
+            verdict = read_verdict(run)
+            return verdict is not None and not verdict.passed
+    return True
 
 
 def continue_run(

@@ -74,14 +74,6 @@ def starts_over(run: RunFolder, request: ContinuationRequest) -> bool:
     return run.is_of_version or not names.isdisjoint(task.name for task in request.tasks)
 
 
-def default_folder(parent: Path, tasks: Sequence[TaskConfig]) -> Path:
-    """PARENT+TASK, beside the parent."""
-    home = parent.resolve()
-    if not home.name:
-        raise UserError(f"{parent} is not a run folder: name one.")
-    return (parent if parent.name else home).with_name("+".join([home.name, *(task.name for task in tasks)]))
-
-
 def child_config(parent: Path, request: ContinuationRequest, folder: Path) -> RunConfig:
     """The settings of the child."""
     if not request.tasks:

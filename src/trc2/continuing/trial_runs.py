@@ -14,8 +14,8 @@ from rich.console import Console
 
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import Verdict, judge
-from trc2.continuing.continue_run import continue_run
-from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, default_folder, has_old_text
+from trc2.continuing.continue_run import continue_run, default_folder
+from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, has_old_text
 from trc2.errors import UserError, brief
 from trc2.runs.folder import Warn
 from trc2.runs.lineage import Prediction
