@@ -170,8 +170,9 @@ class Versions:
             if is_locked(source):
                 raise UserError(f"{source} is in use by another process: wait until that ends, and try again.")
             parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
+            kind: Kind = "hold" if hold else "promote"
             version = self._add(source, events, earlier, parent, kind, anyway=anyway or first, reason=reason, warn=warn)
-            self._remove_promoted(self._versions(self.events()))
+            self._remove_promoted([version])
         return version
 
     def rollback(self, to: str | None = None, *, reason: str = "") -> Version:
@@ -303,7 +304,7 @@ class Versions:
 
     def _added(self, events: Sequence[Event], origin: str, content: str | None = None) -> Version | None:
         """The version that was made from this source, if a command that was killed comes again."""
-        for version in self._versions(events):
+        for version in self._present(events):
             if version.source == origin and content in (version.content, None):
                 if version.is_held or version.name == accepted(events):
                     return version
