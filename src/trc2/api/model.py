@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.errors import UserError
 from trc2.evaluation.score import score_target
@@ -24,11 +25,55 @@ Given = Texts | str | Path
 """Documents, or the path of a file or folder."""
 
 
-class SavedModel:
-    """A folder with a saved model: an export of ours, or a Hugging Face folder. It is read again whenever asked."""
+class TrainedFolder:
+    """A folder with trained weights, of a run or a saved model. It is read again whenever asked."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 100,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        memory: Literal["read", "off"] = "read",
+    ) -> str:
+        """Text that follows a prompt, by the newest checkpoint of a run; the same seed gives the same text.
+
+        The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text. `memory="off"` reads
+        neither episodic memory nor taught documents.
+        """
+        if memory not in ("read", "off"):
+            raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
+        net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
+        pieces = stream_text(
+            net, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+            read_memory=memory == "read",
+        )  # fmt: skip
+        return "".join(pieces)
+
+    def evaluate(self, texts: Texts, *, memory: Literal["read", "off"] = "read") -> dict[str, float]:
+        """Loss, perplexity, bits per byte and so on of texts that the model may never have seen."""
+        target = find_target(str(self.folder))
+        path = keep_texts("given", texts, cache_of(target.config)) / "train.jsonl"
+        return score_target(target, warn=self._warn, files=[path], memory=memory)[str(path)]
+
+    def _warn(self, message: str) -> None:
+        warn_on(PlainConsole(stderr=True))(message)
+
+
+def cache_of(config: RunConfig | None) -> Path:
+    """The cache of a run, or the usual one."""
+    if config is None or config.stream is None:
+        return Path(StreamConfig.model_fields["cache"].default)
+    return config.stream.cache
+
+
+class SavedModel(TrainedFolder):
+    """A folder with a saved model: an export of ours, or a Hugging Face folder."""
 
     def __repr__(self) -> str:
         return f"SavedModel({str(self.folder)!r})"
@@ -58,38 +103,10 @@ class SavedModel:
         """For every token of a prompt and its likeliest continuation, how much came from which document."""
         return explain(str(self.folder), prompt, self._warn, max_new_tokens=max_new_tokens)
 
-    def generate(
-        self,
-        prompt: str = "",
-        *,
-        max_new_tokens: int = 100,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        memory: Literal["read", "off"] = "read",
-    ) -> str:
-        """Text that follows a prompt. `memory="off"` reads neither episodic memory nor taught documents."""
-        if memory not in ("read", "off"):
-            raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
-        net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
-        pieces = stream_text(
-            net, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
-            read_memory=memory == "read",
-        )  # fmt: skip
-        return "".join(pieces)
-
-    def evaluate(self, texts: Texts, *, memory: Literal["read", "off"] = "read") -> dict[str, float]:
-        """Loss, perplexity and so on of texts."""
-        path = keep_texts("given", texts, Path(StreamConfig.model_fields["cache"].default)) / "train.jsonl"
-        return score_target(find_target(str(self.folder)), warn=self._warn, files=[path], memory=memory)[str(path)]
-
     def _documents(self, given: Given, source: str) -> Iterable[Document]:
         if isinstance(given, str | Path):
             return read_documents([Path(given)], self._warn)
         return given_documents(given, source)
-
-    def _warn(self, message: str) -> None:
-        warn_on(PlainConsole(stderr=True))(message)
 
 
 def load_model(folder: str | Path) -> SavedModel:

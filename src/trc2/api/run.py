@@ -9,26 +9,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trc2.api.arguments import Steps, Tasks, as_overrides, listed, task_configs
+from trc2.api.model import TrainedFolder, cache_of
 from trc2.config import RunConfig
-from trc2.config.stream import StreamConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
 from trc2.continuing.continue_run import continue_run, default_folder
 from trc2.continuing.dreams import dream_task
 from trc2.continuing.interpolation import read_choice
 from trc2.continuing.request import ContinuationRequest, child_config
 from trc2.errors import UserError, did_you_mean
-from trc2.evaluation.score import score_target
-from trc2.generate.sampling import stream_text
 from trc2.hf.export import export_run
 from trc2.report.run import Run as RunRecord
 from trc2.report.run import own_part, read_run
 from trc2.report.summary import has_memory, summary_text, write_summary
 from trc2.runs.folder import RunFolder
-from trc2.runs.target import find_target
-from trc2.stream.texts import Texts, keep_texts
 from trc2.system.console import PlainConsole
 from trc2.system.files import reading
 from trc2.system.numbers import short
@@ -71,11 +67,8 @@ class Forgetting:
     forward_transfer: float | None
 
 
-class Run:
+class Run(TrainedFolder):
     """A run on disk. Every call reads its folder again, also while another process trains it."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
 
     def __repr__(self) -> str:
         try:
@@ -194,34 +187,6 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ using it
 
-    def generate(
-        self,
-        prompt: str = "",
-        *,
-        max_new_tokens: int = 100,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        memory: Literal["read", "off"] = "read",
-    ) -> str:
-        """Text that follows a prompt, by the newest checkpoint. The same seed gives the same text.
-
-        The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text.
-        """
-        if memory not in ("read", "off"):
-            raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
-        net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
-        pieces = stream_text(
-            net, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
-            read_memory=memory == "read",
-        )  # fmt: skip
-        return "".join(pieces)
-
-    def evaluate(self, texts: Texts) -> dict[str, float]:
-        """Loss, perplexity, bits per byte and so on of texts it may never have seen, by the newest checkpoint."""
-        path = keep_texts("given", texts, _cache_of(self.config)) / "train.jsonl"
-        return score_target(find_target(str(self.folder)), warn=self._warn, files=[path])[str(path)]
-
     def export(
         self,
         folder: str | Path,
@@ -293,9 +258,6 @@ class Run:
             raise UserError(f"{self.folder} has no scores of '{metric}': {did_you_mean(str(metric), run.tables)}")
         return run.tables[metric]
 
-    def _warn(self, message: str) -> None:
-        warn_on(PlainConsole(stderr=True))(message)
-
 
 def continue_from(
     source: str | Path,
@@ -324,7 +286,7 @@ def continue_from(
     interrupted is taken up again. `Versions.promote` makes the result the accepted version.
     """
     parent = folder_to_continue(Path(source))
-    cache = _cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
+    cache = cache_of(RunFolder(parent).config() if RunFolder(parent).is_run else None)
     kept = task_configs(keep, None, cache) if keep else []
     new = task_configs(tasks, steps, cache)
     changes = [*as_overrides(settings), *listed(overrides)]
@@ -357,12 +319,6 @@ def continue_from(
         judge_child(child, warn_on(console), parent)
         write_summary(child)
     return Run(child)
-
-
-def _cache_of(config: RunConfig | None) -> Path:
-    if config is None or config.stream is None:
-        return Path(StreamConfig.model_fields["cache"].default)
-    return config.stream.cache
 
 
 def _cell(value: float | None) -> str:
