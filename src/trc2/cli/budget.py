@@ -14,9 +14,6 @@ def budget(
     target: Target = "paper_compact",
     overrides: Overrides = None,
     paper: Annotated[bool, typer.Option("--paper", help="Show our numbers beside the paper's tables.")] = False,
-    as_ratios: Annotated[
-        bool, typer.Option("--ratios", help="Compare horizons and stores, divided by the stream, with the paper's.")
-    ] = False,
     family: Annotated[str | None, typer.Option(help="Show one table of all backbones: lab or paper.")] = None,
     slots: Annotated[
         int | None,
@@ -25,7 +22,7 @@ def budget(
     as_json: AsJson = False,
 ) -> None:
     """Show parameters, static memory and FLOPs per token, by subsystem."""
-    from trc2.costs import ratios, tables
+    from trc2.costs import tables
     from trc2.runs.target import find_target
 
     if family is not None:
@@ -39,9 +36,5 @@ def budget(
         show(as_json, {"schema": 1, "rows": rows, "different": different}, tables.paper_table(rows), verdict)
         raise typer.Exit(1 if different else 0)
     run = find_target(target, overrides or []).config
-    if as_ratios:
-        data = {"schema": 1, "target": target, "ratios": ratios.ratio_rows(target, run)}
-        show(as_json, data, ratios.ratio_table(target, run))
-        return
     numbers = tables.budget_json(target, run, run.model.read_slots if slots is None else slots)
     show(as_json, numbers, tables.budget_table(numbers, run), tables.counts_line(numbers))

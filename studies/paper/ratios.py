@@ -1,11 +1,17 @@
-"""Dimensionless ratios of a recipe, which a small run must share with the paper's to be a scale model of it."""
+"""Dimensionless ratios of a recipe, which a small run must share with the paper's to be a scale model of it.
+
+`python -m studies.paper.ratios RECIPE` prints them beside the paper's.
+"""
 
 from __future__ import annotations
+
+import sys
 
 from rich.table import Table
 
 from trc2.config import RunConfig, TRC2Config, load_recipe
 from trc2.errors import UserError
+from trc2.system.console import PlainConsole
 
 PAPER = "paper_d768_l4"
 TOLERANCE = 0.2  # a ratio that differs by less from the paper's counts as close
@@ -99,3 +105,8 @@ def ratio_table(target: str, config: RunConfig) -> Table:
         numbers = ("–" if value is None else f"{value:.3g}" for value in (row["value"], row["paper"]))
         table.add_row(str(row["meaning"]), *numbers, note)
     return table
+
+
+if __name__ == "__main__":
+    recipe = sys.argv[1] if len(sys.argv) > 1 else "lab_trc2"
+    PlainConsole().print(ratio_table(recipe, load_recipe(recipe, sys.argv[2:])))

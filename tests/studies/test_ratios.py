@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.command import trc2 as in_process
+from studies.paper.ratios import MEANINGS, PAPER, REASONS, ratio_rows, ratio_table, ratios
 from trc2.config import TRC2Config, load_recipe
-from trc2.costs.ratios import MEANINGS, PAPER, REASONS, is_close, ratio_rows, ratios
 from trc2.errors import UserError
 
 
@@ -49,11 +47,9 @@ def test_a_horizon_that_is_set_stays() -> None:
     assert (config.model.slow_decay, config.control.every_steps, config.train.warmup_of(3100)) == (0.9, 7, 3)
 
 
-def test_the_command_prints_the_ratios_as_json() -> None:
-    done = in_process("budget", "lab_trc2", "--ratios", "--json")
-    found = {row["ratio"]: row for row in json.loads(done.out)["ratios"]}
-    assert found["reservoir"]["value"] == pytest.approx(0.00073, rel=0.02)
-    assert is_close(found["reservoir"]["value"], found["reservoir"]["paper"])
+def test_the_table_says_why_a_ratio_differs() -> None:
+    notes = list(ratio_table("demo", load_recipe("demo")).columns[3].cells)
+    assert sum(str(note).startswith("differs: ") for note in notes) == len(REASONS["demo"])
 
 
 def test_a_model_without_a_stream_has_no_ratios() -> None:
