@@ -63,25 +63,9 @@ class Lineage:
         return 0 if self.starts_over else self.step
 
     def write(self, path: Path) -> None:
-        kind = "run" if self.is_run else "model"
-        content: dict[str, object] = {"schema": SCHEMA, "parent": self.parent, "kind": kind, "step": self.step}
-        names = (
-            "tasks",
-            "weights",
-            "limit",
-            "kept",
-            "relative",
-            "stop_at",
-            "watched",
-            "max_drift",
-            "generated",
-            "interpolate",
-        )
-        content |= {name: getattr(self, name) for name in names}
-        if self.starts_over:
-            content["starts_over"] = True
-        if self.prediction is not None:
-            content["trial"] = asdict(self.prediction)
+        content = {"schema": SCHEMA, "kind": "run" if self.is_run else "model", **asdict(self)}
+        content["trial"] = content.pop("prediction")
+        del content["is_run"]
         write_atomically(path, to_json(content, indent=2).encode())
 
     def find(self, child: Path) -> Path:

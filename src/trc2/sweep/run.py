@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from trc2.sweep.matrix import Cell
 from trc2.sweep.progress import Board
 from trc2.sweep.status import Standing, compact, note_failure, progressed, standing
 from trc2.system.files import write_atomically
-from trc2.training.setup import Interrupted, prepare_with_progress
+from trc2.training.setup import Interrupted, heeding_signals, prepare_with_progress
 
 LOGS = ".logs"  # beside the runs: the output of each
 POLL = 1.0  # seconds
@@ -95,7 +93,7 @@ class _Sweep:
         self._prepare_data([self.cells[name] for name in waiting])
         board = Board(self.cells, self.console, self.launcher.slots)
         try:
-            with self._heeding_signals():
+            with heeding_signals(self._request_stop):
                 while (waiting or self.running) and not self.stop_requested:
                     self._begin_some(waiting)
                     board.show(self.standings, self.running)
@@ -178,14 +176,5 @@ class _Sweep:
         for name in self.running:
             self.standings[name] = progressed(self.standings[name], RunFolder(self.out / name).metrics_file)
 
-    @contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
-        def stop(signum: int, _frame: object) -> None:
-            self.stop_requested = True
-
-        earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+    def _request_stop(self) -> None:
+        self.stop_requested = True

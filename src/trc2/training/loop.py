@@ -42,6 +42,10 @@ class Trainer:
         self.early_stop = EarlyStop(folder, self.recorder, self.writer, ranks)
         self.stop_requested = self.stopped = False
 
+    def request_stop(self) -> None:
+        """Stop after the current step."""
+        self.stop_requested = True
+
     def run(self) -> None:
         """Train from the current step to the end of the stream."""
         config, schedule, state, evaluator = self.config, self.schedule, self.state, self.evaluator

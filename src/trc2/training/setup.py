@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -109,22 +109,29 @@ class Interrupted(UserError):
     exit_code = 130
 
 
-def run_trainer(trainer: Trainer) -> None:
-    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives. Close the observers."""
+@contextmanager
+def heeding_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when a SIGINT or SIGTERM arrives, instead of ending the process.
 
-    def stop(signum: int, _frame: object) -> None:
-        trainer.stop_requested = True
-
-    # Only the main thread receives signals. A run in another thread, such as one of a web server, runs to its end.
+    Only the main thread receives signals. A run in another thread, such as one of a web server, runs to its end.
+    """
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    earlier = {number: signal.signal(number, stop) for number in signals}
+    earlier = {number: signal.signal(number, lambda *_: stop()) for number in signals}
     try:
-        trainer.run()
-        if trainer.stopped and trainer.state.progress.step < trainer.schedule.total_steps:
-            raise Interrupted(_stop_message(trainer))
+        yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def run_trainer(trainer: Trainer) -> None:
+    """Run to the end, or to the end of the step in which a SIGINT or SIGTERM arrives. Close the observers."""
+    try:
+        with heeding_signals(trainer.request_stop):
+            trainer.run()
+            if trainer.stopped and trainer.state.progress.step < trainer.schedule.total_steps:
+                raise Interrupted(_stop_message(trainer))
+    finally:
         trainer.writer.join()  # it needs the metrics log
         trainer.recorder.close()
 
