@@ -242,11 +242,11 @@ def test_train_eval_report_and_data_work_together(
     assert prepared.code == 0, prepared.err
     assert "fruit" in prepared.out
 
-    for name, seed in (("a", 0), ("b", 1)):
-        done = in_process("train", recipe, f"output.folder={name}", f"train.seed={seed}")
-        assert done.code == 0, done.err
-        assert "step 12  perplexity" in done.out
-        assert "summary.png" in done.out
+    done = in_process("train", recipe, "output.folder=a")
+    assert done.code == 0, done.err
+    assert "step 12  perplexity" in done.out
+    assert "summary.png" in done.out
+    shutil.copytree("a", "b")
     again = in_process("train", recipe, "output.folder=a")
     assert again.code == 2
     assert "already holds a run" in again.err

@@ -69,20 +69,11 @@ def test_a_run_folder_tells_the_whole_story(tiny_run: MakeRun) -> None:
 
 
 def test_it_learns(tiny_run: MakeRun) -> None:
-    tasks = [{"name": name, "folder": name, "steps": 30} for name in ("fruit", "tools")]
-    every = {"every_steps": 30}
-    run, notes = trainer(tiny_run(train={"learning_rate": 0.02}, stream={"tasks": tasks}, eval=every, control=every))
+    tasks = [{"name": "fruit", "folder": "fruit", "steps": 30}]
+    run, notes = trainer(tiny_run(train={"learning_rate": 0.02}, stream={"tasks": tasks}, eval={"every_steps": 30}))
     run.run()
     scores = [record.metrics for record in notes.records if record.kind == "eval"]
-    assert scores[-1]["eval/tools/perplexity"] < 0.4 * scores[0]["eval/tools/perplexity"]
-
-
-def test_two_runs_of_one_config_are_equal_to_the_bit(tiny_run: MakeRun) -> None:
-    (first, _), (second, _) = trainer(tiny_run()), trainer(tiny_run())
-    first.run()
-    second.run()
-    for name, tensor in first.state.to_checkpoint({}).tensors.items():
-        assert torch.equal(tensor, second.state.to_checkpoint({}).tensors[name]), name
+    assert scores[-1]["eval/fruit/perplexity"] < 0.4 * scores[0]["eval/fruit/perplexity"]
 
 
 def test_the_objective_does_not_depend_on_how_labels_are_spread_over_micro_batches(tiny_run: MakeRun) -> None:
@@ -187,23 +178,6 @@ def test_evaluating_draws_no_chance_even_if_the_model_does(tiny_run: MakeRun, mo
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_restored_trainer_goes_on_as_if_nothing_had_happened(tiny_run: MakeRun) -> None:
-    whole, _ = trainer(tiny_run())
-    whole.run()
-    parted, _ = trainer(tiny_run())
-    for _ in range(5):
-        parted.train_step()
-    checkpoint = parted.state.to_checkpoint({})
-    torch.rand(7)
-    resumed, _ = trainer(tiny_run())
-    resumed.state.restore(checkpoint)
-    resumed.run()
-    expected, found = whole.state.to_checkpoint({}), resumed.state.to_checkpoint({})
-    for name, tensor in expected.tensors.items():
-        assert torch.equal(tensor, found.tensors[name]), name
-    assert found.state["control_post"] == expected.state["control_post"]
-
-
 @pytest.mark.parametrize(("mode", "coefficient"), [("off", 0.0), ("fixed", 0.05)])
 def test_replay_can_be_off_or_fixed(tiny_run: MakeRun, mode: str, coefficient: float) -> None:
     run, notes = trainer(tiny_run(control={"mode": mode}))
@@ -237,11 +211,6 @@ def test_a_vocabulary_too_small_is_told(tiny_run: MakeRun) -> None:
     small = tiny_run(model={**tiny_run().model.model_dump(), "vocab_size": 290})
     with pytest.raises(UserError, match=r"model\.vocab_size=290 is smaller than the tokenizer's 300"):
         trainer(small)
-
-
-def test_tensorboard_gets_the_records(tiny_run: MakeRun) -> None:
-    folder = start_run(tiny_run(output={"report_to": ["tensorboard"]}), QUIET)
-    assert list(Path(folder / "tensorboard").glob("events*"))
 
 
 def test_a_run_whose_packed_tokens_were_changed_saves_nothing_and_does_not_end(

@@ -69,6 +69,14 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path) -> None:
         build_observers(("trackio",), RunFolder(tmp_path), {})
 
 
+def test_tensorboard_gets_the_records(tmp_path: Path) -> None:
+    (observer,) = build_observers(("tensorboard",), RunFolder(tmp_path), {})
+    observer.see(Record("train", 1, "a", STEP))
+    observer.close()
+    (events,) = (tmp_path / "tensorboard").glob("events*")
+    assert all(name.encode() in events.read_bytes() for name in STEP)
+
+
 def tracker(monkeypatch: pytest.MonkeyPatch, name: str) -> list[dict[str, Any]]:
     """A stand-in for a tracker that is not installed. Returns what it is asked to begin."""
     asked: list[dict[str, Any]] = []
