@@ -107,7 +107,7 @@ class HFTrunk(Trunk):
         self._shared = _shared_names(lm)
         self.register_state_dict_post_hook(_leave_out_shared)
         self.register_load_state_dict_pre_hook(_put_back_shared)
-        if config.quantize is not None:
+        if config.is_quantized:
             self.register_state_dict_post_hook(_leave_out_frozen)
             self.register_load_state_dict_pre_hook(_put_back_frozen)
 
@@ -330,7 +330,7 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
         torch.manual_seed(0 if generator is None else generator.initial_seed())
         is_outline = torch.get_default_device().type == "meta"
         # Four-bit weights are not in checkpoints: they are made from the folder again.
-        has_weights = not is_outline and (generator is not None or config.quantize is not None)
+        has_weights = not is_outline and (generator is not None or config.is_quantized)
         lm = _load(config, settings) if has_weights else _skeleton(config, settings)
         _choose_what_learns(config, lm)
         if has_weights and config.adapter is not None:
@@ -338,7 +338,7 @@ def build(config: HFConfig, generator: torch.Generator | None = None) -> Backbon
     trunk = HFTrunk(config, lm)
     if has_weights:
         _check_head(trunk)
-    if has_weights and config.quantize is not None:
+    if has_weights and config.is_quantized:
         _quantize(trunk)
     return Backbone(config, trunk)
 

@@ -118,6 +118,11 @@ class BackboneConfig(Section):
         return False
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether the frozen matrices of the blocks are stored in four bits."""
+        return False
+
+    @property
     def depth(self) -> int:
         """How many blocks lie on top of each other, whatever this backbone calls them."""
         raise NotImplementedError

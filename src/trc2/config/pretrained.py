@@ -112,6 +112,10 @@ class HFConfig(BackboneConfig):
         return self
 
     @property
+    def is_quantized(self) -> bool:
+        return self.quantize is not None
+
+    @property
     def depth(self) -> int:
         return self.num_layers
 

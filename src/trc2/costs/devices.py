@@ -94,7 +94,7 @@ def all_needs(run: RunConfig, device: Device, most: int = MOST_DEVICES) -> list[
 
 def need(run: RunConfig, device: Device, devices: int) -> Need:
     """The first of DDP, DDP with recomputing, FSDP, FSDP with recomputing that fits. The last one if none does."""
-    kinds = [kind for kind in KINDS if kind[0] == "ddp" or (devices > 1 and not is_quantized(run.model))]
+    kinds = [kind for kind in KINDS if kind[0] == "ddp" or (devices > 1 and not run.model.is_quantized)]
     tried = [need_of(run, device, devices, *kind) for kind in kinds]
     return next((way for way in tried if way.fits), tried[-1])
 
@@ -227,14 +227,9 @@ def bytes_of_weight(config: BackboneConfig) -> float:
     return 4.0 if getattr(config, "dtype", "float32") == "float32" else 2.0
 
 
-def is_quantized(config: BackboneConfig) -> bool:
-    """Whether the frozen matrices of the blocks are stored in four bits."""
-    return getattr(config, "quantize", None) is not None
-
-
 def _saved_by_quantizing(config: BackboneConfig, sizes: Sizes) -> float:
     """Bytes less than in the format of the weights."""
-    return sizes.in_blocks * (bytes_of_weight(config) - BYTES_OF_4_BITS) if is_quantized(config) else 0.0
+    return sizes.in_blocks * (bytes_of_weight(config) - BYTES_OF_4_BITS) if config.is_quantized else 0.0
 
 
 def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float, float]:
@@ -252,7 +247,7 @@ def _activations(run: RunConfig, device: Device, recompute: bool) -> tuple[float
         once += tokens * kept.once.bytes(width)
     sizes, stored = sizes_of(config), bytes_of_weight(config)
     if width < stored:
-        quantized = sizes.in_blocks if is_quantized(config) else 0  # expanded for one product at a time
+        quantized = sizes.in_blocks if config.is_quantized else 0  # expanded for one product at a time
         once += 2.0 * (sizes.learning + sizes.frozen - quantized)  # autocast keeps a half copy of every weight it used
     # The head's own gradient is formed with the loss, and a block of logits with it.
     head = stored * config.vocab_size * config.d_model if sizes.learning_tables else 0.0

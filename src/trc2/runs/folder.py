@@ -253,7 +253,7 @@ class RunFolder:
         """The network of one checkpoint as it is evaluated."""
         run = self.config()
         config = run.model
-        if isinstance(config, HFConfig) and config.quantize is not None:
+        if config.is_quantized:
             self.check_first_weights()  # the checkpoint has only the adapters
         net = build_model(config if with_replay else config.replace(replay=False))
         load_state(net, checkpoint, without=() if with_replay else ("replay.",))

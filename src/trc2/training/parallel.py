@@ -225,7 +225,7 @@ def build_parallel(model: Backbone, ranks: Ranks, kind: str, dtype: torch.dtype,
     if ranks.world == 1 or kind == "ddp":
         model.to(device)
         return Parallel(model) if ranks.world == 1 else DataParallel(model)
-    if getattr(model.config, "quantize", None) is not None:
+    if model.config.is_quantized:
         raise UserError("output.parallel=fsdp cannot divide weights of 4 bits: use ddp, or leave model.quantize out.")
     if not model.units():
         raise UserError(

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from trc2.config import RunConfig
-from trc2.config.pretrained import HFConfig
 from trc2.config.run import apply_overrides
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError, brief
@@ -103,8 +102,7 @@ def _run_on(folder: RunFolder, config: RunConfig, prepared: PreparedStream, cons
             f"{folder} ends at step {stop.step}, see {folder.stop_file.name}, but has no checkpoint of it: remove the "
             "folder and run `trc2 continue` again."
         )
-    is_quantized = isinstance(config.model, HFConfig) and config.model.quantize is not None
-    if checkpoint is None or is_quantized:  # the weights of the folder are read again
+    if checkpoint is None or config.model.is_quantized:  # the weights of the folder are read again
         ranks.on_first(folder.check_first_weights)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=checkpoint is not None)
     start = -1 if checkpoint is None else checkpoint.step
