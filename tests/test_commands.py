@@ -177,6 +177,7 @@ LESS = [
     "eval.batch_size=2", "eval.max_batches=1", "eval.text_sequences=0", "stream.control_batches=1", "output.threads=1",
 ]  # fmt: skip
 SMALL_WORDS = ["model.vocab_size=300", "stream.tokenizer.vocab_size=300"]
+NARROW = ["model.d_model=32"]
 SEVERAL_PROCESSES = ["paper-on-4-gpus.md", "distributed.md"]
 READ = [page for page in SHOWING if page.name not in (*SEVERAL_PROCESSES, "plugins.md")]  # tests/system/test_plugins.py
 
@@ -214,7 +215,11 @@ def world_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
         adapters = ["model=hf", "model.pretrained=FOLDER", "model.lora={rank: 2, alpha: 4, targets: [q_proj]}"]
-        runs = {"runs/demo/trc2": ["demo"], "runs/my": ["my.yaml"], "RUN": ["my.yaml", *adapters]}
+        runs = {
+            "runs/demo/trc2": ["demo", *NARROW, "model.num_columns=2"],
+            "runs/my": ["my.yaml"],
+            "RUN": ["my.yaml", *adapters],
+        }
         for folder, words in runs.items():
             ran(trc2("train", *words, f"output.folder={folder}", *LESS, *STEPS), "train")
     others = ["runs/demo/plain", "a", "b", "A", "B", "C"]
@@ -275,21 +280,21 @@ def less(arguments: list[str]) -> list[str]:
     arguments = ["2" if word == "4" and before == "--nproc" else word for before, word in pairwise(["", *arguments])]
     name, given = parse(arguments)
     if name == "train":
-        return [*arguments, *LESS, *steps_of(given["recipe"]), *less_of(given["recipe"])]
+        narrow = [] if given["recipe"].endswith(".yaml") or "model=hf" in arguments else NARROW
+        return [*arguments, *LESS, *narrow, *steps_of(given["recipe"]), *less_of(given["recipe"])]
     if name == "teach" and given["steps"] is not None:
         return ["2" if word == str(given["steps"]) else word for word in arguments]
     if name == "data prepare":
         return [*arguments, *LESS, *less_of(given["recipe"])]
-    if name == "continue" and given["steps"] is None:
-        return [*arguments, "--steps", "2"]
     if name == "continue":
-        return ["2" if word == str(given["steps"]) else word for word in arguments]
+        few = ["2" if word == str(given["steps"]) else word for word in arguments]
+        return few if "--steps" in few else [*few, "--steps", "2"]
     if name == "sweep" and given["matrix"] != "mine.yaml":
         return arguments if "--list" in arguments else [*arguments, "--list"]  # tests/sweep carries them out
     if name == "sweep":
-        return [*arguments, *LESS, *STEPS, *SMALL_WORDS]
+        return [*arguments, *LESS, *STEPS, *NARROW, *SMALL_WORDS]
     if name == "bench":
-        sizes = [*LESS[:4], "model.vocab_size=300"]
+        sizes = [*LESS[:4], *NARROW, "model.vocab_size=300"]
         return [*arguments, *sizes, "--repeats", "1", "--threads", "1"]
     if name == "verify" and given["target"] != "FOLDER":
         sizes = ["model.vocab_size=300", "model.d_model=32", "model.num_columns=2", "model.memory_slots=64"]
@@ -297,7 +302,7 @@ def less(arguments: list[str]) -> list[str]:
     return {
         "doctor": [*arguments, *([] if "--quick" in arguments else ["--quick"])],
         "dream": ["300" if word == "100000" else word for word in arguments],
-        "init": ["1" if word in ("3", "10") else word for word in arguments],
+        "init": [*(word for word in arguments if word not in ("--minutes", "3", "10")), "--minutes", "0.2"],
     }.get(name, arguments)
 
 
