@@ -28,7 +28,7 @@ from trc2.system.files import reading, write_atomically
 
 BUDGET_RECIPE = "lab_trc2"
 TRACKS = {"At most 1 MB stored": 1e6, "At most 16 MB stored": 16e6}
-TOKEN_BYTES, STATE_BYTES = 4, 4  # stored tokens are int32, memory slots float32
+TOKEN_BYTES, STATE_BYTES = 4, 4  # of the runs in results/: their stored tokens are int32, memory slots float32
 
 
 def stored_bytes(config: RunConfig) -> int:

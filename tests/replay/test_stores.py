@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trc2.nn.keyed import keyed_generator
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.reference import replay as reference
-from trc2.replay.stores import ReplayStores, cut_chunks, read_chunks
+from trc2.replay.stores import ReplayStores, cut_chunks, read_chunks, token_dtype
 
 
 @settings(deadline=None, max_examples=60)
@@ -89,6 +89,28 @@ def test_draws_depend_on_step_and_micro_step_only_and_mix_both_stores() -> None:
     assert not torch.equal(stores.sample(8, 3), first)
     # round(2.5) = 2 from the reservoir, so 3 come from the recency buffer, which holds the last two chunks
     assert (first[:3, 0] >= 48).all()
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**15, torch.int16), (2**15 + 1, torch.int32)])
+def test_all_tokens_and_their_marks_fit_into_the_type_of_the_stores(vocab_size: int, dtype: torch.dtype) -> None:
+    stores = ReplayStores(2, 2, 4, dtype=token_dtype(vocab_size))
+    assert (stores.recent.dtype, stores.long.dtype) == (dtype, dtype)
+    tokens = torch.tensor([[0, 1, vocab_size - 1, vocab_size - 1]])
+    stores.stage(tokens, targets=torch.tensor([[IGNORE_INDEX, IGNORE_INDEX, vocab_size - 1, IGNORE_INDEX]]))
+    stores.commit(*stores.take_staged())
+    drawn = stores.draw(2, 0.5, "test")
+    assert drawn.dtype == torch.int64
+    for chunk in read_chunks(drawn).tokens:
+        assert torch.equal(chunk, tokens[0])
+    assert torch.equal(read_chunks(drawn).targets[0], torch.tensor([IGNORE_INDEX, IGNORE_INDEX, vocab_size - 1]))
+
+
+def test_stores_of_32_bits_are_loaded_into_16() -> None:
+    earlier, now = ReplayStores(2, 4, 3), ReplayStores(2, 4, 3, dtype=torch.int16)
+    earlier.commit(torch.tensor([[5, -1, 2], [32767, -32768, 0]], dtype=torch.int32))
+    now.load_state_dict(earlier.state_dict())
+    assert now.long.dtype == torch.int16
+    assert torch.equal(now.draw(6, 0.5, "test"), earlier.draw(6, 0.5, "test"))
 
 
 def test_stores_stay_on_the_host_and_keep_their_types() -> None:

@@ -20,6 +20,7 @@ from trc2.config import BackboneConfig, model_config
 from trc2.config.adapters import is_adapter
 from trc2.config.pretrained import HFConfig, read_config_json
 from trc2.errors import UserError, brief
+from trc2.replay.stores import stored_bytes
 from trc2.system.files import reading, write_atomically
 
 SCHEMA = 2
@@ -145,8 +146,7 @@ def _at_most_bytes(config: BackboneConfig) -> float:
 
 
 def _replay_bytes(config: BackboneConfig) -> int:
-    chunks = config.replay_recent_chunks + config.replay_long_chunks
-    return 4 * chunks * config.replay_chunk_length if config.replay else 0
+    return stored_bytes(config) if config.replay else 0
 
 
 # ------------------------------------------------------------------------------------------------------ the two files

@@ -25,7 +25,7 @@ from trc2.nn.segments import Packed, pack
 from trc2.nn.trunk import LearningPass, Loss, Pending, Trunk, TrunkOutput, WriteReport
 from trc2.ops.head_loss import IGNORE_INDEX, cross_entropy_sum
 from trc2.recall.reader import Recall, RecallingHead
-from trc2.replay.stores import Replayed, ReplayStores, read_chunks
+from trc2.replay.stores import Replayed, ReplayStores, read_chunks, token_dtype
 
 C = TypeVar("C", bound=BackboneConfig, covariant=True, default=BackboneConfig)
 T = TypeVar("T", bound=Trunk, covariant=True, default=Trunk)
@@ -415,6 +415,7 @@ def _replay_stores(config: BackboneConfig) -> ReplayStores:
         long_fraction=config.replay_long_fraction,
         share=config.replay_share,
         keep=config.replay_keep,
+        dtype=token_dtype(config.vocab_size),
     )
 
 

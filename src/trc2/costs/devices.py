@@ -13,6 +13,7 @@ from trc2.backbones.saved import outline
 from trc2.config import BackboneConfig, RunConfig
 from trc2.config.pretrained import HFConfig
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
+from trc2.replay.stores import stored_bytes
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.schedule import TaskSchedule
 
@@ -157,7 +158,7 @@ def sizes_of(config: BackboneConfig) -> Sizes:
 def _sizes_of(kind: type[BackboneConfig], settings: str) -> Sizes:
     config = kind.model_validate_json(settings)
     net = outline(config.replace(replay=False))
-    units, chunks = net.units(), config.replay_recent_chunks + config.replay_long_chunks
+    units = net.units()
     in_units: set[Tensor] = {parameter for unit in units for parameter in unit.parameters()}
     divided = in_units | set(net.tables()) if units else set()
     learning, frozen = ([p for p in net.parameters() if p.requires_grad is wanted] for wanted in (True, False))
@@ -171,7 +172,7 @@ def _sizes_of(kind: type[BackboneConfig], settings: str) -> Sizes:
         learning_tables=sum(table.numel() for table in net.tables() if table.requires_grad),
         in_blocks=sum(p.numel() for p in frozen if p in in_units),
         buffers=sum(buffer.nbytes for buffer in net.buffers()),
-        replay=4 * chunks * config.replay_chunk_length if config.replay else 0,
+        replay=stored_bytes(config) if config.replay else 0,
     )
 
 

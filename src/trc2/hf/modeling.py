@@ -26,6 +26,7 @@ from trc2.nn.rope import RotaryTable
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.recall.reader import open_recall
 from trc2.recall.store import store_path
+from trc2.replay.stores import token_dtype
 from trc2.stream.tokenizer import read_tokenizer
 
 Memory = Literal["read", "off"]
@@ -172,6 +173,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         resized = super().resize_token_embeddings(*args, **kwargs)
         self.net.config = self.net.config.replace(vocab_size=resized.num_embeddings)
         self.config.vocab_size = resized.num_embeddings
+        if self.net.replay is not None:
+            self.net.replay.set_token_type(token_dtype(resized.num_embeddings))
         return resized
 
     def gradient_checkpointing_enable(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from trc2.config import BackboneConfig
 from trc2.nn.host import HostState
 from trc2.nn.keyed import keyed_generator
 from trc2.ops.head_loss import IGNORE_INDEX
@@ -17,6 +18,17 @@ from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weig
 Keep = Literal["uniform", "loss", "surprise", "balanced"]
 Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and a score of how hard each was
 MAX_STRETCHES = 256
+
+
+def token_dtype(vocab_size: int) -> torch.dtype:
+    """The type of stored tokens: 16 bits where they hold all V tokens and their marked forms −1 … −V."""
+    return torch.int16 if vocab_size <= 2**15 else torch.int32
+
+
+def stored_bytes(config: BackboneConfig) -> int:
+    """The bytes of both stores' chunks."""
+    chunks = config.replay_recent_chunks + config.replay_long_chunks
+    return token_dtype(config.vocab_size).itemsize * chunks * config.replay_chunk_length
 
 
 class ReplayStores(HostState):
@@ -56,8 +68,9 @@ class ReplayStores(HostState):
         long_fraction: float = 0.5,
         share: float | None = None,
         keep: Keep = "uniform",
+        dtype: torch.dtype = torch.int32,
     ) -> None:
-        """`share` replaces λ_rep and B_R: this share of a step's tokens is replayed, with equal weights.
+        """`dtype` is the type of stored tokens, see `token_dtype`. `share` replaces λ_rep and B_R: this share of a step's tokens is replayed, with equal weights.
 
         `keep` is the rule of the reservoir, see `trc2.replay.reservoirs`. All but `uniform` need a score per token.
         """
@@ -74,8 +87,8 @@ class ReplayStores(HostState):
                 state["stretch"] = torch.tensor(0)
                 state["loss_mean"] = torch.tensor(torch.nan, dtype=torch.float64)
                 state["since_jump"] = torch.tensor(0)
-            state["recent"] = torch.zeros(recent_chunks, chunk_length, dtype=torch.int32)
-            state["long"] = torch.zeros(long_chunks, chunk_length, dtype=torch.int32)
+            state["recent"] = torch.zeros(recent_chunks, chunk_length, dtype=dtype)
+            state["long"] = torch.zeros(long_chunks, chunk_length, dtype=dtype)
             state["seen"] = torch.tensor(0)
             # λ_rep, B_R, ρ_long and the share: see `set_strength`.
             state["coefficient"] = torch.tensor(coefficient, dtype=torch.float64)
@@ -84,6 +97,10 @@ class ReplayStores(HostState):
             state["share"] = None if share is None else torch.tensor(share, dtype=torch.float64)
         for name, tensor in state.items():
             self.register_buffer(name, tensor)
+
+    def set_token_type(self, dtype: torch.dtype) -> None:
+        """Hold tokens in another type, for example because the vocabulary grew."""
+        self.recent, self.long = self.recent.to(dtype), self.long.to(dtype)
 
     @property
     def wants_scores(self) -> bool:
@@ -193,8 +210,11 @@ class ReplayStores(HostState):
         del self._staged[: max(0, len(self._staged) - micro_batches)]
 
     def take_staged(self) -> Staged:
-        """Remove and return the staged chunks and their scores in order."""
-        staged = [(self.recent[:0], torch.zeros(0, dtype=torch.float64)), *self._staged]
+        """Remove and return the staged chunks and their scores in order.
+
+        They have 32 bits whatever the stores have, because process groups do not send 16-bit integers.
+        """
+        staged = [(self.recent[:0].int(), torch.zeros(0, dtype=torch.float64)), *self._staged]
         self._staged.clear()
         chunks, scores = zip(*staged, strict=True)
         return torch.cat(chunks), torch.cat(scores)
@@ -286,7 +306,7 @@ def read_chunks(chunks: Int[Tensor, "n L_R"]) -> Replayed:
 def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
     """store[slots] = chunks. Of several chunks for one slot the last stays, which plain indexing does not ensure."""
     where, which = last_for_each(slots)
-    store[where] = chunks[which]
+    store[where] = chunks[which].to(store.dtype)
 
 
 def _whole(exact: float, rng: torch.Generator) -> int:
