@@ -1,6 +1,7 @@
 """Check the prose of all pages: sentence length, semicolons, negations, clauses as subjects, private terms.
 
-`python docs/prose.py` checks docs/ and the pages at the top of the repository, and exits with 1 if one breaks a rule.
+`python docs/prose.py` checks docs/, results/README.md and the pages at the top of the repository. It exits with 1 if a
+page breaks a rule.
 `python docs/prose.py --all` shows the numbers of every page. Code and quoted output are left out. Headings and tables
 are searched for private terms only.
 """
@@ -115,7 +116,7 @@ def problems(path: str, text: str) -> list[str]:
 
 def pages() -> list[str]:
     """Every page, as a path from the top of the repository."""
-    paths = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    paths = [*sorted(ROOT.glob("*.md")), ROOT / "results" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path.relative_to(ROOT).as_posix() for path in paths]
 
 

@@ -52,11 +52,11 @@ def dream_(
             made += sample.tokens
             origin = {**settings, "round": sample.round, "row": sample.row, "tokens": sample.tokens}
             rows.append(json.dumps({"text": sample.text, "dream": origin}, ensure_ascii=False))
-            watch(f"dreaming: {len(rows):,} texts, {made:,} tokens")
+            watch(f"generated: {len(rows):,} texts, {made:,} tokens")
     if not rows:
-        raise UserError(f"{target} had nothing to say: its texts are empty.")
+        raise UserError(f"{target} generated empty texts only: try a higher --temperature.")
     if made < tokens:
-        warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all it had to say.")
+        warn(f"The model repeats itself: {made:,} tokens in {len(rows):,} different texts are all that it generated.")
     write_atomically(path, ("\n".join(rows) + "\n").encode())
     data = {"schema": 1, "file": str(path), "texts": len(rows), "tokens": made}
     show(as_json, data, f"{len(rows):,} texts, {made:,} tokens: {path}")

@@ -83,7 +83,7 @@ def _finished_run(folder: RunFolder, console: Console) -> FinishedRun:
     assert config.stream is not None
     if config.stream.mode == "joint":
         raise UserError(
-            f"{folder} learned all its tasks at once (stream.mode=joint), so none of them has an end from which "
+            f"{folder} learned all its tasks at once (stream.mode=joint), so they have no end from which "
             "forgetting could be measured: continue a sequential run, or the export of this one."
         )
     records = folder.records()
