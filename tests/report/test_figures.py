@@ -22,7 +22,7 @@ from trc2.report.figures import (
     run_figure,
     variant_curve,
 )
-from trc2.report.run import read_run
+from trc2.report.run import FORGETTING, read_run
 from trc2.report.runs import RunTable, read_runs
 from trc2.system.plot_style import MAX_SERIES, Figure, label, shorten, style
 
@@ -37,6 +37,15 @@ def test_a_panel_has_at_most_six_series_and_the_reference_is_one(table: RunTable
     with style():
         figure = curves_figure(table)
     assert all(len(axes.lines) == MAX_SERIES for axes in figure.panels)
+
+
+def test_the_variants_of_a_title_have_their_names_beside_their_points(table: RunTable) -> None:
+    lost = table.means(FORGETTING)["mean"].loc[table.learned]
+    with style():
+        figure = keeping_figure(table)
+    names = {text.get_text() for text in figure.panels[0].texts}
+    assert {label(lost.idxmin(), 36), label(lost.idxmax(), 36)} <= names
+    assert not {lost.idxmin(), lost.idxmax()} <= set(drawn_variants(table))  # one of them is not among the drawn ones
 
 
 def test_a_variant_has_one_colour_in_all_figures(table: RunTable) -> None:

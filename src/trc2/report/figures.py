@@ -235,7 +235,10 @@ def forgetting_figure(table: RunTable) -> Figure:
 
 
 def _scatter(table: RunTable, name: str, across: Measure, up: Measure, axis_labels: tuple[str, str]) -> Figure:
-    """Learned variants as points with intervals. The drawn ones have colours and names, the others are grey."""
+    """Learned variants as points with intervals. The drawn ones have colours and names, the others are grey.
+
+    The two variants of the title always have their names.
+    """
     drawn = drawn_variants(table)
     x, y = table.means(across), table.means(up)
     shown = [v for v in table.learned if v in x.index and v in y.index]
@@ -245,12 +248,13 @@ def _scatter(table: RunTable, name: str, across: Measure, up: Measure, axis_labe
     figure = Figure(name, extremes(table, up, table.learned), height=4.2)
     axes = figure.panels[0]
     points = {variant: (x["mean"][variant], y["mean"][variant]) for variant in shown}
+    in_title = {str(find(shown, key=lambda variant: points[variant][1])): ink("grey") for find in (min, max)}
+    named = in_title | {variant: drawn[variant][0] for variant in shown if variant in drawn}
     for variant, point in points.items():
-        colour, marker = drawn.get(variant, (ink("pale"), "o"))
-        axes.plot(*point, marker=marker, color=colour, markersize=6.5, zorder=3 if variant in drawn else 2)
+        colour, marker = named.get(variant, ink("pale")), drawn[variant][1] if variant in drawn else "o"
+        axes.plot(*point, marker=marker, color=colour, markersize=6.5, zorder=3 if variant in named else 2)
     axes.margins(0.12)
     limits = axes.get_xlim(), axes.get_ylim()
-    named = {variant: drawn[variant][0] for variant in shown if variant in drawn}
     for variant, colour in named.items():
         for frame, middle, key in ((x, points[variant][0], "xerr"), (y, points[variant][1], "yerr")):
             reach = [[max(0.0, middle - frame.low[variant])], [max(0.0, frame.high[variant] - middle)]]
