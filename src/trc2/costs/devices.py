@@ -150,7 +150,7 @@ class Sizes:
 
 
 def sizes_of(config: BackboneConfig) -> Sizes:
-    """Of a network that is never built. Kept, because one takes a second to outline."""
+    """The sizes of a network, without building it. They are cached, because computing them takes a second."""
     return _sizes_of(type(config), config.model_dump_json())
 
 

@@ -305,7 +305,7 @@ def read_chunks(chunks: Int[Tensor, "n L_R"]) -> Replayed:
 
 
 def _write_last(store: Tensor, slots: Tensor, chunks: Tensor) -> None:
-    """store[slots] = chunks. Of several chunks for one slot the last stays, which plain indexing does not ensure."""
+    """store[slots] = chunks. The last of several chunks for a slot stays, which plain indexing does not ensure."""
     where, which = last_for_each(slots)
     store[where] = chunks[which].to(store.dtype)
 

@@ -48,7 +48,7 @@ def has_memory(run: Run) -> bool:
 
 
 def summary_text(run: Run, lineage: Lineage | None, pictures: Sequence[str] = ()) -> str:
-    """The run in Markdown. Of a continued run its own steps are shown, with the parent beside them."""
+    """The run in Markdown. A continued run is shown with its own steps, beside its parent."""
     own = run if lineage is None else own_part(run, lineage)
     stop = RunFolder(run.folder).stop()
     metrics = run.final("eval")

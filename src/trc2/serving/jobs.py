@@ -260,11 +260,11 @@ class Jobs:
             yield json.dumps(row).encode() + b"\n"
 
     def remove_text(self, identity: str) -> None:
-        """Of a job that was refused before it began."""
+        """Remove the text of a job that was refused before it began."""
         shutil.rmtree(self.folder / identity, ignore_errors=True)
 
     def _remove_text(self, identity: str) -> None:
-        """Of a job that has ended. Its logs stay. Packed text goes when no other job waits for it."""
+        """Remove the text of a job that has ended, and packed text that no other job waits for. Its logs stay."""
         for name in TEXTS:
             shutil.rmtree(self.folder / identity / name, ignore_errors=True)
         with self.database.connect() as connection:

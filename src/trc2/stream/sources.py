@@ -239,7 +239,7 @@ class FileSource(Source):
         return [f"{self.task.name}: {what} by splits.train, e.g. splits.train='{_pattern_for(ignored[0])}'."]
 
     def _is_named_file(self) -> bool:
-        """Whether the train text is one file that the settings name exactly. Then other files are of no interest."""
+        """Whether the train text is one file that the settings name exactly. Then other files do not matter."""
         return self.root.is_file() or (self.root / self.task.splits.train).is_file()
 
     def _ignored(self) -> list[Path]:

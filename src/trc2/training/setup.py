@@ -199,7 +199,7 @@ def warn_if_fast(config: RunConfig, console: Console) -> None:
 
 
 def add_observers(trainer: Trainer, console: Console) -> None:
-    """Add the metrics log, the screen and the configured trackers. Of several ranks, to the first."""
+    """Add the metrics log, the screen and the configured trackers, on the first rank only."""
     if not trainer.ranks.is_first:
         return
     output, observers = trainer.config.output, trainer.recorder.observers
