@@ -336,7 +336,7 @@ def clear_the_way(arguments: list[str]) -> None:
         made = [given["folder"]]
     elif name == "init":
         made = [given["recipe"]]
-    elif name == "continue" and not given["rehearse"]:
+    elif name == "continue" and not given["tries_shares"]:
         names = [task.partition("=")[0] for task in given["task"]]
         made = [given["folder"] or Path("+".join([str(given["parent"]), *names]))]
     for path in made:

@@ -96,7 +96,7 @@ def test_trial_runs_find_the_cheapest_share_and_leave_nothing(parent: Path, colo
     assert "No share up to 50%" in hard.lines()[-1]
     assert sorted(parent.parent.iterdir()) == before
     done = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
-                "--rehearse", "--max-forgetting", "99", "--json")  # fmt: skip
+                "--try-shares", "--max-forgetting", "99", "--json")  # fmt: skip
     predicted = json.loads(done.out)["branches"][0]["predicted"]
     assert json.loads(done.out)["cheapest"] == 0.0
     went = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
@@ -106,7 +106,7 @@ def test_trial_runs_find_the_cheapest_share_and_leave_nothing(parent: Path, colo
     child = default_folder(parent, [colours])
     seen = judge(parent, child, None, print, split="validation").worst
     assert seen == pytest.approx(predicted, abs=1e-6), "a branch of all steps is the run itself"
-    assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--rehearse").code == 2
+    assert trc2("continue", str(parent), "--task", "x", "--folder", str(colours.folder), "--try-shares").code == 2
 
 
 def test_a_refused_child_does_not_block_its_name_and_names_do_not_grow(parent: Path, colours: TaskConfig) -> None:

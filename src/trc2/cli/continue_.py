@@ -118,10 +118,12 @@ def continue_(
     replay_share: Annotated[
         float | None, typer.Option(help="Replay this share of every step's tokens from now on.", min=0, max=0.9)
     ] = None,
-    rehearse: Annotated[
+    tries_shares: Annotated[
         bool,
         typer.Option(
-            "--rehearse", help="Only make short trial runs and print the cheapest replay share that keeps the limit."
+            "--try-shares",
+            "--rehearse",
+            help="Only make short trial runs and print the cheapest replay share that keeps the limit.",
         ),
     ] = False,
     promote: Annotated[
@@ -209,22 +211,22 @@ def continue_(
         if nproc > 1:
             os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
     check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
-    if rehearse:
+    if tries_shares:
         if max_forgetting is None:
-            raise UserError("--rehearse looks for a share that stays under a limit: give --max-forgetting too.")
+            raise UserError("--try-shares looks for a share that stays under a limit: give --max-forgetting too.")
         with progress("trial runs") as watch:
-            rehearsal = try_shares(
+            trials = try_shares(
                 parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
                 watch=watch, warn=warn,
             )  # fmt: skip
-        kept_in = save_trial_runs(rehearsal, target)
+        kept_in = save_trial_runs(trials, target)
         if as_json:
-            print(json.dumps(rehearsal.describe(), indent=2))
+            print(json.dumps(trials.describe(), indent=2))
         else:
-            for line in rehearsal.lines():
+            for line in trials.lines():
                 out.print(line)
             out.print(f"Kept in {kept_in}: the acceptance check of the real run will compare.", soft_wrap=True)
-        if rehearsal.cheapest is None:
+        if trials.cheapest is None:
             raise typer.Exit(REFUSED)
         return
     predicted = prediction(parent, target, tasks, replay_share, changes, warn)

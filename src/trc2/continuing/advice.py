@@ -77,7 +77,7 @@ def _remedies(folder: RunFolder, curve: list[tuple[int, float]], limit: float, w
         larger = min(MAX_SHARE, max(2 * share, 0.05))
         yield (
             f"Larger share: {share:.0%} replay was not enough. Try --replay-share {larger:.2g}, or find the smallest "
-            "sufficient one by --rehearse."
+            "sufficient one by --try-shares."
         )
 
 
