@@ -125,7 +125,7 @@ def test_the_command_prints_a_table_json_and_a_sentence() -> None:
     table = trc2("plan", "demo", "--devices", "4", "--memory", "0.1")
     assert table.code == 0
     assert all(word in table.out for word in ("recompute", "fsdp"))
-    assert "messages are not hidden" in " ".join(table.out.split())
+    assert "communication that does not overlap" in " ".join(table.out.split())
     told = json.loads(trc2("plan", "demo", "--devices", "2", "--utilisation", "0.5", "--json").out)
     assert [row["devices"] for row in told["rows"]] == [1, 2]
     assert "tokens_per_second_range" not in told["rows"][0]
