@@ -21,6 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SOURCE, TESTS = ROOT / "src" / "trc2", ROOT / "tests"
 TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
+LINKED = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "results/README.md", "results/lab/paper/README.md")
 EXAMPLES = re.compile(r"mine|NAME|mytask|KEY")  # what a reader is asked to write
 
 
@@ -73,7 +74,7 @@ def anchors_in(path: Path) -> set[str]:
     return slugs | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *(ROOT / name for name in LINKED)], ids=lambda path: path.name)
 def test_links_of_a_document_lead_to_files_and_headings_in_the_repository(document: Path) -> None:
     dead = []
     for link in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)):
