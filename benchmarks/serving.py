@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import platform
-import shutil
+import random
 import socket
 import statistics
 import subprocess
@@ -158,6 +158,12 @@ def upload(url: str, name: str, content: bytes) -> str:
         return str(json.loads(answer.read())["id"])
 
 
+def documents(name: str) -> bytes:
+    """Rows of random words. Text that is trained on must not be among the text on which the model is judged."""
+    choose = random.Random(name)
+    return "\n".join(json.dumps({"text": " ".join(choose.choices(WORDS, k=200))}) for _ in range(400)).encode()
+
+
 def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
     """`trc2 serve` with a job that lasts longer than the measurement."""
     Versions(folder / "versions").promote(model, first=True)
@@ -165,8 +171,7 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
     command = [sys.executable, "-m", "trc2", "serve", str(folder / "versions"), "--data", str(folder / "data")]
     command += ["--port", str(port), "--per-minute", "1000000"]
     with process(command, url, folder / "ours.log"):
-        rows = "\n".join(json.dumps({"text": f"{PROMPT} {number} " * 20}) for number in range(400)).encode()
-        new, old = upload(url, "new.jsonl", rows), upload(url, "old.jsonl", rows.replace(b"river", b"brook"))
+        new, old = (upload(url, f"{name}.jsonl", documents(name)) for name in ("new", "old"))
         metadata = {"steps": "100000", "max_forgetting": "1000", "keep_file": old}
         status, job = post(
             f"{url}/v1/fine_tuning/jobs", {"model": "latest", "training_file": new, "metadata": metadata}
@@ -191,8 +196,8 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
 def theirs(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
     """`transformers serve` on the same model, without a job."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    program = shutil.which("transformers", path=str(Path(sys.executable).parent)) or "transformers"
-    command = [program, "serve", "--force-model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    program = "from transformers.cli.transformers import main; main()"
+    command = [sys.executable, "-c", program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
     with process([*command, "--device", "cpu"], url, folder / "theirs.log"):
         return ask_for(url, str(model), clients, tokens, seconds)
 
@@ -209,7 +214,8 @@ def main() -> None:
         model = make_model(folder / "model")
         sizes = (asked.clients, asked.tokens, asked.seconds)
         results: dict[str, Any] = {
-            "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()[0]},
+            "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()[0],
+                        "threads": os.environ.get("OMP_NUM_THREADS")},
             "clients": asked.clients, "seconds": asked.seconds, "tokens": asked.tokens,
             "trc2 generate": generate_alone(model, asked.tokens, min(20.0, asked.seconds)),
             "trc2 serve, with a job": ours(folder, model, *sizes),
