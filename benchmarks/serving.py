@@ -29,6 +29,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import psutil
 import torch
 import transformers
 
@@ -61,12 +62,13 @@ def generate_alone(folder: Path, tokens: int, seconds: float) -> dict[str, float
     """Tokens per second of one answer after the other, in this process."""
     net, tokenizer = find_target(str(folder)).trained_model(lambda _: None)
     ids, made, times = tokenizer.encode_batch([PROMPT + "\n"])[0], 0, []
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - begun < seconds:
         start = time.perf_counter()
         made += len(list(generate_ids(net.eval(), ids, max_new_tokens=tokens, temperature=1, top_p=1, seed=made)))
         times.append(time.perf_counter() - start)
-    return {"tokens_per_second": made / (time.perf_counter() - begun), **quantiles(times)}
+    took, used = time.perf_counter() - begun, time.process_time() - used
+    return {"tokens_per_second": made / took, "tokens_per_cpu_second": made / used, **quantiles(times)}
 
 
 def quantiles(times: list[float]) -> dict[str, float]:
@@ -88,8 +90,11 @@ def post(url: str, body: dict[str, Any], timeout: float = 300) -> tuple[int, Any
         return error.code, None
 
 
-def ask_for(url: str, model: str, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
-    """Clients that ask all the time: how many answers of each status, tokens per second, and how long they took."""
+def ask_for(server: psutil.Process, url: str, model: str, clients: int, tokens: int, seconds: float) -> dict[str, Any]:
+    """Clients that ask all the time: how many answers of each status, tokens per second, and how long they took.
+
+    Tokens per second of the server's own processor time do not depend on other programs of the machine.
+    """
     statuses: Counter[str] = Counter()
     times: list[float] = []
     made = 0
@@ -109,18 +114,25 @@ def ask_for(url: str, model: str, clients: int, tokens: int, seconds: float) -> 
                     times.append(time.perf_counter() - start)
                     made += answer["usage"]["completion_tokens"]
 
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), processor_time(server)
     threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     took = time.perf_counter() - begun
-    return {"statuses": dict(statuses), "tokens_per_second": made / took, **quantiles(times)}
+    rates = {"tokens_per_second": made / took, "tokens_per_cpu_second": made / (processor_time(server) - used)}
+    return {"statuses": dict(statuses), **rates, **quantiles(times)}
+
+
+def processor_time(process: psutil.Process) -> float:
+    """Of the process itself, without those that it started."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 @contextmanager
-def process(command: list[str], url: str, log: Path) -> Iterator[None]:
+def process(command: list[str], url: str, log: Path) -> Iterator[psutil.Process]:
     """A server as a process, from when it answers."""
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "HF_HUB_OFFLINE": "1"})
@@ -135,7 +147,7 @@ def process(command: list[str], url: str, log: Path) -> Iterator[None]:
                 if running.poll() is not None:
                     raise RuntimeError(log.read_text(errors="replace")[-1000:]) from None
                 time.sleep(0.2)
-        yield
+        yield psutil.Process(running.pid)
     finally:
         running.terminate()
         running.wait(60)
@@ -170,7 +182,7 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "trc2", "serve", str(folder / "versions"), "--data", str(folder / "data")]
     command += ["--port", str(port), "--per-minute", "1000000"]
-    with process(command, url, folder / "ours.log"):
+    with process(command, url, folder / "ours.log") as server:
         new, old = (upload(url, f"{name}.jsonl", documents(name)) for name in ("new", "old"))
         metadata = {"steps": "100000", "max_forgetting": "1000", "keep_file": old}
         status, job = post(
@@ -183,7 +195,7 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
             with urlopen(f"{url}/v1/fine_tuning/jobs/{job['id']}") as answer:
                 state = json.loads(answer.read())
             assert state["status"] in ("queued", "running"), state
-        measured = ask_for(url, "latest", clients, tokens, seconds)
+        measured = ask_for(server, url, "latest", clients, tokens, seconds)
         with urlopen(f"{url}/v1/fine_tuning/jobs/{job['id']}") as answer:
             after = json.loads(answer.read())
         assert after["status"] == "running", after
@@ -198,8 +210,8 @@ def theirs(folder: Path, model: Path, clients: int, tokens: int, seconds: float)
     url = f"http://127.0.0.1:{(port := free_port())}"
     program = "from transformers.cli.transformers import main; main()"
     command = [sys.executable, "-c", program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    with process([*command, "--device", "cpu"], url, folder / "theirs.log"):
-        return ask_for(url, str(model), clients, tokens, seconds)
+    with process([*command, "--device", "cpu"], url, folder / "theirs.log") as server:
+        return ask_for(server, url, str(model), clients, tokens, seconds)
 
 
 def main() -> None:
