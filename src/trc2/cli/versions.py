@@ -66,16 +66,9 @@ def _of_folder(folder: Path, promote: str | None, *, rollback: bool, reason: str
     if promote is not None or rollback:
         registry.rollback(promote, reason=reason)
     accepted = registry.accepted().name
-    names = ("parent", "replaced", "scores", "verdict", "reason", "is_held")
     return [
-        {
-            "id": version.name, "object": "version", "is_latest": version.name == accepted,
-            "created_at": int(datetime.fromisoformat(version.time).timestamp()), "tasks": list(version.tasks),
-            **{name: getattr(version, name) for name in names}, "bytes": version.size,
-        }
-        for version in reversed(registry.all())
-        if version.has_model
-    ]  # fmt: skip
+        version.row(is_latest=version.name == accepted) for version in reversed(registry.all()) if version.has_model
+    ]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

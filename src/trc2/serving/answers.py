@@ -9,10 +9,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from trc2.errors import UserError
-from trc2.serving.engine import EngineClosed, Event, Failure, Finish, Piece, PromptScores, Sampling, Ticket, TokenScore
+from trc2.serving.engine import EngineClosed, Event, Failure, Piece, PromptScores, Sampling, Ticket, TokenScore
 from trc2.serving.shelf import ServedModel, Shelf
 from trc2.serving.text import token_text
 from trc2.serving.wire import (
@@ -84,6 +85,24 @@ class Asked:
                 yield event
         finally:
             self.ticket.cancel()
+
+    async def whole(self, scores: dict[int, tuple[TokenScore, ...]]) -> list[Piece]:
+        """Each choice as one piece, when all are finished. The scores of prompts go into `scores`."""
+        pieces: list[list[Piece]] = [[] for _ in range(self.num_choices)]
+        async with aclosing(self.pieces()) as events:
+            async for event in events:
+                if isinstance(event, PromptScores):
+                    scores[event.prompt] = event.tokens
+                else:
+                    pieces[event.choice].append(event)
+        return [
+            replace(
+                parts[-1],
+                text="".join(part.text for part in parts),
+                tokens=tuple(chain(*(part.tokens for part in parts))),
+            )
+            for parts in pieces
+        ]
 
     def usage(self, completion_tokens: int) -> Usage:
         prompt_tokens = sum(map(len, self.prompts))
@@ -245,26 +264,17 @@ def _completion_logprobs(
 async def completion(asked: Asked, echo: bool) -> Completion:
     """The whole answer."""
     prefix = _Echo(asked, echo)
-    texts = [""] * asked.num_choices
-    made: list[list[TokenScore]] = [[] for _ in texts]
-    finishes: list[Finish | None] = [None] * len(texts)
-    counts = [0] * len(texts)
-    async with aclosing(asked.pieces()) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, PromptScores):
-                prefix.scores[piece.prompt] = piece.tokens
-                continue
-            texts[piece.choice] += piece.text
-            made[piece.choice] += piece.tokens
-            finishes[piece.choice], counts[piece.choice] = piece.finish, piece.num_tokens
+    whole = await asked.whole(prefix.scores)
     choices = []
-    for index, text in enumerate(texts):
-        before, echoed = prefix.first(index)
-        logprobs = _completion_logprobs(asked, echoed, made[index], len(before))
+    for piece in whole:
+        before, echoed = prefix.first(piece.choice)
+        logprobs = _completion_logprobs(asked, echoed, piece.tokens, len(before))
         choices.append(
-            CompletionChoice(index=index, text=before + text, logprobs=logprobs, finish_reason=finishes[index])
+            CompletionChoice(
+                index=piece.choice, text=before + piece.text, logprobs=logprobs, finish_reason=piece.finish
+            )
         )
-    return Completion(**asked.heading, choices=choices, usage=asked.usage(sum(counts)))
+    return Completion(**asked.heading, choices=choices, usage=asked.usage(sum(piece.num_tokens for piece in whole)))
 
 
 async def completion_events(asked: Asked, echo: bool, wants_usage: bool) -> AsyncIterator[bytes]:
@@ -330,26 +340,17 @@ def _chat_logprobs(asked: Asked, scores: Sequence[TokenScore]) -> ChatLogprobs |
 
 async def chat(asked: Asked) -> ChatCompletion:
     """The whole answer."""
-    texts = [""] * asked.num_choices
-    made: list[list[TokenScore]] = [[] for _ in texts]
-    finishes = [""] * len(texts)
-    counts = [0] * len(texts)
-    async with aclosing(asked.pieces()) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, Piece):
-                texts[piece.choice] += piece.text
-                made[piece.choice] += piece.tokens
-                finishes[piece.choice], counts[piece.choice] = piece.finish or "", piece.num_tokens
+    whole = await asked.whole({})
     choices = [
         ChatChoice(
-            index=index,
-            message=ChatMessage(content=text),
-            logprobs=_chat_logprobs(asked, made[index]),
-            finish_reason=finishes[index],
+            index=piece.choice,
+            message=ChatMessage(content=piece.text),
+            logprobs=_chat_logprobs(asked, piece.tokens),
+            finish_reason=piece.finish or "",
         )
-        for index, text in enumerate(texts)
+        for piece in whole
     ]
-    return ChatCompletion(**asked.heading, choices=choices, usage=asked.usage(sum(counts)))
+    return ChatCompletion(**asked.heading, choices=choices, usage=asked.usage(sum(piece.num_tokens for piece in whole)))
 
 
 async def chat_events(asked: Asked, wants_usage: bool) -> AsyncIterator[bytes]:

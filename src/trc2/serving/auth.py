@@ -75,8 +75,9 @@ class Caller:
     name: str
     right: Right
 
-    def may(self, right: Right) -> bool:
-        return RIGHTS.index(self.right) >= RIGHTS.index(right)
+
+def includes(has: Right, needs: Right) -> bool:
+    return RIGHTS.index(has) >= RIGHTS.index(needs)
 
 
 def find_caller(tokens: tuple[Token, ...], headers: Mapping[str, str], client: str) -> Caller:
@@ -95,7 +96,7 @@ def find_caller(tokens: tuple[Token, ...], headers: Mapping[str, str], client: s
 
 
 def check_right(caller: Caller, right: Right) -> None:
-    if not caller.may(right):
+    if not includes(caller.right, right):
         raise ApiError(
             403, f"The token {caller.name} has the right '{caller.right}', but this needs '{right}': use another.",
             code="insufficient_permissions",

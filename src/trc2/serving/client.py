@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from trc2.errors import UserError, brief, did_you_mean
-from trc2.serving.auth import read_secrets
+from trc2.serving.auth import Right, includes, read_secrets
 
 VARIABLE = "TRC2_TOKEN"
 TIMEOUT_SECONDS = 600  # a version is loaded, or a large file is checked, before the answer comes
@@ -50,13 +50,12 @@ def is_url(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
-def find_token(tokens: Path | None, right: str) -> str | None:
+def find_token(tokens: Path | None, right: Right) -> str | None:
     """The token of the environment variable TRC2_TOKEN, or the first of a server's own file that has enough rights."""
     if tokens is None:
         return os.environ.get(VARIABLE) or None
-    allowed = {"ask": ("ask", "teach", "admin"), "teach": ("teach", "admin"), "admin": ("admin",)}[right]
     for token in read_secrets(tokens):
-        if token.right in allowed:
+        if includes(token.right, right):
             return token.secret
     raise UserError(f"{tokens} has no token with the right '{right}': add one, or name another file.")
 

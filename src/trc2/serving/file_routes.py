@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from trc2.serving.files import Files
 from trc2.serving.service import Service, read_chunks
-from trc2.serving.wire import ApiError, refusal
+from trc2.serving.wire import ApiError, parse_query
 from trc2.serving.wire import Request as WireRequest
 
 
@@ -44,10 +44,7 @@ async def upload(service: Service, request: Request) -> Response:
 
 async def list_files(service: Service, request: Request) -> Response:
     files = _files(service)
-    try:
-        query = FileQuery.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        raise refusal(error) from None
+    query = parse_query(FileQuery, request.query_params)
     newest_first = query.order == "desc"
     found = await asyncio.to_thread(files.list, query.after, query.limit, newest_first, query.purpose)
     return JSONResponse(found.dump())

@@ -18,7 +18,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from trc2.errors import plain
-from trc2.serving.store import FILES, JOBS, alone, is_id, now, page
+from trc2.serving.store import FILES, JOBS, alone, find, now, page
 from trc2.serving.wire import Answer, ApiError
 from trc2.stream.conversation import BadRow, conversation_of
 from trc2.system.failpoints import failpoint
@@ -167,13 +167,7 @@ class Files:
             connection.execute(sa.insert(FILES).values(row))
 
     def row(self, identity: str) -> Any:
-        row = None
-        if is_id(identity):
-            with self.database.connect() as connection:
-                row = connection.execute(sa.select(FILES).where(FILES.c.id == identity)).first()
-        if row is None:
-            raise ApiError(404, "There is no file with this id.", param="file_id", code="not_found")
-        return row
+        return find(self.database, FILES, identity, "file", "file_id")
 
     def get(self, identity: str) -> FileObject:
         return describe(self.row(identity))

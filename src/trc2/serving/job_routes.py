@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +20,7 @@ from trc2.serving.jobs import Jobs, new_job_id
 from trc2.serving.service import Service, read_body
 from trc2.serving.shelf import LATEST
 from trc2.serving.store import JOBS, now, page
-from trc2.serving.wire import Answer, ApiError, parse, refusal
+from trc2.serving.wire import Answer, ApiError, parse, parse_query
 from trc2.serving.wire import Request as WireRequest
 from trc2.versions.find import folder_to_continue
 
@@ -155,22 +155,12 @@ class EventQuery(PageQuery):
     stream: Annotated[bool, Field(strict=False)] = False
 
 
-Query = TypeVar("Query", bound=PageQuery)
-
-
 def _jobs(service: Service) -> Jobs:
     if service.jobs is None:
         raise ApiError(
             404, "This server cannot teach: start it with a versions folder and `--data FOLDER`.", code="no_jobs"
         )
     return service.jobs
-
-
-def _query(request: Request, kind: type[Query]) -> Query:
-    try:
-        return kind.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        raise refusal(error) from None
 
 
 def _describe(jobs: Jobs, row: Any) -> JobObject:
@@ -294,7 +284,7 @@ def _number(settings: dict[str, str], name: str, default: Any, low: float, high:
 
 
 async def list_jobs(service: Service, request: Request) -> Response:
-    jobs, query = _jobs(service), _query(request, PageQuery)
+    jobs, query = _jobs(service), parse_query(PageQuery, request.query_params)
     return JSONResponse((await asyncio.to_thread(_list, jobs, query)).dump())
 
 
@@ -328,7 +318,7 @@ async def resume(service: Service, request: Request) -> Response:
 
 async def list_events(service: Service, request: Request) -> Any:
     """Newest first, as OpenAI has it. With `stream` as they happen."""
-    jobs, query, identity = _jobs(service), _query(request, EventQuery), request.path_params["job"]
+    jobs, query, identity = _jobs(service), parse_query(EventQuery, request.query_params), request.path_params["job"]
     if query.stream:
         await asyncio.to_thread(jobs.row, identity)  # an unknown id is a 404 before anything is sent
         return Following(service, jobs, identity)
@@ -344,7 +334,7 @@ def _events(jobs: Jobs, identity: str, query: PageQuery) -> EventList:
 
 async def list_checkpoints(service: Service, request: Request) -> Response:
     """The accepted version, once there is one: it is the only state of a job that can be asked."""
-    jobs, query = _jobs(service), _query(request, PageQuery)
+    jobs, query = _jobs(service), parse_query(PageQuery, request.query_params)
     row = await asyncio.to_thread(jobs.row, request.path_params["job"])
     checkpoints = []
     if row.fine_tuned_model is not None:

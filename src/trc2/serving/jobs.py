@@ -30,7 +30,7 @@ from trc2.runs.records import Record
 from trc2.serving.files import Files, read_rows
 from trc2.serving.progress import Progress, own_records, progress_of
 from trc2.serving.shelf import Shelf
-from trc2.serving.store import EVENTS, JOBS, alone, is_id, now
+from trc2.serving.store import EVENTS, JOBS, alone, find, now
 from trc2.serving.wire import ApiError
 from trc2.stream.chat import read_template
 from trc2.sweep.ray_launcher import import_ray
@@ -130,13 +130,7 @@ class Jobs:
     # ----------------------------------------------------------------------------------------------- rows and events
 
     def row(self, identity: str) -> Any:
-        row = None
-        if is_id(identity):
-            with self.database.connect() as connection:
-                row = connection.execute(sa.select(JOBS).where(JOBS.c.id == identity)).first()
-        if row is None:
-            raise ApiError(404, "There is no job with this id.", param="fine_tuning_job_id", code="not_found")
-        return row
+        return find(self.database, JOBS, identity, "job", "fine_tuning_job_id")
 
     def update(self, identity: str, message: str | None = None, *, level: str = "info", **values: Any) -> None:
         """Change a row, and note why, in one transaction."""
@@ -163,8 +157,7 @@ class Jobs:
                     headers={"retry-after": "60"},
                 )  # fmt: skip
             connection.execute(sa.insert(JOBS).values(values))
-            event = {"job": values["id"], "created_at": now(), "level": "info", "message": "The job waits."}
-            connection.execute(sa.insert(EVENTS).values(event))
+            self._update(connection, values["id"], "The job waits.")
         return str(values["id"])
 
     def events(self, identity: str) -> list[dict[str, Any]]:

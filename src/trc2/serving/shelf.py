@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -104,16 +103,12 @@ class VersionsFolder:
         if self._read is None or self._read[0] != stamp:
             latest = self.versions.accepted()  # before the others: one that is added meanwhile is among them
             choices = [
-                Choice(version.name, version.model, _seconds(version.time), version)
+                Choice(version.name, version.model, version.created_at, version)
                 for version in self.versions.all()
                 if version.has_model
             ]
             self._read = (stamp, choices, latest.name)
         return self._read[1], self._read[2]
-
-
-def _seconds(time: str) -> int:
-    return int(datetime.fromisoformat(time).timestamp())
 
 
 def find_source(folder: Path) -> OneModel | VersionsFolder:

@@ -181,6 +181,17 @@ def is_id(text: str) -> bool:
     return ID.fullmatch(text) is not None
 
 
+def find(engine: sa.Engine, table: sa.Table, identity: str, kind: str, param: str) -> Any:
+    """The row with an id."""
+    row = None
+    if is_id(identity):
+        with engine.connect() as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == identity)).first()
+    if row is None:
+        raise ApiError(404, f"There is no {kind} with this id.", param=param, code="not_found")
+    return row
+
+
 @dataclass(frozen=True)
 class Page:
     """Some rows of a table, and whether there are more after them."""

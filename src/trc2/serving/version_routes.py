@@ -51,18 +51,12 @@ class VersionList(Answer):
 
 
 def _describe(service: Service, choice: Choice) -> VersionObject:
-    shelf, version = service.shelf, choice.version
-    facts = {
-        "id": choice.name,
-        "created_at": choice.created,
-        "is_latest": choice.name == shelf.latest.choice.name,
-        "is_loaded": any(model.choice.name == choice.name for model in shelf.loaded),
-    }
-    if version is None:
-        return VersionObject(**facts)
-    names = ("parent", "replaced", "scores", "verdict", "reason", "is_held")
-    rest = {name: getattr(version, name) for name in names}
-    return VersionObject(**facts, **rest, tasks=list(version.tasks), bytes=version.size)
+    shelf = service.shelf
+    is_latest = choice.name == shelf.latest.choice.name
+    is_loaded = any(model.choice.name == choice.name for model in shelf.loaded)
+    if choice.version is None:
+        return VersionObject(id=choice.name, created_at=choice.created, is_latest=is_latest, is_loaded=is_loaded)
+    return VersionObject(**choice.version.row(is_latest=is_latest), is_loaded=is_loaded)
 
 
 async def list_versions(service: Service, _request: Request) -> Response:

@@ -172,6 +172,14 @@ def parse(kind: type[M], body: bytes) -> M:
         raise refusal(error) from None
 
 
+def parse_query(kind: type[M], query: Mapping[str, str]) -> M:
+    """The request in the query of an address."""
+    try:
+        return kind.model_validate(dict(query))
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
 def refusal(error: ValidationError) -> ApiError:
     """The first problem as one sentence with its place. Values are not quoted, they may be long."""
     problems = error.errors(include_url=False, include_context=False)

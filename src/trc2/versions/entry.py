@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,20 @@ class Version:
                     raise UserError(
                         f"{Path(folder) / name} was added to the version: remove it, or go back to another."
                     )
+
+    @property
+    def created_at(self) -> int:
+        """Seconds since 1970."""
+        return int(datetime.fromisoformat(self.time).timestamp())
+
+    def row(self, *, is_latest: bool) -> dict[str, Any]:
+        """The version as a server and `trc2 versions` list it."""
+        names = ("created_at", "parent", "replaced", "scores", "verdict", "reason", "is_held")
+        content = {name: getattr(self, name) for name in names}
+        return {
+            "id": self.name, "object": "version", "is_latest": is_latest, **content, "tasks": list(self.tasks),
+            "bytes": self.size,
+        }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The version for programs, without the list of its files."""
