@@ -46,6 +46,18 @@ def go_on(model: Path, colours: TaskConfig, tmp_path: Path) -> Command:
     return build
 
 
+def test_a_limit_on_the_drift_that_could_not_be_checked_is_refused_before_training(model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "few.jsonl"
+    text.write_text("".join(json.dumps({"text": f"red blue green {number}"}) + "\n" for number in range(20)))
+    child = tmp_path / "child"
+    command = ["continue", str(model), "--task", f"new={text}", "--steps", "2", "--out", str(child)]
+    settings = ["train.batch_size=2", f"stream.cache={tmp_path / 'cache'}"]
+    refused = trc2(*command, "--max-drift", "9", *settings)
+    assert (refused.code, child.exists()) == (2, False)
+    assert "has 1 held-out document" in refused.err
+    assert trc2(*command, "--max-drift", "9", *settings, "stream.tasks.new.holdout=0.2").code == 0
+
+
 def test_drift_is_the_divergence_of_the_two_predictions(trained: Path) -> None:
     folder = RunFolder(trained)
     config, cpu = folder.config(), torch.device("cpu")

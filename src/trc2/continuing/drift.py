@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
-from trc2.continuing.heldout import HeldOut, held_out_split
+from trc2.continuing.heldout import MIN_DOCUMENTS, HeldOut, held_out_split
+from trc2.errors import UserError
 from trc2.evaluation.tasks import evaluation_mode
 from trc2.metrics.paired import Interval, document_mean
 from trc2.ops.head_loss import IGNORE_INDEX
@@ -69,6 +70,17 @@ def texts_to_compare(lineage: Lineage, prepared: PreparedStream, wanted: str = "
         split = held_out_split(task, wanted)
         texts[name] = HeldOut(task, split, np.ones(task.splits[split].documents, dtype=bool))
     return {name: text for name, text in texts.items() if text.task.splits[text.split].tokens > 1}
+
+
+def check_drift_texts(lineage: Lineage, prepared: PreparedStream) -> None:
+    """Reject a limit on the drift that could not be checked, before training."""
+    for name, text in texts_to_compare(lineage, prepared).items() if lineage.max_drift is not None else ():
+        if text.documents < MIN_DOCUMENTS:
+            raise UserError(
+                f"{name}/{text.split} has {text.documents} held-out document, but an interval takes at least "
+                f"{MIN_DOCUMENTS}, so --max-drift {lineage.max_drift:g} could not be checked: give more documents, or "
+                f"hold out more of them by stream.tasks.{name}.holdout=0.2."
+            )
 
 
 def measure_drift(

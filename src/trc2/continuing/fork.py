@@ -19,6 +19,7 @@ from rich.console import Console
 from trc2.backbones.registry import build_model
 from trc2.backbones.saved import is_plain, load_model
 from trc2.config import RunConfig
+from trc2.continuing.drift import check_drift_texts
 from trc2.continuing.earlier import held_out_documents, write_held_out
 from trc2.continuing.heldout import check_held_out, known_before
 from trc2.continuing.interpolation import alpha_of
@@ -141,6 +142,7 @@ def _write_child(
     earlier = () if run is None else (run.folder.tokenizer(), _known_tasks(run, lineage))
     prepared = prepare_with_progress(config, console, *earlier)
     check_held_out(config, lineage, prepared, warn_on(console))
+    check_drift_texts(lineage, prepared)
     will_restore = run is not None or not is_plain(parent)
     trainer = Trainer(config, prepared, folder, [], ranks, will_restore=will_restore)
     ranks.on_first(lambda: lineage.write(folder.parent_file))
