@@ -134,7 +134,8 @@ def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, att
     with Image.open(picture) as image:
         assert image.size[0] > 500
     shown = trc2("runs", str(versions.folder))
-    assert first["name"][:4] in shown.out
+    assert all(row["name"] in shown.out for row in (first, second))  # whole, to be copied
+    assert "0002-colours-refused" in shown.out
     assert trc2("runs", str(tmp_path / "nowhere")).code == 2
 
 
@@ -151,7 +152,7 @@ def test_a_difference_says_what_was_gained_and_lost(versions: Versions, attempt:
     for task in ("fruit", "tools"):  # the same documents as in the acceptance check
         assert texts[task, "both"]["rise"] == pytest.approx(second.verdict["tasks"][task]["rise"], rel=1e-3, abs=1e-5)
     sentence = trc2("diff", str(second.folder), str(first.folder)).out
-    assert f"colours (only {second.name} learned)" in " ".join(sentence.split())
+    assert f"colours (held out by {second.name} only)" in " ".join(sentence.split())
 
 
 def test_a_command_that_cannot_be_split_is_refused_and_one_that_fails_is_a_warning(

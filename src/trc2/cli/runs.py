@@ -30,16 +30,26 @@ def runs(
         write_atomically(picture, draw_tree(rows))
     cells = [
         [
-            row.name, row.state, row.parent or "–", " ".join(row.tasks) or "–",
-            " ".join(f"{task} {'–' if value is None else short(value)}" for task, value in row.scores.items()) or "–",
+            row.name, row.state, _short(row.parent), " ".join(row.tasks) or "–",
+            "\n".join(f"{task} {'–' if value is None else short(value)}" for task, value in row.scores.items()) or "–",
             "–" if row.rise is None else f"{row.rise:+.1%}", f"{row.bytes / 1e6:,.1f}",
         ]
         for row in rows
     ]  # fmt: skip
     heads = ["name", "state", "goes on from", "taught", "perplexity", "worst rise", "MB"]
     caption = "worst rise: of an old text's perplexity against the parent"
-    table = table_of(heads, cells, "lllllrr", title=str(folder), caption=caption)
+    table = table_of(heads, cells, "wllllrr", title=str(folder), caption=caption)
     notes = [f"{row.name} is damaged: {row.problem}." for row in rows if row.problem]
     empty = [] if rows else [f"{folder} holds neither runs nor versions."]
     show(as_json, {"schema": SCHEMA, "folder": str(folder), "runs": [row.describe() for row in rows]},
          *([table] if rows else []), *notes, *empty)  # fmt: skip
+
+
+def _short(parent: str | None) -> str:
+    """A version by its number, so that the table is not too wide. `--json` has the whole name."""
+    from trc2.versions.registry import NAME
+
+    if parent is None:
+        return "–"
+    home, _, name = parent.rpartition("/")
+    return f"{home}/{name.split('-')[0]}".lstrip("/") if NAME.fullmatch(name) else parent

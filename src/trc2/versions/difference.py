@@ -30,8 +30,8 @@ SCHEMA = 1
 Learner = Literal["both", "first", "second"]
 LEARNERS: dict[Learner, str] = {
     "both": "known to both",
-    "first": "only {first} learned",
-    "second": "only {second} learned",
+    "first": "held out by {first} only",
+    "second": "held out by {second} only",
 }
 
 
