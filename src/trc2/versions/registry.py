@@ -188,7 +188,7 @@ class Versions:
                 raise UserError(f"{current.name} is the first version of {self.folder}: there is none before it.")
             self._version(events, name).check()
             failpoint("rollback")
-            write_events(self.table, [*events, Event(len(events) + 1, "rollback", name, now(), reason)])
+            add_event(self.table, Event(len(events) + 1, "rollback", name, now(), reason))
             failpoint("rolled back")
         return self.get(name)
 
@@ -213,7 +213,7 @@ class Versions:
                 if not removed:
                     continue
                 events.append(Event(len(events) + 1, "prune", version.name, now(), removed=removed))
-                write_events(self.table, events)
+                add_event(self.table, events[-1])
                 failpoint("prune")
                 pruned.append(Pruned(version.name, removed, version.size - self.get(version.name).size))
                 if version.run is not None and version.source.startswith(f"{ATTEMPTS}/"):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -42,34 +43,38 @@ def now() -> str:
 
 def read_events(path: Path) -> list[Event]:
     """All events, oldest first. A line that is not what was written is an error."""
-    events: list[Event] = []
     with reading(path):
-        lines = path.read_bytes().split(b"\n")
-        if lines.pop():
-            raise ValueError("its last line has no end")
-        before = ""
-        for number, line in enumerate(lines, 1):
-            content = json.loads(line)
-            checksum = content.pop("checksum")
-            if checksum != digest([before, content]) or content.pop("schema") != SCHEMA or content["number"] != number:
-                raise ValueError(f"line {number} is not what was written")
-            event = Event(**content)
-            if event.kind not in get_args(Kind):
-                raise ValueError(f"line {number} has the unknown kind {event.kind!r}")
-            events.append(event)
-            before = checksum
-    return events
+        return list(_parse(path.read_bytes()))
 
 
-def write_events(path: Path, events: Sequence[Event]) -> None:
-    """Write the whole table in one step. It is short, so no line is ever torn."""
+@lru_cache(maxsize=2)  # a command reads the table ten times, and the table grows every week
+def _parse(table: bytes) -> tuple[Event, ...]:
+    events: list[Event] = []
+    lines = table.split(b"\n")
+    if lines.pop():
+        raise ValueError("its last line has no end")
+    before = ""
+    for number, line in enumerate(lines, 1):
+        content = json.loads(line)
+        checksum = content.pop("checksum")
+        if checksum != digest([before, content]) or content.pop("schema") != SCHEMA or content["number"] != number:
+            raise ValueError(f"line {number} is not what was written")
+        event = Event(**content)
+        if event.kind not in get_args(Kind):
+            raise ValueError(f"line {number} has the unknown kind {event.kind!r}")
+        events.append(event)
+        before = checksum
+    return tuple(events)
+
+
+def add_event(path: Path, event: Event) -> None:
+    """Add a line. The whole table is replaced in one step, so no line is ever torn."""
     refuse_link(path)
-    lines, before = [], ""
-    for event in events:
-        content = {"schema": SCHEMA, **asdict(event)}
-        before = digest([before, content])
-        lines.append(json.dumps({**content, "checksum": before}) + "\n")
-    write_atomically(path, "".join(lines).encode())
+    table = path.read_bytes() if path.exists() else b""
+    before = json.loads(table.splitlines()[-1])["checksum"] if table else ""
+    content = {"schema": SCHEMA, **asdict(event)}
+    line = json.dumps({**content, "checksum": digest([before, content])}) + "\n"
+    write_atomically(path, table + line.encode())
     sync_folder(path.parent)
 
 
