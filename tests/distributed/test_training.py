@@ -160,7 +160,13 @@ def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run:
 
     def configs(group: str, outputs: dict[str, Any]) -> list[RunConfig]:
         base = {
-            name: at(tiny_run, tmp_path / group / name, steps=(3, 3), output=outputs.get(name, {})).model_dump()
+            name: at(
+                tiny_run,
+                tmp_path / group / name,
+                steps=(2, 2),
+                output=outputs.get(name, {}),
+                eval={"text_sequences": 0},
+            ).model_dump()
             for name in cases
         }
         return [RunConfig(**{**base[name], **case}) for name, case in cases.items()]
