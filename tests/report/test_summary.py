@@ -1,40 +1,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.report.common import forgets, write_run
-from trc2.config import RunConfig
 from trc2.report.run import read_run
 from trc2.report.summary import run_numbers, summary_text, write_summary
 from trc2.runs.lineage import Lineage
 from trc2.system.numbers import short
-from trc2.training.setup import start_run
-
-QUIET = Console(quiet=True)
-MakeRun = Callable[..., RunConfig]
 
 
-def finish(tiny_run: MakeRun, folder: Path, **changes: dict[str, object]) -> Path:
-    output = {"folder": folder, "checkpoint_every": 100, **changes.pop("output", {})}
-    return start_run(tiny_run(output=output, **changes), QUIET)
-
-
-def test_a_run_is_summarised_from_its_folder_alone(tiny_run: MakeRun, tmp_path: Path) -> None:
-    folder = finish(tiny_run, tmp_path / "one")
-    written = write_summary(folder)
+def test_a_run_is_summarised_from_its_folder_alone(trained: Path) -> None:
+    written = write_summary(trained)
     assert [path.name for path in written] == ["summary.md", "summary.png", "hippocampus.png"]
     text = written[0].read_text()
-    run = read_run(folder)
+    run = read_run(trained)
     assert (
         f"| fruit | {run.score('perplexity', 'fruit', 0):.4g} | **{run.score('perplexity', 'fruit', 6):.4g}** |" in text
     )
-    assert "fruit (6 steps) → tools (6 steps); seed 0; 64 tokens a step; finished." in text
+    assert "fruit (6 steps) → tools (6 steps); seed 0; 32 tokens a step; finished." in text
     # what the trainer logged is what the report recomputes
     logged = [record for record in run.records if record.kind == "eval"][-1].metrics
     for name, value in run.summary("perplexity").items():

@@ -47,7 +47,7 @@ def logits(folder: Path) -> torch.Tensor:
         return load_model(folder).eval()(torch.arange(12)[None])[0][0, :, :5]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "qwen2"))])
 def test_default_targets_are_trained_resumed_and_saved_for_peft(
     kind: str, model_folder: Folder, hf_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
