@@ -48,7 +48,7 @@ from trc2.versions.entry import (
     write_description,
 )
 from trc2.versions.pruning import Pruned, prune_run, remove_texts, spent_attempts
-from trc2.versions.table import MOVES, Event, Kind, accepted, check_reason, now, read_events, write_events
+from trc2.versions.table import MOVES, Event, Kind, accepted, add_event, check_reason, now, read_events
 
 if TYPE_CHECKING:
     from trc2.versions.difference import Difference
@@ -345,7 +345,7 @@ class Versions:
             os.replace(partial, self.folder / name)
             sync_folder(self.folder)
             failpoint("version rename")
-            write_events(self.table, [*events, Event(len(events) + 1, kind, name, time, reason, manifest)])
+            add_event(self.table, Event(len(events) + 1, kind, name, time, reason, manifest))
             failpoint("version event")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
