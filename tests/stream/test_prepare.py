@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,10 @@ import pytest
 
 from tests.chats import CHATML, MARKED, conversations, messages, write_rows, write_tokenizer
 from tests.conftest import write_task
-from trc2.config import RunConfig, StreamConfig, TaskConfig
+from trc2.config import RunConfig, StreamConfig
 from trc2.errors import UserError
-from trc2.stream.cache import digest
-from trc2.stream.packed import COUNTED, PreparedStream, open_task
-from trc2.stream.prepare import Entries, prepare_stream
-from trc2.stream.sources import FileSource
+from trc2.stream.packed import COUNTED, PreparedStream
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import END_OF_TEXT, train_bpe
 
 
@@ -312,34 +309,13 @@ def test_labels_change_the_fingerprint_and_damaged_labels_are_packed_again(tmp_p
     assert path.read_bytes() == content
 
 
-def test_another_template_is_another_entry_of_the_cache_but_not_for_documents(tmp_path: Path) -> None:
+def test_another_template_is_another_entry_of_the_cache(tmp_path: Path) -> None:
     write_rows(tmp_path / "one" / "train.jsonl", conversations(20))
-    write_task(tmp_path, "two", ["a", "b"])
-    folders: dict[str, list[Path]] = {"one": [], "two": []}
+    folders = []
     for template in (CHATML, MARKED, CHATML):
         write_tokenizer(tmp_path / "tokenizer", template)
-        for name in folders:
-            prepared = prepare_stream(chat_stream(tmp_path, name=name, folder=name))
-            folders[name].append(prepared.tasks[name].folder)
-    assert folders["one"][0] == folders["one"][2] != folders["one"][1]
-    assert len(set(folders["two"])) == 1
-
-
-def test_rows_that_an_earlier_version_skipped_are_read_now(tmp_path: Path) -> None:
-    """Before there were conversations, their rows were skipped as rows without text, and the cache has the rest."""
-    write_tokenizer(tmp_path / "tokenizer")
-    write_rows(tmp_path / "one" / "train.jsonl", [{"text": "red"}, {"text": "blue"}, {"other": 1}])
-    prepared = prepare_stream(chat_stream(tmp_path)).tasks["one"]
-    source = FileSource(TaskConfig(name="one", folder="one", holdout=0.3), tmp_path / "one")
-    content = {"source": source.identity()}
-    entries = Entries.of(tmp_path / "cache" / "tasks", source.task, content, write_tokenizer(tmp_path / "tokenizer"))
-    shutil.copytree(prepared.folder, entries.folder)  # as such a version left it: with the key of before
-    manifest = json.loads((entries.folder / "manifest.json").read_text())
-    manifest.pop("checksum")
-    manifest["key"] = entries.key
-    (entries.folder / "manifest.json").write_text(json.dumps({**manifest, "checksum": digest(manifest)}))
-    assert open_task(entries.folder, entries.key) is not None
-    assert entries.open() is None
+        folders.append(prepare_stream(chat_stream(tmp_path)).tasks["one"].folder)
+    assert folders[0] == folders[2] != folders[1]
 
 
 def test_a_single_conversation_is_not_cut_for_validation(tmp_path: Path) -> None:

@@ -111,13 +111,12 @@ class TaskConfig(Section):
         return self
 
     def reading(self) -> dict[str, Any]:
-        """What decides which text is read. Packed text from before `encoding` existed was UTF-8 and stays good.
+        """What decides which text is read, and which of it is learned.
 
-        `loss_on` is not among it, because it matters to chat rows only. `folder` is not, because its files are
-        identified by their names and content: every week has the same old text in another folder.
+        `folder` is left out, because its files are identified by their names and content: every week has the same old
+        text in another folder.
         """
-        left_out = {"steps", "license", "loss_on", "folder", *(["encoding"] if self.encoding == "utf-8" else [])}
-        return self.model_dump(mode="json", exclude=left_out)
+        return self.model_dump(mode="json", exclude={"steps", "license", "folder"})
 
 
 class TokenizerConfig(Section):

@@ -19,7 +19,6 @@ BY_LINE = "wikitext"  # rows are lines, which `join_articles` joins
 TITLE = re.compile(r"\s*= (?!=).*(?<!=) =\s*")  # of WikiText: " = Title = ", but not the " = = Title = = " of a section
 BLANK = " "  # in the original files. The hub has empty rows instead
 TEXT = "text"
-WITHOUT_TEXT = "without 'text'"
 NAMED = {TEXT: "{text}", "gsm8k": "Question: {question}\nAnswer: {answer}", BY_LINE: "{text}"}
 
 Chat = Conversation | PackedRow

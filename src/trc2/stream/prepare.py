@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trc2.errors import UserError
 from trc2.recall import FILE as STORE_FILE
 from trc2.stream.answers import Encoder
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, partial_of, remembered, sole_maker
-from trc2.stream.document import DUPLICATE, WITHOUT_TEXT, BadRows, Document, limited
+from trc2.stream.document import DUPLICATE, BadRows, Document, limited
 from trc2.stream.overlap import overlap_matrix
 from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask, SplitInfo, open_task
 from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, TaughtSource, source_of
@@ -29,7 +29,6 @@ from trc2.system.files import about, refuse_special, replace_folder, sync_folder
 
 WAITING = "waiting for another process that prepares it"
 BATCH_BYTES = 2**20  # text handed to the tokenizer at once, which decides peak memory
-CHAT_SCHEMA = 1  # part of the keys of tasks with conversations
 MAX_DOCUMENT_HASHES = 2_000_000  # bounds the memory for finding duplicates. Later duplicates stay
 
 Watch = Callable[[str], None]
@@ -101,65 +100,31 @@ def prepare_task(
     task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch = lambda _: None
 ) -> PreparedTask:
     """Pack one task, unless it is in the cache."""
-    content = {
+    template = None
+    with suppress(UserError):  # a broken template matters only if there are conversations
+        template = tokenizer.chat
+    key = digest({
         "schema": CACHE_SCHEMA,
         "source": source.identity(),
         "settings": task.reading(),
         "tokenizer": tokenizer.fingerprint(),
         "special_in_text": tokenizer.special_in_text,
-    }
-    entries = Entries.of(cache / "tasks", task, content, tokenizer)
+        "chat": None if template is None else template.describe(),
+    })  # fmt: skip
+    folder = cache / "tasks" / f"{task.name}-{key[:16]}"
     remarks, notes = source.remarks(), tuple(source.notes())
-    prepared = entries.open()
+    prepared = open_task(folder, key)
     if prepared is None:
-        with sole_maker(entries.folder, lambda: watch(f"{task.name}: {WAITING}")):
-            prepared = entries.open()
+        with sole_maker(folder, lambda: watch(f"{task.name}: {WAITING}")):
+            prepared = open_task(folder, key)
             if prepared is None:
-                if entries.is_damaged:
+                if folder.exists():
                     remarks.append(f"The packed tokens of {task.name} in the cache were damaged and are packed again.")
-                _pack_task(task, source, tokenizer, entries, watch)
-                prepared = entries.open()
+                _pack_task(task, source, tokenizer, folder, key, watch)
+                prepared = open_task(folder, key)
     if prepared is None:
-        raise UserError(f"{entries.folder} does not hold what was written to it: check the disk.")
+        raise UserError(f"{folder} does not hold what was written to it: check the disk.")
     return replace(prepared, messages=(*prepared.messages, *remarks), notes=(*notes, *_chat_notes(prepared)))
-
-
-@dataclass(frozen=True)
-class Entries:
-    """The two places of a task in the cache: one if it has no conversations, and one if it has.
-
-    Only packing shows which it is. The second also depends on the chat template and on `loss_on`. A task without
-    conversations has the key of before there were any.
-    """
-
-    folder: Path
-    key: str
-    chat_folder: Path
-    chat_key: str
-
-    @classmethod
-    def of(cls, home: Path, task: TaskConfig, content: dict[str, Any], tokenizer: Tokenizer) -> Entries:
-        key, template = digest(content), None
-        with suppress(UserError):  # a broken template matters only if there are conversations
-            template = tokenizer.chat
-        chat_key = digest([key, CHAT_SCHEMA, task.loss_on, None if template is None else template.describe()])
-        return cls(home / f"{task.name}-{key[:16]}", key, home / f"{task.name}-{chat_key[:16]}", chat_key)
-
-    def open(self) -> PreparedTask | None:
-        """The packed task. Earlier versions skipped conversations as rows without text: such a task is packed again."""
-        prepared = open_task(self.folder, self.key)
-        if prepared is not None and not has_skipped(prepared.splits, WITHOUT_TEXT):
-            return prepared
-        return open_task(self.chat_folder, self.chat_key)
-
-    @property
-    def is_damaged(self) -> bool:
-        return self.chat_folder.exists() or (self.folder.exists() and open_task(self.folder, self.key) is None)
-
-
-def has_skipped(splits: Mapping[str, SplitInfo], kind: str) -> bool:
-    """Whether rows of a kind were skipped in some split."""
-    return any(kind in info.bad_rows for info in splits.values())
 
 
 def _chat_notes(task: PreparedTask) -> list[str]:
@@ -199,12 +164,12 @@ def remove_packed(name: str, described: Any, cache: Path) -> None:
         shutil.rmtree(partial_of(packed.folder))
 
 
-def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, entries: Entries, watch: Watch) -> None:
+def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder: Path, key: str, watch: Watch) -> None:
     """Pack all splits into a folder, which appears whole or not at all."""
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     encoder = Encoder(tokenizer, task.name, counts_all=task.loss_on == "all")
     splits, messages = {}, []
-    partial = partial_of(entries.folder)
+    partial = partial_of(folder)
     partial.mkdir()
     try:
         for split in SPLITS:
@@ -222,8 +187,6 @@ def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, entries: 
                 f"{task.name}: the tokenizer has no chat template, so {encoder.num_plain:,} prompts and completions "
                 "were joined as they are."
             )
-        has_chats = has_skipped(splits, WITHOUT_TEXT) or any(info.chats is not None for info in splits.values())
-        key, folder = (entries.chat_key, entries.chat_folder) if has_chats else (entries.key, entries.folder)
         manifest = {
             "schema": CACHE_SCHEMA,
             "key": key,
