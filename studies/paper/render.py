@@ -92,15 +92,16 @@ def inline(text: object) -> str:
 
 
 def scale_words(ledger: Ledger) -> str:
-    """What the verdicts are about: runs, seeds, sizes, steps."""
+    """What the verdicts are about: runs, seeds, sizes, steps, and the datasets in their order."""
     table, roles = ledger.roles.table, ledger.roles
+    order = " → ".join(table.task_titles.get(task, task) for task in table.order.split(" → "))
     rows = table.runs[~table.runs.is_reference]
     seeds = sorted({int(seed) for seed in rows.seed})
     shown = roles.trc2 or table.competitors[0]
     size = quantity(float(table.variants.parameters[shown]))
     return (
         f"{len(table.runs)} runs, seeds {', '.join(map(str, seeds))}, models of about {size} parameters, "
-        f"{max(rows.steps):,} steps of {min(rows.tokens_per_step):,} new tokens or more, {table.order}"
+        f"{max(rows.steps):,} steps of {min(rows.tokens_per_step):,} new tokens or more, {order}"
     )
 
 
