@@ -17,6 +17,7 @@ import yaml
 
 import trc2
 from docs.reference_pages import commands_page, names_page, settings_page
+from tests.browser import find_browser, open_browser
 from trc2.cli import COMMANDS, app
 from trc2.config import MODELS, recipe_names, strategy_names
 from trc2.config.explain import explain
@@ -74,17 +75,43 @@ def test_every_public_name_is_on_the_page_of_names() -> None:
     assert shown[:2] == ["train", "Run"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs trc2[docs]")
-def test_the_site_is_built_without_a_warning_and_asks_nobody(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("documentation") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs trc2[docs]")
+def test_the_site_is_built_without_a_warning_and_asks_nobody(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     fetched = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="(https?:)?//[^"]*"')
     assert [(page.name, fetched.findall(page.read_text())) for page in pages if fetched.search(page.read_text())] == []
-    names = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
+    names = (site / "reference" / "api.html").read_text(encoding="utf-8")
     assert all(re.search(rf'id="trc2\.(api\.)?{name}"', names) for name in trc2.__all__ if not name.startswith("__"))
-    assert "documents" in names[names.index('id="trc2.api.functions"') :]  # the function, not the package of this name
+    assert "documents" in names[names.index('id="trc2.train"') : names.index('id="trc2.Run"')]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs trc2[docs]")
+def test_the_site_fits_1280_pixels_and_can_be_searched_from_disk(site: Path, tmp_path: Path) -> None:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    too_wide = """[...document.querySelectorAll('.md-typeset__scrollwrap')]
+        .filter(table => table.scrollWidth > table.clientWidth + 1).map(table => table.innerText.slice(0, 50))"""
+    with open_browser(program, tmp_path) as page:
+        for path in sorted(site.rglob("*.html")):
+            page.open(path.as_uri(), 1280)
+            assert page.run(too_wide) == [], path.name
+            assert page.run("document.documentElement.scrollWidth") <= 1280, path.name
+        page.open((site / "index.html").as_uri(), 1280)
+        page.run("document.querySelector('[data-md-component=search-query]').focus()")
+        page.type("forgetting")
+        assert page.wait("document.querySelectorAll('.md-search-result__item').length") > 3
