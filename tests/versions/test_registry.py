@@ -15,7 +15,7 @@ from trc2.runs.folder import RunFolder
 from trc2.runs.lock import lock_folder
 from trc2.system.failpoints import GOING_BACK, PROMOTING
 from trc2.verify.kill_runner import run_in_child
-from trc2.versions import registry
+from trc2.versions import registry, table
 from trc2.versions.entry import Version
 from trc2.versions.registry import Versions, is_versions
 
@@ -132,6 +132,25 @@ def test_a_description_is_read_again_only_if_it_changed(versions: Versions, monk
     os.utime(description, ns=(1, 1))
     assert versions.all() == first
     assert reads == [first[0].folder]
+
+
+def test_the_lines_of_the_table_are_hashed_once(
+    versions: Versions, attempt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(versions, attempt, 2)
+    count = len(versions.events())
+    hashed: list[object] = []
+    plain = table.digest
+
+    def digest(content: object) -> str:
+        hashed.append(content)
+        return plain(content)
+
+    monkeypatch.setattr(table, "digest", digest)
+    versions.rollback()
+    assert len(hashed) == 1  # the new line
+    versions.rollback("3")
+    assert len(hashed) == 1 + (count + 1) + 1  # the changed table, and the new line
 
 
 def test_every_flipped_bit_of_the_table_is_found(versions: Versions) -> None:
