@@ -30,7 +30,6 @@ from trc2.runs.lineage import Lineage, Prediction
 from trc2.runs.stopping import Stop, stop_from
 from trc2.stream.batches import SplitWindows
 from trc2.stream.packed import PreparedStream
-from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.failpoints import failpoint
 from trc2.system.files import finite, reading, write_atomically
@@ -292,11 +291,7 @@ def judge(
     assert config.stream is not None
     assert lineage is not None, "only a run with a parent is judged"
     check_parent(parent, lineage, child, config.stream.cache)
-    last = checkpoint or folder.newest_checkpoint(warn)
-    if last is None or last.step != folder.schedule(config).total_steps:
-        raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
-    prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
-    folder.check_data(prepared)
+    last, prepared = checkpoint or _last_checkpoint(folder, warn), folder.prepared()
     texts = held_out(config, lineage, prepared, split)
     drifts: tuple[Drift, ...] = ()
     if split == "test" and (lineage.max_drift is not None or lineage.generated is not None or not texts):
@@ -320,21 +315,24 @@ def judge(
     )  # fmt: skip
 
 
+def _last_checkpoint(folder: RunFolder, warn: Warn) -> Checkpoint:
+    last = folder.newest_checkpoint(warn)
+    if last is None or last.step != folder.schedule().total_steps:
+        raise UserError(f"{folder} has not ended, so it cannot be judged: `trc2 resume {folder}` first.")
+    return last
+
+
 def _interpolate(parent: Path, folder: RunFolder, lineage: Lineage, limit: float | None, warn: Warn) -> None:
     """Put interpolated weights into a finished child, if it was made with --interpolate."""
     assert lineage.interpolate is not None
     config, child = folder.config(), folder.path
     assert config.stream is not None
     put_back_replaced(folder.checkpoints)
-    last = folder.newest_checkpoint(warn)
-    if last is None or last.step != folder.schedule(config).total_steps:
-        raise UserError(f"{child} has not ended, so it cannot be judged: `trc2 resume {child}` first.")
+    last = _last_checkpoint(folder, warn)
     check_parent(parent, lineage, child, config.stream.cache)
-    prepared = prepare_stream(config.stream, tokenizer=folder.tokenizer(), known=folder.data()["tasks"])
-    folder.check_data(prepared)
     alpha = settle(
         folder, last, lineage.interpolate, lambda: _parent_model(parent, lineage),
-        lambda blended: judge(parent, child, limit, warn, checkpoint=blended).passed, prepared,
+        lambda blended: judge(parent, child, limit, warn, checkpoint=blended).passed, folder.prepared(),
     )  # fmt: skip
     if alpha is None:
         warn(f"Not even {GRID[0]:g} of the way from {parent} to {child} is accepted, so its weights stay as trained.")

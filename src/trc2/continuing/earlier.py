@@ -16,7 +16,6 @@ from trc2.continuing.heldout import held_out, held_out_split
 from trc2.runs.folder import RunFolder
 from trc2.stream.conversation import PackedRow, packed_row_of
 from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask
-from trc2.stream.prepare import prepare_stream
 from trc2.stream.texts import keep_texts
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.files import reading, write_durably
@@ -118,11 +117,7 @@ def write_held_out(folder: Path, documents: dict[str, list[Kept]]) -> None:
 
 def read_again(run: RunFolder) -> dict[str, list[Kept]]:
     """The chosen documents of a finished run, from its packed tokens, which are packed again if the cache is gone."""
-    config = run.config()
-    assert config.stream is not None
-    prepared = prepare_stream(config.stream, tokenizer=run.tokenizer(), known=run.data()["tasks"])
-    run.check_data(prepared)
-    return held_out_documents(run, config, prepared)
+    return held_out_documents(run, run.config(), run.prepared())
 
 
 def earlier_tasks(run: RunFolder, taught: Iterable[str]) -> list[TaskConfig]:

@@ -38,6 +38,7 @@ from trc2.runs.stopping import Stop, read_stop
 from trc2.strategies import build_strategy
 from trc2.stream.chat import SETTINGS_FILE, write_template
 from trc2.stream.packed import PreparedStream
+from trc2.stream.prepare import prepare_stream
 from trc2.stream.tokenizer import PRETRAINED, TOKENIZER_FILE, Tokenizer, read_tokenizer
 from trc2.system.files import reading, refuse_folder, refuse_link, write_atomically
 
@@ -172,6 +173,14 @@ class RunFolder:
         raise UserError(
             f"The data of {self} has changed since the run began ({names}): restore it, or start a new run."
         )
+
+    def prepared(self) -> PreparedStream:
+        """The run's text, packed again if the cache has lost it. Other text than it began with is refused."""
+        stream = self.config().stream
+        assert stream is not None
+        prepared = prepare_stream(stream, tokenizer=self.tokenizer(), known=self.data()["tasks"])
+        self.check_data(prepared)
+        return prepared
 
     def lineage(self) -> Lineage | None:
         """The parent that this run continues. None if it has none."""
