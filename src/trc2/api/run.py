@@ -7,7 +7,7 @@ import html
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trc2.api.arguments import Steps, Tasks, as_overrides, listed, task_configs
 from trc2.api.model import TrainedFolder, cache_of
 from trc2.config import RunConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, check_acceptance, judge_child
-from trc2.continuing.continue_run import continue_run, default_folder
+from trc2.continuing.continue_run import default_folder, train_child
 from trc2.continuing.dreams import dream_task
 from trc2.continuing.interpolation import read_choice
 from trc2.continuing.request import ContinuationRequest, child_config
@@ -290,31 +290,27 @@ def continue_from(
     kept = task_configs(keep, None, cache) if keep else []
     new = task_configs(tasks, steps, cache)
     changes = [*as_overrides(settings), *listed(overrides)]
+    request = ContinuationRequest(
+        tuple(new), replay_share, tuple(changes), tuple(kept), max_forgetting, stop_at=stop_at, max_drift=max_drift,
+        interpolate=read_choice(interpolate),
+    )  # fmt: skip
     if dream is not None:
-        plain = ContinuationRequest(tuple(new), None, tuple(changes), tuple(kept))
-        kept = [*kept, dream_task(parent, child_config(parent, plain, Path("child")), dream)]
-    generated = None if dream is None else kept[-1].name
+        dreamt = dream_task(parent, child_config(parent, replace(request, share=None), Path("child")), dream)
+        request = replace(request, keep=(*kept, dreamt), generated=dreamt.name)
     console, is_begun = PlainConsole(quiet=quiet), False
     if is_versions(Path(source)):
-        request = ContinuationRequest(
-            tuple(new), replay_share, tuple(changes), tuple(kept), max_forgetting, stop_at=stop_at,
-            max_drift=max_drift, generated=generated, interpolate=read_choice(interpolate),
-        )  # fmt: skip
         attempt = plan_attempt(Versions(source), request, None if folder is None else Path(folder))
         if attempt.taught_by is not None:
             return Run(attempt.folder / "run")
         parent, child, is_begun = attempt.parent, attempt.folder, attempt.is_begun
-        new, kept = list(attempt.tasks), list(attempt.keep)
+        request = replace(request, tasks=attempt.tasks, keep=attempt.keep)
     else:
         child = default_folder(parent, new) if folder is None else Path(folder)
-    check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
+    check_acceptance(parent, request.keep, max_forgetting, stop_at, max_drift)
     if is_begun:
         resume_run(child, [], console)
     else:
-        continue_run(
-            parent, child, new, console, replay_share, overrides=changes, keep=kept, limit=max_forgetting,
-            stop_at=stop_at, max_drift=max_drift, generated=generated, interpolate=read_choice(interpolate),
-        )  # fmt: skip
+        train_child(parent, child, request, console)
     if is_first_process():
         judge_child(child, warn_on(console), parent)
         write_summary(child)

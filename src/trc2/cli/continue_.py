@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,7 +148,7 @@ def continue_(
     Exit code 3 if --max-forgetting is given and a task is not surely within: the parent remains the model to use.
     """
     from trc2.continuing.acceptance import check_acceptance, judge_child
-    from trc2.continuing.continue_run import continue_run, default_folder
+    from trc2.continuing.continue_run import default_folder, train_child
     from trc2.continuing.interpolation import read_choice
     from trc2.continuing.request import MIN_DIVIDED, ContinuationRequest, child_config, has_old_text
     from trc2.continuing.trial_runs import prediction, remove_trials, save_trial_runs, try_shares
@@ -180,38 +181,35 @@ def continue_(
 
         parent = adapter_parent(parent, base, merge=merge)
     target = folder or default_folder(parent, tasks)
-    changes = tuple(overrides or ())
+    request = ContinuationRequest(
+        tuple(tasks), replay_share, tuple(overrides or ()), tuple(kept), max_forgetting, None, stop_at, max_drift,
+        interpolate=read_choice(interpolate),
+    )  # fmt: skip
     if dream is not None:
         from trc2.continuing.dreams import dream_task
 
-        plain = ContinuationRequest(tuple(tasks), None, changes, tuple(kept))
         with progress("dreaming") as watch:
-            kept.append(dream_task(parent, child_config(parent, plain, target), dream, watch))
-    generated = None if dream is None else kept[-1].name
+            dreamt = dream_task(parent, child_config(parent, replace(request, share=None), target), dream, watch)
+        request = replace(request, keep=(*request.keep, dreamt), generated=dreamt.name)
     if minutes is not None:
         from trc2.setup.speed_probe import steps_within
 
-        request = ContinuationRequest(tuple(tasks), replay_share, changes, tuple(kept))
         steps = steps_within(child_config(parent, request, target), 60 * minutes, len(tasks))
         err.print(f"--steps {steps} for each new task take about {minutes:g} minutes on this machine.", soft_wrap=True)
-        tasks = [new_task.replace(steps=steps) for new_task in tasks]
+        request = replace(request, tasks=tuple(new_task.replace(steps=steps) for new_task in tasks))
     is_begun = False
     if versions is not None:
-        request = ContinuationRequest(
-            tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, None, stop_at, max_drift, generated,
-            read_choice(interpolate),
-        )  # fmt: skip
         attempt = plan_attempt(versions, request, folder)
         if attempt.taught_by is not None:
             text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
             show(as_json, {"schema": 1, "versions": str(versions.folder), "taught_by": attempt.taught_by}, text)
             return
         parent, target, is_begun = attempt.parent, attempt.folder, attempt.is_begun
-        tasks, kept = list(attempt.tasks), list(attempt.keep)
+        request = replace(request, tasks=attempt.tasks, keep=attempt.keep)
         if nproc > 1:
             os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
     check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
-    if tries_shares:
+    if rehearse:
         if max_forgetting is None:
             raise UserError("--try-shares looks for a share that stays under a limit: give --max-forgetting too.")
         with progress("trial runs") as watch:
@@ -229,11 +227,8 @@ def continue_(
         if trials.cheapest is None:
             raise typer.Exit(REFUSED)
         return
-    predicted = prediction(parent, target, tasks, replay_share, changes, warn)
-    request = ContinuationRequest(
-        tuple(tasks), replay_share, changes, tuple(kept), max_forgetting, predicted, stop_at, max_drift, generated,
-        read_choice(interpolate),
-    )  # fmt: skip
+    predicted = prediction(parent, target, request.tasks, replay_share, request.overrides, warn)
+    request = replace(request, prediction=predicted)
     config = child_config(parent, request, target)
     if nproc > 1 and launched(nproc, max_restarts, config):
         return
@@ -248,21 +243,7 @@ def continue_(
         err.print(f"{target} was interrupted and goes on.", soft_wrap=True)
         resume_run(target, [], console)
     else:
-        continue_run(
-            parent,
-            target,
-            tasks,
-            console,
-            replay_share,
-            overrides=changes,
-            keep=kept,
-            limit=max_forgetting,
-            prediction=predicted,
-            stop_at=stop_at,
-            max_drift=max_drift,
-            generated=generated,
-            interpolate=read_choice(interpolate),
-        )
+        train_child(parent, target, request, console)
     if not is_first_process():
         return
     verdict = judge_child(target, warn, parent)

@@ -83,9 +83,14 @@ def continue_run(
         tasks, share, tuple(overrides), tuple(keep), limit, prediction, stop_at, max_drift, generated,
         interpolate,
     )  # fmt: skip
+    return train_child(parent, path, request, console)
+
+
+def train_child(parent: Path, path: Path, request: ContinuationRequest, console: Console) -> Path:
+    """`continue_run` with all its arguments in one."""
     config = child_config(parent, request, path)
-    has_limit = limit is not None or max_drift is not None
-    check_interpolation(interpolate, config, is_run=RunFolder(parent).is_run, has_limit=has_limit)
+    has_limit = request.limit is not None or request.max_drift is not None
+    check_interpolation(request.interpolate, config, is_run=RunFolder(parent).is_run, has_limit=has_limit)
     with join_ranks(config, console) as (ranks, quiet):
         is_new = not ranks.first_says(num_restarts() > 0 and RunFolder(path).is_run)
         if is_new:
