@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -90,7 +91,7 @@ def at_end(job: Any) -> bool:
         {"metadata": {"replay_share": "nan"}},
         {"metadata": {"keep_file": "file-none"}},
         {"metadata": {str(number): "x" for number in range(17)}},
-        {"hyperparameters": {"batch_size": 4}},
+        {"hyperparameters": {"batch_size": 0}},
         {"method": {"type": "dpo"}},
         {"extra_body": {"learning": 1}},
     ],
@@ -104,6 +105,29 @@ def test_a_job_that_cannot_run_is_refused_before_it_waits(
         client.fine_tuning.jobs.create(**{"model": "latest", "training_file": file, **change})
     assert client.fine_tuning.jobs.list().data == []
     assert list((tmp_path / "data" / "jobs").iterdir()) == []
+
+
+def test_hyperparameters_become_settings_of_the_run(tmp_path: Path) -> None:
+    versions = several(tmp_path)
+    run = versions.accepted().run
+    assert run is not None
+    before = RunFolder(run).config().train
+    settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data")
+    with Server(settings) as server, client_of(server) as client:
+        wanted: dict[str, Any] = {"model": "latest", "training_file": upload(client), "seed": 7}
+        chosen = {"batch_size": 6, "learning_rate_multiplier": 0.5, "n_epochs": 2}
+        job = client.fine_tuning.jobs.create(**wanted, hyperparameters=chosen)
+        client.fine_tuning.jobs.pause(job.id)
+        assert {name: getattr(job.hyperparameters, name) for name in chosen} == chosen
+        jobs = server.service.jobs
+        assert jobs is not None
+        words = jobs.row(job.id).arguments
+        rate = before.learning_rate * 0.5
+        assert words[-3:] == ["train.seed=7", f"train.learning_rate={rate!r}", "train.batch_size=3"]
+        steps = int(words[words.index("--steps") + 1])
+        assert steps == math.ceil(2 * len(ROWS) / 4 / (6 * before.sequence_length))
+        with pytest.raises(openai.BadRequestError, match="not a multiple of 2"):
+            client.fine_tuning.jobs.create(**wanted, hyperparameters={"batch_size": 5})
 
 
 def test_rows_with_messages_are_refused_without_a_chat_template(client: openai.OpenAI) -> None:

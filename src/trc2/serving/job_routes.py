@@ -31,11 +31,11 @@ AUTO = "auto"
 
 
 class Hyperparameters(WireRequest):
-    """`auto` is one pass over the text, with the learning rate of the model that goes on."""
+    """`auto` is one pass over the text, with the learning rate and the batch of the model that goes on."""
 
     n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=50)] | None = None
     learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] | None = None
-    batch_size: Literal["auto"] | None = None
+    batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=2**20)] | None = None
 
 
 class Supervised(WireRequest):
@@ -217,9 +217,14 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
         limit = _number(settings, "max_forgetting", DEFAULT_FORGETTING, 0, 1e6)
         share = _number(settings, "replay_share", None, 0, 0.9)
         stop_at = _number(settings, "stop_at", None, 0, 1e6)
-        config = _config(jobs, task, text, keep, share, asked)
-        multiplier = asked.chosen.learning_rate_multiplier
-        rate = config.train.learning_rate * (1.0 if multiplier in (None, AUTO) else float(multiplier or 1))
+        overrides = [] if asked.seed is None else [f"train.seed={asked.seed}"]
+        config = _config(jobs, task, text, keep, share, overrides)
+        multiplier, batch = asked.chosen.learning_rate_multiplier, asked.chosen.batch_size
+        if isinstance(multiplier, float):
+            overrides.append(f"train.learning_rate={config.train.learning_rate * multiplier!r}")
+        if isinstance(batch, int):
+            overrides.append(f"train.batch_size={_divided(batch, config.train.micro_batches)}")
+        config = _config(jobs, task, text, keep, share, overrides)
         per_step = config.train.tokens_per_step
         epochs = 1 if asked.chosen.n_epochs in (None, AUTO) else int(asked.chosen.n_epochs or 1)
         # A token has about four bytes. The exact number is known only after the text is packed.
@@ -234,13 +239,14 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
         arguments += [word for name, folder in keep for word in ("--keep", f"{name}={folder.resolve()}")]
         arguments += ["--replay-share", repr(share)] if share is not None else []
         arguments += ["--stop-at", repr(stop_at)] if stop_at is not None else []
-        arguments += [f"train.learning_rate={rate!r}"] if multiplier not in (None, AUTO) else []
-        arguments += [f"train.seed={asked.seed}"] if asked.seed is not None else []
+        arguments += overrides
         row = {
             "id": identity, "created_at": now(), "status": "queued", "model": accepted,
             "training_file": asked.training_file, "seed": config.train.seed, "tokens": steps * per_step,
             "metadata": settings, "arguments": arguments, "text_bytes": num_bytes + keep_bytes,
-            "hyperparameters": {"n_epochs": epochs, "learning_rate_multiplier": multiplier or AUTO, "batch_size": AUTO},
+            "hyperparameters": {
+                "n_epochs": epochs, "learning_rate_multiplier": multiplier or AUTO, "batch_size": batch or AUTO,
+            },
         }  # fmt: skip
         return jobs.create(row)
     except BaseException:
@@ -249,19 +255,28 @@ def _create(jobs: Jobs, asked: JobRequest, accepted: str) -> str:
 
 
 def _config(
-    jobs: Jobs, task: str, text: Path, keep: list[tuple[str, Path]], share: float | None, asked: JobRequest
+    jobs: Jobs, task: str, text: Path, keep: list[tuple[str, Path]], share: float | None, overrides: list[str]
 ) -> Any:
     """The settings that the run will have. Settings that are not possible are refused before anything is queued."""
     kept = tuple(TaskConfig(name=name, folder=str(folder.resolve())) for name, folder in keep)
-    overrides = () if asked.seed is None else (f"train.seed={asked.seed}",)
     tasks = (TaskConfig(name=task, folder=str(text.resolve()), steps=1),)
     try:
         parent = folder_to_continue(jobs.versions.folder)
-        config = child_config(parent, ContinuationRequest(tasks, share, overrides, kept), text / "child")
+        config = child_config(parent, ContinuationRequest(tasks, share, tuple(overrides), kept), text / "child")
         check_divides(config.train.micro_batches, jobs.settings.nproc)
         return config
     except UserError as error:
         raise ApiError(400, str(error), code="invalid_job") from None
+
+
+def _divided(batch: int, micro_batches: int) -> int:
+    """The sequences of a micro-batch."""
+    if batch % micro_batches:
+        raise ApiError(
+            400, f"batch_size={batch} is not a multiple of {micro_batches}, the micro-batches of a step: choose one.",
+            param="hyperparameters", code="invalid_value",
+        )  # fmt: skip
+    return batch // micro_batches
 
 
 def _number(settings: dict[str, str], name: str, default: Any, low: float, high: float) -> Any:
