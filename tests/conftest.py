@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 CHECKED = ["trc2.ops", "trc2.nn", "trc2.model", "trc2.replay.stores"]
 install_import_hook(CHECKED, "tests.typecheck.checker")
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -29,6 +30,9 @@ from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 from trc2.system import precision  # noqa: E402
 
 torch.set_num_threads(1)
+# On a busy machine any example may take a second, so the clock decides nothing.
+hypothesis.settings.register_profile("trc2", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("trc2")
 precision.PRODUCT_SIZE = 128  # measured at the end of every run, which here is a tenth of its time at the usual size
 
 # Checking shapes takes as long as computing with tensors this small. These tests call what declares shapes in every way
