@@ -289,10 +289,8 @@ def less(arguments: list[str]) -> list[str]:
     if name == "continue":
         few = ["2" if word == str(given["steps"]) else word for word in arguments]
         return few if "--steps" in few else [*few, "--steps", "2"]
-    if name == "sweep" and given["matrix"] != "mine.yaml":
-        return arguments if "--list" in arguments else [*arguments, "--list"]  # tests/sweep carries them out
     if name == "sweep":
-        return [*arguments, *LESS, *STEPS, *NARROW, *SMALL_WORDS]
+        return arguments if "--list" in arguments else [*arguments, "--list"]  # tests/sweep carries them out
     if name == "bench":
         sizes = [*LESS[:4], *NARROW, "model.vocab_size=300"]
         return [*arguments, *sizes, "--repeats", "1", "--threads", "1"]
