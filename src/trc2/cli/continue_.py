@@ -208,13 +208,13 @@ def continue_(
         request = replace(request, tasks=attempt.tasks, keep=attempt.keep)
         if nproc > 1:
             os.environ[VARIABLE] = str(target)  # all processes use the folder that the first one chose
-    check_acceptance(parent, kept, max_forgetting, stop_at, max_drift)
-    if rehearse:
+    check_acceptance(parent, request.keep, max_forgetting, stop_at, max_drift)
+    if tries_shares:
         if max_forgetting is None:
             raise UserError("--try-shares looks for a share that stays under a limit: give --max-forgetting too.")
         with progress("trial runs") as watch:
             trials = try_shares(
-                parent, tasks, max_forgetting, overrides=changes, keep=kept, beside=target,
+                parent, request.tasks, max_forgetting, overrides=request.overrides, keep=request.keep, beside=target,
                 watch=watch, warn=warn,
             )  # fmt: skip
         kept_in = save_trial_runs(trials, target)
