@@ -188,9 +188,10 @@ class Versions:
                 raise UserError(f"{current.name} is the first version of {self.folder}: there is none before it.")
             self._version(events, name).check()
             failpoint("rollback")
-            add_event(self.table, Event(len(events) + 1, "rollback", name, now(), reason))
+            back = Event(len(events) + 1, "rollback", name, now(), reason)
+            add_event(self.table, back)
             failpoint("rolled back")
-        return self.get(name)
+        return self._version([*events, back], name)
 
     def prune(self, keep_checkpoints: int = KEEP_CHECKPOINTS, keep_models: int | None = None) -> list[Pruned]:
         """Remove checkpoints of old versions, and with `keep_models` all files of the oldest. Returns what was removed.
