@@ -91,7 +91,6 @@ class Ticket:
     sampling: Sampling
     deliver: Callable[[Event], None]
     is_cancelled: bool = False
-    open_choices: int = 0
 
     def cancel(self) -> None:
         """Forget the request. Its rows leave before the next token."""
@@ -171,7 +170,6 @@ class Engine:
         if not 1 <= sampling.choices <= self.max_rows:
             raise UserError(f"n={sampling.choices} choices are not possible: ask for 1 to {self.max_rows}.")
         ticket = Ticket(tuple(map(tuple, prompts)), sampling, deliver)
-        ticket.open_choices = len(ticket.prompts) * sampling.choices
         with self._wake:
             if self._is_closing:
                 raise EngineClosed(f"{self.name} is being put away: ask again.")
@@ -337,7 +335,6 @@ class Engine:
         end = row.text.shown
         tokens = tuple(score for score in row.unsent if finish is not None or score.offset < end)
         row.unsent = row.unsent[len(tokens) :]
-        row.ticket.open_choices -= finish is not None
         row.ticket.deliver(Piece(row.choice, text, tokens, finish, len(row.text.ids)))
 
     def _score(self, token: int, logits: Tensor | None, offset: int, sampling: Sampling) -> TokenScore:
