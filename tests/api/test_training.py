@@ -80,6 +80,7 @@ def test_it_speaks_and_scores_texts(run: Run) -> None:
     assert run.generate("pear", max_new_tokens=5, seed=1) == run.generate("pear", max_new_tokens=5, seed=1)
     known, other = run.evaluate(texts("pear", 5)), run.evaluate(["ZQX!" * 20, "ÄÖÜ" * 20])
     assert known["perplexity"] < other["perplexity"]
+    assert run.evaluate(texts("pear", 5), memory="off")["loss"] != known["loss"]
     with pytest.raises(UserError, match="use 'read' or 'off'"):
         run.generate(memory="write")  # type: ignore[arg-type]
 
