@@ -11,7 +11,6 @@ from studies.paper import numbers
 from studies.paper.roles import mean
 from trc2.config import TRC2Config
 from trc2.metrics.forgetting import TaskSpan
-from trc2.replay.controller import base_settings
 from trc2.report.run import Run
 
 WINDOW = 0.2  # share of a task's logged steps that counts as its beginning, and as its end
@@ -184,11 +183,6 @@ def controller_correlation(run: Run) -> float | None:
     if len(steps) < 3 or len({strengths[s] for s in steps}) < 2 or len({gaps[s] for s in steps}) < 2:
         return None
     return statistics.correlation([gaps[s] for s in steps], [strengths[s] for s in steps])
-
-
-def coefficient_above_base(run: Run) -> float | None:
-    values = run.series("control", "replay/coefficient")[1]
-    return mean(values) - base_settings(run.config.model).coefficient if values else None
 
 
 def steered_strength(run: Run) -> float | None:
