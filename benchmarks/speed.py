@@ -144,24 +144,30 @@ def retrieval(repeats: int) -> dict[str, Any]:
 
 
 def decode(repeats: int) -> dict[str, Any]:
-    """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral's generate."""
+    """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral's generate.
+
+    `compiled` is `trc2 generate --compile now`. `compile_seconds` are of its first run: 0 where the graph was cached.
+    """
     results = {}
     for name in ("d128-L4", "d256-L4"):
         config, _, _ = shape(name)
         full, plain, other = prepared_model(config), prepared_model(config.backbone_only()), rival("mixtral", config)
-        for rows in (1, 8):
-            times = take_turns(
-                {
-                    "full": decoding(full, rows, 16, 64),
-                    "ablated": decoding(plain, rows, 16, 64),
-                    "mixtral": rival_decoding(other, config, rows, 16, 64),
-                },
-                repeats,
-            )
+        for rows in (1, 8, 32):
+            subjects = {
+                "full": decoding(full, rows, 16, 64),
+                "full, compiled": decoding(full, rows, 16, 64, "now"),
+                "ablated": decoding(plain, rows, 16, 64),
+                "ablated, compiled": decoding(plain, rows, 16, 64, "now"),
+                "mixtral": rival_decoding(other, config, rows, 16, 64),
+            }
+            begun = time.perf_counter()
+            subjects["full, compiled"]()
+            compile_seconds = time.perf_counter() - begun
+            times = take_turns(subjects, repeats)
             results[f"{name}, {rows} rows"] = {
                 "seconds": {key: timing.to_json() for key, timing in times.items()},
-                "full_over_mixtral": ratios(times["mixtral"], times["full"]),
-                "ablated_over_mixtral": ratios(times["mixtral"], times["ablated"]),
+                "compile_seconds": compile_seconds,
+                **{f"{key}_over_mixtral": ratios(times["mixtral"], times[key]) for key in subjects if key != "mixtral"},
             }
     return results
 

@@ -12,8 +12,8 @@ from trc2.setup.doctor import check_up
 
 def test_everything_is_looked_at_with_a_line_of_advice_each() -> None:
     findings = {finding.name: finding for finding in check_up(quick=True)}
-    assert list(findings)[:8] == [
-        "versions", "device", "number format", "threads", "load", "memory", "disk, here", "disk, cache",
+    assert list(findings)[:9] == [
+        "versions", "device", "number format", "compiler", "threads", "load", "memory", "disk, here", "disk, cache",
     ]  # fmt: skip
     assert all(f.value and f.advice.endswith(".") and "\n" not in f.advice for f in findings.values())
     assert "torch" in findings["versions"].value

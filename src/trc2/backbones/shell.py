@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from trc2.backbones.compiled import CompiledSteps
 from trc2.backbones.input_checks import check_chunk_fits, check_input
 from trc2.config import BackboneConfig
 from trc2.distributed.group import ALONE, Ranks
@@ -90,6 +91,7 @@ class Backbone(nn.Module, Generic[C, T]):
         self.replay = _replay_stores(config) if config.replay else None
         self.clock = Clock()
         self.recall: Recall | None = None
+        self.steps: CompiledSteps | None = None  # for decoding, see `trc2.backbones.compiled`
         self.ranks: Ranks = ALONE
         self.more_losses: Callable[[LearningPass], Sequence[Loss]] | None = None  # a strategy's, in training
         self._trunk_name = name
@@ -245,8 +247,11 @@ class Backbone(nn.Module, Generic[C, T]):
         """
         check_input(self.config, x, None, valid, earlier=decoding.length)
         packed = decoding.pack(x, None if valid is None else valid.bool())
-        out = self.trunk(packed, with_losses=False, read_memory=read_memory, decoding=decoding)
-        main = packed.segments[0]
+        main, hidden = packed.segments[0], None
+        if self.steps is not None and read_memory and self.steps.suit(main):
+            hidden = self.steps(x, decoding)
+        if hidden is None:
+            hidden = self.trunk(packed, with_losses=False, read_memory=read_memory, decoding=decoding).hidden
         decoding.advance(main)
 
         head, first = self.trunk.head, 0 if last is None else max(0, x.shape[1] - last)
@@ -255,7 +260,7 @@ class Backbone(nn.Module, Generic[C, T]):
             decoding.contexts = contexts[:, -1]
             if read_memory and not self.training:
                 head = RecallingHead(head, self.recall, contexts[:, first:])
-        return head.logits(main.of(out.hidden)[:, first:])
+        return head.logits(main.of(hidden)[:, first:])
 
     # ------------------------------------------------------------------------------------------- the moments of a step
 

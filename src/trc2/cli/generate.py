@@ -22,6 +22,10 @@ def generate(
     memory: Annotated[
         Literal["read", "off"], typer.Option(help="Whether the episodic memory and taught documents are read.")
     ] = "read",
+    policy: Annotated[
+        Literal["auto", "now", "off"],
+        typer.Option("--compile", help="Compile decoding on a CPU: if it pays, before the first token, or never."),
+    ] = "auto",
 ) -> None:
     """Continue a prompt, token by token."""
     from trc2.generate.sampling import lay_out_for_decoding, stream_text
@@ -29,7 +33,7 @@ def generate(
     from trc2.versions.find import model_folder
 
     net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn)
-    lay_out_for_decoding(net)
+    lay_out_for_decoding(net, policy)
     print(plain(prompt), end="", flush=True)
     for piece in stream_text(
         net,

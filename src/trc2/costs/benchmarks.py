@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trc2.backbones.compiled import Policy
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig
@@ -83,11 +84,11 @@ def scoring_pass(net: Backbone, rows: int, length: int) -> Run:
     return run
 
 
-def decoding(net: Backbone, rows: int, prompt: int, new: int) -> Run:
-    """Greedy decoding of `new` tokens after a prompt, with state, as `trc2 generate` does it."""
+def decoding(net: Backbone, rows: int, prompt: int, new: int, policy: Policy = "off") -> Run:
+    """Greedy decoding of `new` tokens after a prompt, with state, as `trc2 generate --compile POLICY` does it."""
     x, _ = tokens_of(net.config, rows, prompt)
     own = copy.deepcopy(net).eval()
-    lay_out_for_decoding(own)
+    lay_out_for_decoding(own, policy)
 
     @torch.inference_mode()
     def run() -> None:

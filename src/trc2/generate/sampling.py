@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from trc2.backbones.compiled import CompiledSteps, Policy
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.nn.keyed import keyed_generator
@@ -51,11 +52,13 @@ def stream_text(
         yield rest
 
 
-def lay_out_for_decoding(net: nn.Module) -> None:
+def lay_out_for_decoding(net: Backbone, policy: Policy = "auto") -> None:
     """Store the matrices of a network column by column, which a CPU reads up to twice as fast for a few rows.
 
-    For inference only: fused optimizers expect one layout of gradients, state and weights.
+    For inference only: fused optimizers expect one layout of gradients, state and weights. `policy` says when single
+    tokens are run by a compiled graph, see `CompiledSteps`.
     """
+    net.steps = CompiledSteps(net, policy)
     for module in net.modules():
         if isinstance(module, nn.Linear | PlainLinear | nn.Embedding) and module.weight.device.type == "cpu":
             module.weight.data = module.weight.data.T.contiguous().T

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from trc2.backbones.compiled import CompiledSteps
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
@@ -286,6 +287,8 @@ class TRC2ForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """`generate` gets our state. A cache implementation of transformers would not hold the router's means."""
+        if self.net.steps is None:
+            self.net.steps = CompiledSteps(self.net)
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = DecodingCache(self.net.start_decoding())
 

@@ -71,9 +71,10 @@ def past_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum | 
 def _continued_mean(z: Float[Tensor, "B T R"], segment: Segment, before: RunningSum) -> Float[Tensor, "B T R"]:
     """While decoding: sums and counts inside the segment, plus those of the tokens before it."""
     num_before = segment.num_earlier()
-    if z.shape[1] == 1 and segment.valid is None and isinstance(num_before, int):
+    if z.shape[1] == 1 and segment.valid is None:
         # The usual step, one real token in every row: all of its past lies before the segment.
-        return before.add(z[:, 0]).unsqueeze(1) / max(1, num_before)
+        count = max(1, num_before) if isinstance(num_before, int) else num_before.unsqueeze(1).clamp_min(1)
+        return before.add(z[:, 0]).unsqueeze(1) / count
     inside = sums_of_earlier(z, segment.valid)
     sum_before = before.add(inside.total).unsqueeze(1)
     counts = inside.counts + (num_before if isinstance(num_before, int) else num_before.unsqueeze(1))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from trc2.nn.decoding import KeyValues
 from trc2.nn.init import ResidualBranch
-from trc2.nn.segments import Segment, rejoin
+from trc2.nn.segments import Segment, Step, rejoin
 from trc2.ops.add_leading import add_to_leading
 from trc2.ops.rotate import Rotation, rotate
 from trc2.ops.staircase import staircase_attention, suits
@@ -66,6 +66,8 @@ def mix(
     """Attention of a segment to itself and, while decoding, to the tokens before it."""
     if past is not None:
         k, v = past.append(k, v)
+    if isinstance(segment, Step):
+        return attend_one(q, k, v, segment.seen)
     return attend(q, k, v, segment.valid_so_far())
 
 
@@ -89,6 +91,17 @@ def attend(
         q, k, v, attn_mask=mask, is_causal=is_triangle and not sees_all, enable_gqa=q.shape[1] != k.shape[1]
     )
     return mixed.transpose(1, 2)
+
+
+def attend_one(
+    q: Float[Tensor, "B 1 H K"], k: Float[Tensor, "B S G K"], v: Float[Tensor, "B S G K"], seen: Bool[Tensor, "B S"]
+) -> Float[Tensor, "B 1 H K"]:
+    """The same for one token of every row and caches that are not full, in operations that a compiler joins."""
+    rows, _, heads, width = q.shape
+    by_group = q.reshape(rows, k.shape[2], -1, width) * width**-0.5
+    scores = by_group @ k.permute(0, 2, 3, 1)
+    weights = scores.masked_fill(~seen[:, None, None, :], -torch.inf).softmax(dim=-1)
+    return (weights @ v.transpose(1, 2)).reshape(rows, 1, heads, width)
 
 
 def causal_mask(valid: Bool[Tensor, "B S"], queries: int) -> Bool[Tensor, "B 1 T S"]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from trc2.nn.segments import Earlier, Packed, Segment
+from trc2.nn.segments import Earlier, Packed, Segment, Step
 
 FIRST_CAPACITY = 64
 
@@ -46,11 +46,16 @@ class KeyValues(State):
     def __init__(self) -> None:
         super().__init__()
         self.length = 0
+        self.slot: Int[Tensor, " 1"] | None = None  # in a compiled graph, where the next token goes
 
     def append(
         self, k: Float[Tensor, "B T G K"], v: Float[Tensor, "B T G K"]
     ) -> tuple[Float[Tensor, "B S G K"], Float[Tensor, "B S G K"]]:
-        """Add T tokens. Returns all S ≥ T of them."""
+        """Add T tokens. Returns all S ≥ T of them, in a compiled graph the whole buffers."""
+        if self.slot is not None:
+            for name, new in (("keys", k), ("values", v)):
+                self.tensors[name].index_copy_(2, self.slot, new.transpose(1, 2))
+            return self.tensors["keys"].transpose(1, 2), self.tensors["values"].transpose(1, 2)
         stop = self.length + k.shape[1]
         for name, new in (("keys", k), ("values", v)):
             if name not in self.tensors or self.tensors[name].shape[2] < stop:
@@ -59,6 +64,14 @@ class KeyValues(State):
             self.tensors[name][:, :, self.length : stop] = new.transpose(1, 2)
         self.length = stop
         return self._all("keys"), self._all("values")
+
+    def make_room(self) -> None:
+        """Have room for one more token, in buffers without gaps."""
+        for name, tensor in self.tensors.items():
+            if tensor.shape[2] <= self.length:
+                self._grow(name, tensor.transpose(1, 2), max(FIRST_CAPACITY, 2 * self.length))
+            elif not tensor.is_contiguous():
+                self.tensors[name] = tensor.contiguous()
 
     def join(self, other: State, padding: tuple[int, int]) -> None:
         assert isinstance(other, KeyValues)
@@ -75,7 +88,7 @@ class KeyValues(State):
 
     def _grow(self, name: str, like: Float[Tensor, "B T G K"], capacity: int) -> None:
         rows, _, heads, width = like.shape
-        larger = like.new_empty(rows, heads, capacity, width)
+        larger = like.new_zeros(rows, heads, capacity, width)  # a compiled step multiplies the empty part by 0
         if self.length:
             larger[:, :, : self.length] = self.tensors[name][:, :, : self.length]
         self.tensors[name] = larger
@@ -105,6 +118,7 @@ class Decoding:
         self.rows = 0
         self.length = 0
         self.valid: Bool[Tensor, "B L"] | None = None
+        self.seen: Bool[Tensor, "B S"] | None = None  # `valid` with room for more tokens, in compiled steps
         self.contexts: Int[Tensor, "B O"] | None = None
 
     def pack(self, x: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None) -> Packed:
@@ -126,6 +140,7 @@ class Decoding:
 
     def reorder(self, rows: Int[Tensor, " B"]) -> None:
         """Continue row `rows[i]` as row i."""
+        self.seen = None
         for state in self.states:
             state.reorder(rows)
         self.rows = len(rows)
@@ -139,6 +154,7 @@ class Decoding:
 
     def join(self, other: Decoding) -> None:
         """Add the rows of another decoding of the same network. The shorter one gets padding before its tokens."""
+        self.seen = None
         length = max(self.length, other.length)
         padding = (length - self.length, length - other.length)
         for state, added in zip(self.states, other.states, strict=True):
@@ -154,11 +170,23 @@ class Decoding:
         """Remove the first tokens as far as they are padding in all rows, for example after the longest row left."""
         if self.valid is None:
             return
+        self.seen = None
         first = int(self.valid.any(dim=0).int().argmax())
         for state in self.states if first else ():
             state.drop_first(first)
         self.length -= first
         self.valid = None if bool(self.valid[:, first:].all()) else self.valid[:, first:]
+
+    def next_step(self) -> Step:
+        """The next token of every row for a compiled step: room in all caches, and which of their tokens are real."""
+        caches = [state for state in self.states if isinstance(state, KeyValues)]
+        for cache in caches:
+            cache.make_room()
+        room = caches[0].tensors["keys"].shape[2] if caches else self.length + FIRST_CAPACITY
+        if self.seen is None or self.seen.shape[1] <= self.length or (caches and self.seen.shape[1] != room):
+            self.seen = F.pad(self._marked(), (0, room - self.length))
+        self.seen[:, self.length] = True
+        return Step(0, self.rows, 1, seen=self.seen, slot=torch.tensor([self.length], device=self.seen.device))
 
     def _marked(self) -> Bool[Tensor, "B L"]:
         if self.valid is not None:

@@ -64,6 +64,7 @@ class RoutedExperts(nn.Module):
         self.gate = nn.Linear(d_model, num_experts, bias=False)
         self.experts = nn.ModuleList(SwiGLU(d_model, d_ff) for _ in range(num_experts))
         self.shared = SwiGLU(d_model, d_ff) if has_shared else None
+        self.stacked: SwiGLU | None = None
 
     def forward(self, u: Float[Tensor, "P D"]) -> tuple[Float[Tensor, "P D"], Routing]:
         routing = route(self.gate(u), self.num_active, renormalise=self.renormalise)
@@ -74,6 +75,8 @@ class RoutedExperts(nn.Module):
 
     def dispatch(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Σ_{e ∈ top-k} p̃_e E_e(u)"""
+        if self.stacked is not None:
+            return self._by_stack(self.stacked, u, routing)
         if torch.compiler.is_compiling():
             return self._by_weight(u, routing)
         # One token needs no sorting. With gradients all experts run, so that idle ones get a zero gradient.
@@ -85,6 +88,27 @@ class RoutedExperts(nn.Module):
         weights = torch.zeros_like(routing.probabilities).scatter(1, routing.experts, routing.weights)
         outputs = [expert(u) for expert in self.experts]
         return sum(out * weights[:, e : e + 1].to(out.dtype) for e, out in enumerate(outputs))
+
+    def stack(self) -> None:
+        """Make one SwiGLU of all experts, end to end, for a copy of the network that decodes in a compiled graph."""
+        gate_up, down = ([getattr(e, name).weight.detach() for e in self.experts] for name in ("gate_up", "down"))
+        with torch.device("meta"):
+            self.stacked = SwiGLU(down[0].shape[0], sum(weight.shape[1] for weight in down))
+        self.stacked.gate_up.weight = nn.Parameter(torch.cat(gate_up), requires_grad=False)
+        self.stacked.down.weight = nn.Parameter(torch.cat(down, dim=1), requires_grad=False)
+        self.experts = nn.ModuleList()
+
+    def _by_stack(self, stacked: SwiGLU, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
+        """One token reads the matrices of its own experts. Several read all, with weight 0 where not selected."""
+        num_experts = routing.probabilities.shape[1]
+        if u.shape[0] == 1:
+            chosen, weights = routing.experts[0], routing.weights.T
+            gate_up = (stacked.gate_up.weight.unflatten(0, (num_experts, -1))[chosen] * u).sum(dim=-1)
+            inner = gated_product(gate_up) * weights.to(u.dtype)
+            return (stacked.down.weight.unflatten(1, (num_experts, -1))[:, chosen] * inner).sum(dim=(1, 2)).unsqueeze(0)
+        weights = torch.zeros_like(routing.probabilities).scatter(1, routing.experts, routing.weights)
+        inner = gated_product(stacked.gate_up(u).unflatten(1, (num_experts, -1))) * weights.unsqueeze(2).to(u.dtype)
+        return stacked.down(inner.flatten(1))
 
     def _by_expert(self, u: Float[Tensor, "P D"], routing: Routing) -> Float[Tensor, "P D"]:
         """Sort (token, expert) pairs by expert, run each expert once on its own tokens, add the results back."""

@@ -30,7 +30,8 @@ class ScaledLinear(PlainLinear):
     """(x Wᵀ) ⊙ s: the scale multiplies the matrix instead of the outputs where that is less work."""
 
     def forward(self, x: Float[Tensor, "*P I"], scale: Float[Tensor, " #O"]) -> Float[Tensor, "*P O"]:  # type: ignore[override]
-        if x.numel() < self.weight.numel():
+        # A compiled graph is for any number of rows, so it must not choose by that number.
+        if torch.compiler.is_compiling() or x.numel() < self.weight.numel():
             return F.linear(x, self.weight) * scale
         return F.linear(x, self.weight * scale.unsqueeze(1))
 

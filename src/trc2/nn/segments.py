@@ -66,6 +66,26 @@ class Segment:
         return torch.cat((earlier, self.valid), dim=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step(Segment):
+    """The next token of every row in a compiled graph, where no shape may depend on how many tokens came before.
+
+    Caches have room for S tokens. This one goes to `slot`, and `seen` marks the real tokens so far, this one included.
+    """
+
+    seen: Bool[Tensor, "B S"]
+    slot: Int[Tensor, " 1"]
+
+    def positions(self, device: torch.device) -> Int[Tensor, "B 1"]:
+        return self.num_earlier()
+
+    def num_earlier(self) -> Int[Tensor, "B 1"]:
+        return self.seen.sum(1, keepdim=True) - 1
+
+    def valid_so_far(self) -> Bool[Tensor, "B S"]:
+        return self.seen
+
+
 @dataclass(frozen=True)
 class Packed:
     """Token ids of all segments, end to end, and where each segment lies."""

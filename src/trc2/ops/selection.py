@@ -20,6 +20,8 @@ CHECKS_TIES = ("cpu",)  # elsewhere a look at the result would wait for the devi
 
 def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
     """Indices of the k largest scores, largest first, ties by lowest index. Scores must be above −∞."""
+    if k <= FEW_WINNERS and torch.compiler.is_compiling():
+        return _few_winners(scores.detach(), k)
     if k > FEW_WINNERS or scores.numel() <= FEW_SCORES or torch.compiler.is_compiling():
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
     if scores.shape[-1] >= WIDE_ROW:
@@ -28,11 +30,15 @@ def top_k(scores: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
         values, indices = scores.detach().topk(k + 1, dim=-1)
         if bool((values[..., 1:] < values[..., :-1]).all()):  # no ties: whichever rule torch has, these are the ones
             return indices[..., :k]
-    remaining = scores.detach().clone()
-    picks = []
+    return _few_winners(scores.detach(), k)
+
+
+def _few_winners(remaining: Float[Tensor, "*P S"], k: int) -> Int[Tensor, "*P k"]:
+    """One winner after the other, in operations that a compiler joins."""
+    picks, index = [], torch.arange(remaining.shape[-1], device=remaining.device)
     for _ in range(k):
         picks.append(remaining.argmax(dim=-1, keepdim=True))
-        remaining.scatter_(-1, picks[-1], -math.inf)
+        remaining = remaining.masked_fill(index == picks[-1], -math.inf)
     return torch.cat(picks, dim=-1)
 
 

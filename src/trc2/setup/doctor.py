@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from trc2.backbones.compiled import can_compile
 from trc2.config import StreamConfig, load_recipe
 from trc2.runs.environment import PACKAGES
 from trc2.runs.schedule import TaskSchedule
@@ -54,6 +55,7 @@ def check_up(*, quick: bool = False) -> Iterator[Finding]:
     yield _versions()
     yield _device()
     yield _number_format()
+    yield _compiler()
     yield _threads()
     yield _load()
     yield _memory()
@@ -97,6 +99,12 @@ def _number_format() -> Finding:
         "float16": "This GPU is older than bfloat16, so gradients are scaled.",
     }
     return Finding("number format", dtype, f"{why[dtype]} train.precision names another.")
+
+
+def _compiler() -> Finding:
+    if can_compile():
+        return Finding("compiler", "g++", "`trc2 generate --compile now` and long decoding use it.")
+    return Finding("compiler", "missing", "Decoding cannot be compiled on this CPU: install g++ on Linux for that.")
 
 
 def _threads() -> Finding:
