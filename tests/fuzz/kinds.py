@@ -41,7 +41,7 @@ OPTIONS = (
     "--jobs", "--launcher", "--retry", "--compact", "--list", "--minutes", "--quick", "--changed", "--first",
     "--to", "--reason", "--promote", "--hold", "--notify", "--picture", "--keep-models", "--[/red]",
     "--keep", "--document", "--source", "--html", "--with-store", "--rollback",
-    "--no-wait", "--tokens", "--replay-share", "--registry", "--max-stored-bytes",
+    "--no-wait", "--device", "--compile", "--tokens", "--replay-share", "--registry", "--max-stored-bytes",
     "--\x1b[31m", "--\udcff", "-", "--", "-x", "-\x1b", "--out=", "--seed=nan", "--x=y",
 )  # fmt: skip
 

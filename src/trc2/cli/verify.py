@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of weights, probes and kills.", min=0, max=MAX_SEED)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Prove exact resume instead, by killing a run.")] = False,
     kills: Annotated[int, typer.Option(help="How often --resume kills.", min=1, max=1_000_000)] = 20,
+    device: Annotated[
+        str | None, typer.Option(help="Also check training, resume, decoding and ranks on a device, e.g. cuda.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove causality and state semantics of a model. With --resume, prove exact resume.
@@ -30,7 +34,7 @@ def verify(
         _verify_resume(folder, kills, seed, as_json)
     from trc2.runs.target import find_target
     from trc2.system.plot_style import style
-    from trc2.verify import run_checks
+    from trc2.verify import ModelUnderTest, run_checks
     from trc2.verify.figure import as_table, draw, notes, summary
     from trc2.versions.find import model_folder
 
@@ -38,6 +42,11 @@ def verify(
     make_folder(folder)
     with progress("starting") as watch:
         report = run_checks(net, target, seed, watch=lambda name: watch(f"checking {name}"))
+        if device is not None:
+            from trc2.verify.device import device_checks
+
+            more = device_checks(ModelUnderTest(net, seed), device, watch)
+            report = replace(report, checks=(*report.checks, *more))
     (folder / "verify.json").write_text(json.dumps(report.to_json(), indent=2))
     with style():
         write_atomically(folder / "verify.png", draw(report.to_json()).drawing.png())
