@@ -62,7 +62,9 @@ def test_an_unknown_device_is_refused() -> None:
         device_checks(subject(), "x")
 
 
-def test_without_a_device_every_check_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_every_check_is_skipped_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     checks = device_checks(subject(), "cuda")
     assert [check.name for check in checks] == list(CLAIMS)
