@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy import special
-
 from trc2.errors import UserError
 
 
@@ -77,14 +75,20 @@ def interval_of(spread: Moments, level: float = 0.95) -> Interval:
 
 def t_quantile(probability: float, df: int) -> float:
     """Quantile of Student's t distribution with `df` degrees of freedom."""
+    from scipy import special  # a third of a second, which training does not need
+
     return float(special.stdtrit(df, probability))
 
 
 def t_above(t: float, df: int) -> float:
     """P(T > t), computed from the lower tail of −t so that small probabilities keep their digits."""
+    from scipy import special
+
     return float(special.stdtr(df, -t))
 
 
 def normal_quantile(probability: float) -> float:
     """Quantile of the standard normal distribution."""
+    from scipy import special
+
     return float(special.ndtri(probability))
