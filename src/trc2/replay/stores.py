@@ -70,8 +70,6 @@ class ReplayStores(HostState):
         keep: Keep = "uniform",
         dtype: torch.dtype = torch.int32,
     ) -> None:
-        """`dtype` is the type of stored tokens, see `token_dtype`.
-
         """`share` replaces λ_rep and B_R: this share of a step's tokens is replayed, with equal weights.
 
         `keep` is the rule of the reservoir, see `trc2.replay.reservoirs`. All but `uniform` need a score per token.

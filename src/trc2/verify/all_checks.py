@@ -40,6 +40,7 @@ GROUPS = {
     "C": "persistence of memory",
     "D": "replay stores",
     "E": "target layout and graph coverage",
+    "F": "recall of stored text",
     "G": "on a device",
 }
 
