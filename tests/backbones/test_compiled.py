@@ -175,3 +175,20 @@ def test_a_failed_compilation_is_told_and_the_plain_path_goes_on(
             logits = net.decode(ids[:, 8:], decoding)
         assert not net.steps.is_possible
         torch.testing.assert_close(logits[:, 0], net(ids)[0][:, 8], atol=1e-5, rtol=1e-5)
+
+
+def test_a_graph_that_others_can_write_is_not_loaded(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    graph = cache / "graph.pt2"
+    assert not compiled.is_own(graph)
+    graph.touch(0o600)
+    assert compiled.is_own(graph)
+    for path, others in ((graph, 0o620), (cache, 0o777)):
+        mode = path.stat().st_mode
+        path.chmod(others)
+        assert not compiled.is_own(graph)
+        path.chmod(mode)
+    link = cache / "link.pt2"
+    link.symlink_to(graph)
+    assert not compiled.is_own(link), "what a link leads to may be replaced"

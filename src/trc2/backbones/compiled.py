@@ -173,7 +173,7 @@ class CompiledSteps:
         one_row = decoding.rows == 1
         if one_row not in self.graphs:
             path = graph_path(self.net.config, one_row)
-            if not path.exists() and not self._make(path, one_row):
+            if not is_own(path) and not self._make(path, one_row):
                 return None
             self.graphs[one_row] = torch._inductor.aoti_load_package(str(path))
         if decoding.seen is None or one_row not in self.weights:  # weights do not change within a text
@@ -194,10 +194,10 @@ class CompiledSteps:
             maker.wait()
         if maker is None or maker.poll() is None:
             return False
-        if not path.exists():
+        if not is_own(path):
             self.is_possible = False
             warnings.warn("Decoding could not be compiled, so it stays as slow as it is.", stacklevel=5)
-        return path.exists()
+        return self.is_possible
 
     def _load_weights(self, one_row: bool) -> None:
         """Give the graph this network's weights, again if they changed."""
@@ -236,6 +236,15 @@ def graph_path(config: BackboneConfig, one_row: bool) -> Path:
         torch.backends.cpu.get_cpu_capability(), _source_hash(),
     ]  # fmt: skip
     return CACHE.expanduser() / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]}.pt2"
+
+
+def is_own(path: Path) -> bool:
+    """Whether there is a graph that only this user can have written: loading one runs its code."""
+    try:
+        facts = [file.lstat() for file in (path, path.parent)]
+    except OSError:
+        return False
+    return all(fact.st_uid == os.getuid() and not fact.st_mode & 0o022 for fact in facts)
 
 
 @functools.lru_cache
@@ -277,11 +286,12 @@ def make_graph(config: BackboneConfig, path: Path, *, one_row: bool) -> None:
         table = torch.export.default_decompositions()
         table[torch.ops.aten.linear.default] = _linear_of_one_row
         program = program.run_decompositions(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.pt2")
     torch._inductor.aoti_compile_and_package(
         program, package_path=str(partial), inductor_configs={"aot_inductor.package_constants_in_so": False}
     )
+    partial.chmod(0o600)
     partial.replace(path)
 
 
