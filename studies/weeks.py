@@ -92,8 +92,8 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def run_weeks(home: Path, weeks: int, documents_a_week: int = DOCUMENTS) -> Iterator[dict[str, Any]]:
-    """Teach a small model for some weeks. One row of numbers for each."""
+def run_weeks(home: Path, weeks: int) -> Iterator[dict[str, Any]]:
+    """Teach a small model for some weeks; one row of numbers for each.
 
     Every week has a process of its own, as with cron. In one process for all weeks, the same work took 12 % more time
     in weeks 43 to 52 than in weeks 11 to 20, and only 2 % more in new processes.
