@@ -1,6 +1,6 @@
 """The speed table: ratios of alternatives that take turns in one process, two threads, float32.
 
-    python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory]
+    python benchmarks/speed.py [--only NAME ...] [--repeats N] [--keep-memory] [--threads 1]
 
 Writes benchmarks/speed.json, section by section. Sections not asked for keep what is there. With --keep-memory all
 alternatives run as the trainer does, with freed memory kept by the process (trc2.system.machine).
@@ -143,33 +143,45 @@ def retrieval(repeats: int) -> dict[str, Any]:
     return results
 
 
-def decode(repeats: int) -> dict[str, Any]:
+def decode(name: str, repeats: int) -> dict[str, Any]:
     """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral's generate.
 
-    `compiled` is `trc2 generate --compile now`. `compile_seconds` are of its first run: 0 where the graph was cached.
+    `compiled` is `trc2 generate --compile now`. `first_run_seconds` of it contain compiling, unless it was cached.
     """
     results = {}
-    for name in ("d128-L4", "d256-L4"):
-        config, _, _ = shape(name)
-        full, plain, other = prepared_model(config), prepared_model(config.backbone_only()), rival("mixtral", config)
-        for rows in (1, 8, 32):
-            subjects = {
-                "full": decoding(full, rows, 16, 64),
-                "full, compiled": decoding(full, rows, 16, 64, "now"),
-                "ablated": decoding(plain, rows, 16, 64),
-                "ablated, compiled": decoding(plain, rows, 16, 64, "now"),
-                "mixtral": rival_decoding(other, config, rows, 16, 64),
-            }
-            begun = time.perf_counter()
-            subjects["full, compiled"]()
-            compile_seconds = time.perf_counter() - begun
-            times = take_turns(subjects, repeats)
-            results[f"{name}, {rows} rows"] = {
-                "seconds": {key: timing.to_json() for key, timing in times.items()},
-                "compile_seconds": compile_seconds,
-                **{f"{key}_over_mixtral": ratios(times["mixtral"], times[key]) for key in subjects if key != "mixtral"},
-            }
-    return results
+    config, _, _ = shape(name)
+    full, plain, other = prepared_model(config), prepared_model(config.backbone_only()), rival("mixtral", config)
+    for rows in (1, 8, 32):
+        subjects = {
+            "full": decoding(full, rows, 16, 64),
+            "full, compiled": decoding(full, rows, 16, 64, "now"),
+            "ablated": decoding(plain, rows, 16, 64),
+            "ablated, compiled": decoding(plain, rows, 16, 64, "now"),
+            "mixtral": rival_decoding(other, config, rows, 16, 64),
+        }
+        begun = time.perf_counter()
+        subjects["full, compiled"]()
+        first = time.perf_counter() - begun
+        times = take_turns(subjects, repeats)
+        results[f"{rows} rows"] = {
+            "seconds": {key: timing.to_json() for key, timing in times.items()},
+            "first_run_seconds": first,
+            **{f"{key}_over_mixtral": ratios(times["mixtral"], times[key]) for key in subjects if key != "mixtral"},
+            "full_compiled_over_plain": ratios(times["full"], times["full, compiled"]),
+        }
+    one, eight = (Timing(tuple(results[f"{rows} rows"]["seconds"]["full, compiled"]["seconds"])) for rows in (1, 8))
+    return {**results, "throughput_8_rows_over_1": 8 * one.median / eight.median}
+
+
+def machine(repeats: int) -> dict[str, Any]:
+    """What bounds all others: the FLOP/s of a large product, and how fast memory is read."""
+    product, block = torch.randn(2048, 2048), torch.ones(2**27)
+    times = take_turns({"product": lambda: product @ product, "read": block.sum}, 3 * repeats)
+    return {
+        "seconds": {key: timing.to_json() for key, timing in times.items()},
+        "large_product_gflops": 2e-9 * 2048**3 / times["product"].minimum,
+        "read_gb_per_second": 4e-9 * block.numel() / times["read"].minimum,
+    }
 
 
 def experts(repeats: int) -> dict[str, Any]:
@@ -330,7 +342,9 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "d768-L4": lambda n: passes("d768-L4", max(3, n // 2), with_rival=False),
     "mamba": mamba,
     "retrieval": retrieval,
-    "decode": decode,
+    "decode-d128-L4": lambda n: decode("d128-L4", n),
+    "decode-d256-L4": lambda n: decode("d256-L4", n),
+    "machine": machine,
     "experts": experts,
     "memory": memory,
     "step": step_ends,
@@ -345,9 +359,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--keep-memory", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     suffix = ", freed memory kept" if options.keep_memory else ""
+    suffix += f", {options.threads} thread" if options.threads != 2 else ""
     if options.keep_memory and not keep_freed_memory():
         parser.error("--keep-memory needs glibc, and no MALLOC_ settings in the environment.")
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
@@ -357,7 +373,7 @@ def main() -> None:
         known["about"] = {
             "schema": 1,
             "command": "python benchmarks/speed.py",
-            "threads": torch.get_num_threads(),
+            "threads": 2,  # unless the name of a section says otherwise
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
         }
         OUT.write_text(json.dumps(known, indent=1) + "\n")

@@ -16,7 +16,15 @@ from tests.conftest import excited, fill_memory, tiny_config, tokens
 from tests.nn.test_decoding import NETS, check_rows_that_join_and_leave
 from trc2 import CortexNet
 from trc2.backbones import compiled
-from trc2.backbones.compiled import CompiledSteps, TokenStep, Weights, decoding_copy, small_tensors, state_names
+from trc2.backbones.compiled import (
+    CompiledSteps,
+    TokenStep,
+    Weights,
+    decoding_copy,
+    most_rows,
+    small_tensors,
+    state_names,
+)
 from trc2.backbones.shell import Backbone
 from trc2.nn.decoding import Decoding
 
@@ -96,6 +104,19 @@ def test_only_single_real_tokens_of_an_unwatched_network_are_run_by_a_graph() ->
         assert steps.num_steps == 0
         net.decode(ids[:, 4:5], decoding)
     net.decode(ids[:, 4:5], decoding)
+    assert steps.num_steps == 1
+
+
+def test_many_rows_of_many_experts_stay_on_the_plain_path() -> None:
+    rows = {count: most_rows(CortexNet(tiny_config(num_experts=count)).trunk) for count in (4, 8)}
+    assert rows == {4: 32, 8: 16}
+    net, ids = small_net(), tokens(tiny_config(), 33, 5)
+    net.steps = steps = EagerSteps(net)
+    with torch.no_grad():
+        for count in (33, 32):
+            decoding = net.start_decoding()
+            net.decode(ids[:count, :4], decoding)
+            net.decode(ids[:count, 4:], decoding)
     assert steps.num_steps == 1
 
 

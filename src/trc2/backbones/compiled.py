@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trc2.backbones.shell import Backbone
 
 PAYS_AFTER = 20_000  # tokens: a graph saves 3 ms or more of each, and compiling takes about a minute
-MAX_ROWS = 64
+MAX_ROWS = 64  # of a dense network; fewer with experts, see `most_rows`
 SMALL = 8  # numbers of a tensor that AOTInductor makes part of the code
 CACHE = Path("~/.cache/trc2/compiled")
 SOURCES = ("backbones", "config", "model", "nn", "ops")
@@ -137,6 +137,7 @@ class CompiledSteps:
         self.weights: dict[bool, Weights] = {}
         self.makers: dict[bool, subprocess.Popen[bytes]] = {}
         self.num_plain = 0  # tokens of the plain path
+        self.max_rows = most_rows(net.trunk)
         self.is_possible = policy != "off" and can_compile() and is_ours(net)
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -147,7 +148,7 @@ class CompiledSteps:
         """Whether a graph can run these tokens: one real token of every row, after others, and nobody looks inside."""
         trunk = self.net.trunk
         is_watched = any((trunk._forward_hooks, trunk._forward_pre_hooks, trunk.embedding._forward_hooks))
-        is_step = segment.length == 1 and segment.rows <= MAX_ROWS and segment.earlier is not None
+        is_step = segment.length == 1 and segment.rows <= self.max_rows and segment.earlier is not None
         is_inference = not self.net.training and with_gradient(lambda: False, lambda: True)
         is_real = segment.valid is None or bool(segment.valid.all())
         return self.is_possible and is_inference and is_step and is_real and not is_watched
@@ -213,6 +214,12 @@ class CompiledSteps:
             large = {name: named[name] for name in graph.get_constant_fqns()}
             self.weights[one_row] = Weights(state, large, small_tensors(own.trunk))
             graph.load_constants(large, check_full_update=True, user_managed=True)
+
+
+def most_rows(trunk: Trunk) -> int:
+    """Up to this many rows a graph is faster: it runs all experts for all rows, the plain path only the selected."""
+    waste = [len(m.experts) / m.num_active for m in trunk.modules() if isinstance(m, RoutedExperts)]
+    return int(MAX_ROWS / max(waste, default=1.0))
 
 
 def can_compile() -> bool:
