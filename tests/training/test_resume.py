@@ -374,3 +374,10 @@ def test_generated_text_is_put_back_to_the_byte(tmp_path: Path) -> None:
     shutil.rmtree(kept)
     _put_back_generated(folder, config)
     assert (kept / "train.jsonl").read_bytes() == text
+
+
+def test_a_generated_text_that_the_run_does_not_have_is_named(trained: Path) -> None:
+    folder = RunFolder(trained)
+    Lineage("model", 0, ("new",), is_run=False, generated="nothing").write(folder.parent_file)
+    with pytest.raises(UserError, match="'nothing'"):
+        resume_run(trained, [], QUIET)

@@ -83,9 +83,13 @@ class Lineage:
 def generated_text(config: RunConfig, lineage: Lineage) -> Path:
     """The file in the cache that holds the text that the parent generated."""
     assert config.stream is not None
-    folder = next(task.folder for task in config.stream.tasks if task.name == lineage.generated)
-    assert folder is not None
-    return Path(folder) / "train.jsonl"
+    folders = [task.folder for task in config.stream.tasks if task.name == lineage.generated and task.folder]
+    if not folders:
+        raise UserError(
+            f"parent.json names '{lineage.generated}' as the text that the parent generated, but config.yaml has no "
+            "such task with a folder: restore both files from a copy of the run."
+        )
+    return Path(folders[0]) / "train.jsonl"
 
 
 def relative_to(child: Path, parent: Path) -> str | None:
