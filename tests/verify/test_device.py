@@ -58,7 +58,7 @@ def test_two_ranks_are_compared_with_one_process(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UserError, match="is no device"):
+    with pytest.raises(UserError, match="is not a device"):
         device_checks(subject(), "x")
 
 
