@@ -41,7 +41,7 @@ class TrainedFolder:
         seed: int = 0,
         memory: Literal["read", "off"] = "read",
     ) -> str:
-        """Text that follows a prompt, by the newest checkpoint of a run; the same seed gives the same text.
+        """Text that follows a prompt, by the newest checkpoint of a run. The same seed gives the same text.
 
         The prompt itself is not returned: `prompt + run.generate(prompt)` is the whole text. `memory="off"` reads
         neither episodic memory nor taught documents.

@@ -136,8 +136,8 @@ class EvalConfig(Section):
     )
     recall: Literal["off", "boundaries", "always"] = Field(
         "off",
-        description="also score the model while it reads its replay stores, before training and at task boundaries "
-        "only, or always. The training does not change.",
+        description="also score the model while it reads its replay stores, at task boundaries only, or always. The "
+        "training does not change.",
     )
     test: bool = Field(True, description="score the test splits once, at the end")
     metrics: tuple[MetricConfig, ...] = Field(
