@@ -28,13 +28,14 @@ def packed(run: Path) -> dict[str, Path]:
 
 def test_packed_text_is_removed_unless_another_run_has_it(attempt: Path) -> None:
     folders = packed(attempt)
+    copies = [shutil.copytree(folder, folder.with_name(f"{name}-0")) for name, folder in folders.items()]
     remove_texts([attempt], [attempt])
     assert all(folder.is_dir() for folder in folders.values())
     damaged = attempt.with_name("damaged")
     shutil.copytree(attempt, damaged)
     (damaged / "data.json").write_text("{")
     remove_texts([attempt], [damaged])
-    assert not any(folder.exists() for folder in folders.values())
+    assert not any(folder.exists() for folder in (*folders.values(), *copies))
     judge_child(attempt, pytest.fail, again=True)  # packed again
     assert all(folder.is_dir() for folder in folders.values())
 

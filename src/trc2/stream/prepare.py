@@ -139,6 +139,11 @@ def _chat_notes(task: PreparedTask) -> list[str]:
 
 def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
     """The packed task in the cache whose tokens are those that a run's data.json describes, if it is undamaged."""
+    return next(_all_packed(name, earlier, cache), None)
+
+
+def _all_packed(name: str, earlier: Any, cache: Path) -> Iterator[PreparedTask]:
+    """Every such task: the same text can come from two folders."""
     for path in sorted((cache / "tasks").glob(f"{name}-*/manifest.json")) if earlier else ():
         # A manifest or data.json that cannot be read describes other tokens.
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -148,20 +153,18 @@ def _find_packed(name: str, earlier: Any, cache: Path) -> PreparedTask | None:
                 {split: (info["sha256"], info.get("labels_sha256")) for split, info in of["splits"].items()}
                 for of in (manifest, earlier)
             ]
-            packed = open_task(path.parent, manifest["key"]) if hashes[0] == hashes[1] else None
+            is_same = manifest["name"] == name and hashes[0] == hashes[1]  # "fruit-*" also finds "fruit-earlier-…"
+            packed = open_task(path.parent, manifest["key"]) if is_same else None
             if packed is not None:
-                return packed
-    return None
+                yield packed
 
 
 def remove_packed(name: str, described: Any, cache: Path) -> None:
     """Remove a task from the cache, as a run's data.json describes it. If it is needed again, it is packed again."""
-    packed = _find_packed(name, described, expanded(cache))
-    if packed is None:
-        return
-    with suppress(OSError), sole_maker(packed.folder, lambda: None):  # a cache without write permission stays
-        os.replace(packed.folder, partial_of(packed.folder))
-        shutil.rmtree(partial_of(packed.folder))
+    for packed in _all_packed(name, described, expanded(cache)):
+        with suppress(OSError), sole_maker(packed.folder, lambda: None):  # a cache without write permission stays
+            os.replace(packed.folder, partial_of(packed.folder))
+            shutil.rmtree(partial_of(packed.folder))
 
 
 def _pack_task(task: TaskConfig, source: Source, tokenizer: Tokenizer, folder: Path, key: str, watch: Watch) -> None:
