@@ -73,9 +73,9 @@ def tiny_run(tiny_run: MakeRun, data: Path) -> MakeRun:
 
 
 def at(tiny_run: MakeRun, folder: Path, *, steps: tuple[int, int] = (6, 6), **changes: dict[str, Any]) -> RunConfig:
-    """Everything on: replay, controller, memory, side-effect checks, and all ranks compared after every step."""
+    """Everything on: replay, recall, controller, memory, side-effect checks, all ranks compared after every step."""
     output = {"folder": folder, "checkpoint_every": 5, "threads": 1, "check_ranks": True}
-    measured = {"every_steps": 6, "max_batches": 1, "text_sequences": 2}
+    measured = {"every_steps": 6, "max_batches": 1, "text_sequences": 2, "recall": "always"}
     train = {"sequence_length": 16, "batch_size": 2, "micro_batches": 4, "warmup_steps": 2}
     return tiny_run(
         **{
@@ -132,6 +132,8 @@ def test_fifty_steps_with_replay_controller_and_ewc_are_those_of_one_process(tin
     assert metrics[-1]["strategy/penalty"] > 0
     assert metrics[-1]["train/loss_replay"] > 0
     assert metrics[-1]["hippocampus/fill"] == 1.0
+    test = next(record.metrics for record in told if record.kind == "test")
+    assert test["test/fruit/recall_loss"] != test["test/fruit/loss"]
     assert len({record.metrics["replay/coefficient"] for record in told if record.kind == "control"}) > 1
 
 
@@ -144,7 +146,7 @@ def train_each(configs: list[RunConfig]) -> None:
 def test_every_kind_of_backbone_and_strategy_learns_alike_on_two_ranks(tiny_run: MakeRun, tmp_path: Path) -> None:
     """LoraDRS changes at a boundary what learns. Dropout draws masks. Blocks are divided, recomputed, run in halves.
 
-    And a memory with all that the paper's lacks.
+    And a small memory.
     """
     small = {"vocab_size": 300, "d_model": 16, "num_heads": 4, "max_positions": 32, "replay": True}
     small |= {"replay_chunk_length": 8, "num_layers": 2}
