@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +188,10 @@ def test_a_failed_compilation_is_told_and_the_plain_path_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "CACHE", tmp_path)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no compiler >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(broken))
     net, ids = small_net(), tokens(tiny_config(), 1, 9)
     net.steps = CompiledSteps(net, "now")
     with torch.no_grad():
@@ -195,6 +200,7 @@ def test_a_failed_compilation_is_told_and_the_plain_path_goes_on(
         with pytest.warns(UserWarning, match="could not be compiled"):
             logits = net.decode(ids[:, 8:], decoding)
         assert not net.steps.is_possible
+        assert [path.read_text() for path in tmp_path.glob("*.log")] == ["no compiler\n"]
         torch.testing.assert_close(logits[:, 0], net(ids)[0][:, 8], atol=1e-5, rtol=1e-5)
 
 
@@ -213,3 +219,12 @@ def test_a_graph_that_others_can_write_is_not_loaded(tmp_path: Path) -> None:
     link = cache / "link.pt2"
     link.symlink_to(graph)
     assert not compiled.is_own(link), "what a link leads to may be replaced"
+
+
+def test_graphs_that_nobody_loads_any_more_are_removed(tmp_path: Path) -> None:
+    for name, days in (("old", compiled.KEPT_DAYS + 1), ("new", compiled.KEPT_DAYS - 1)):
+        (tmp_path / name).touch()
+        at = time.time() - days * 86_400
+        os.utime(tmp_path / name, (at, at))
+    compiled.remove_unused(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

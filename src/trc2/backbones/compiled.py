@@ -14,8 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -39,6 +41,7 @@ PAYS_AFTER = 20_000  # tokens: a graph saves 3 ms or more of each, and compiling
 MAX_ROWS = 64  # of a dense network; fewer with experts, see `most_rows`
 SMALL = 8  # numbers of a tensor that AOTInductor makes part of the code
 CACHE = Path("~/.cache/trc2/compiled")
+KEPT_DAYS = 60  # since a graph was last loaded
 SOURCES = ("backbones", "config", "model", "nn", "ops")
 Policy = Literal["auto", "now", "off"]
 
@@ -177,6 +180,8 @@ class CompiledSteps:
             if not is_own(path) and not self._make(path, one_row):
                 return None
             self.graphs[one_row] = torch._inductor.aoti_load_package(str(path))
+            with suppress(OSError):  # of another machine's cache, for example
+                os.utime(path)  # in use: see `remove_unused`
         if decoding.seen is None or one_row not in self.weights:  # weights do not change within a text
             self._load_weights(one_row)
         return self.graphs[one_row] if self.is_possible else None
@@ -186,18 +191,21 @@ class CompiledSteps:
         maker = self.makers.get(one_row)
         if maker is None and (self.policy == "now" or self.num_plain > PAYS_AFTER):
             words = [json.dumps(self.net.config.model_dump(mode="json")), str(path), str(int(one_row))]
-            maker = self.makers[one_row] = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "trc2.backbones.compiled", *words],
-                env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.with_suffix(".log").open("wb") as log:
+                maker = self.makers[one_row] = subprocess.Popen(
+                    [sys.executable, "-W", "ignore", "-m", "trc2.backbones.compiled", *words],
+                    env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+                    stdout=log, stderr=log,
+                )  # fmt: skip
         if maker is not None and self.policy == "now":
             maker.wait()
         if maker is None or maker.poll() is None:
             return False
         if not is_own(path):
             self.is_possible = False
-            warnings.warn("Decoding could not be compiled, so it stays as slow as it is.", stacklevel=5)
+            log = path.with_suffix(".log")
+            warnings.warn(f"Decoding could not be compiled and stays as slow as it is. {log} says why.", stacklevel=5)
         return self.is_possible
 
     def _load_weights(self, one_row: bool) -> None:
@@ -254,6 +262,14 @@ def is_own(path: Path) -> bool:
     return all(fact.st_uid == os.getuid() and not fact.st_mode & 0o022 for fact in facts)
 
 
+def remove_unused(folder: Path) -> None:
+    """Remove graphs that were not loaded for a long time: each version of the package and of torch needs its own."""
+    for file in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - file.lstat().st_mtime > KEPT_DAYS * 86_400:
+                file.unlink()
+
+
 @functools.lru_cache
 def _source_hash() -> str:
     root = Path(__file__).parents[1]
@@ -294,12 +310,14 @@ def make_graph(config: BackboneConfig, path: Path, *, one_row: bool) -> None:
         table[torch.ops.aten.linear.default] = _linear_of_one_row
         program = program.run_decompositions(table)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    remove_unused(path.parent)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.pt2")
     torch._inductor.aoti_compile_and_package(
         program, package_path=str(partial), inductor_configs={"aot_inductor.package_constants_in_so": False}
     )
     partial.chmod(0o600)
     partial.replace(path)
+    path.with_suffix(".log").unlink(missing_ok=True)
 
 
 def _linear_of_one_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
