@@ -33,11 +33,11 @@ run = trc2.train(config)
 child = run.continue_({"code": data / "code"}, steps=steps, folder=out / "run+code", max_forgetting=0.05)
 
 # 3. The acceptance check per task, on held-out text, with intervals. Numbers that are not finite are words in JSON.
-for name, found in child.gate()["tasks"].items():
+for name, found in child.verdict()["tasks"].items():
     rise, low, high = (float(found[key]) for key in ("rise", "low", "high"))
     print(f"{name}: perplexity {rise:+.1%} ({low:+.1%} … {high:+.1%}): {found['verdict']} 5 %")
 print(child.folder / "summary.md")
 
 # 4. A folder of the same kind as MODEL, readable by transformers. If the check refused the child, it is the parent's.
-best = child if child.gate()["passed"] else run
+best = child if child.verdict()["passed"] else run
 print(best.export(out / "model"))

@@ -40,7 +40,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(elsewhere: Path, capsys:
     assert (elsewhere / "models" / "first" / "model.safetensors").is_file()
     assert names["child"].parent == "runs/first"
     grown = names["grown"]
-    assert (grown.parent, list(grown.gate()["tasks"])) == ("models/first", ["fruit"])
+    assert (grown.parent, list(grown.verdict()["tasks"])) == ("models/first", ["fruit"])
     assert grown.config.stream.only == ("metals",)
     with pytest.raises(UserError, match="does not say what it learned"):
         trc2.continue_from("models/first", {"salts": ["a b"]}, max_forgetting=0.1)

@@ -59,7 +59,7 @@ def test_it_says_what_was_learnt_and_lost(run: Run) -> None:
     assert lost.mean == lost.tasks["fruit"]
     assert run.history()[8] == {"fruit": scores["fruit"].kept, "tools": scores["tools"].kept}
     assert run.parent is None
-    assert run.gate() is None
+    assert run.verdict() is None
     with pytest.raises(UserError, match="did you mean 'perplexity'"):
         run.forgetting("perplexty")
 
@@ -113,10 +113,10 @@ def test_a_child_of_several_tasks_is_judged_against_its_parent(run: Run) -> None
     )  # fmt: skip
     assert child.folder == run.folder.with_name("run+law+tax")
     assert child.parent == str(run.folder)
-    gate = child.gate()
-    assert gate is not None
-    assert gate["passed"] is True
-    assert list(gate["tasks"]) == ["fruit", "tools"]
+    verdict = child.verdict()
+    assert verdict is not None
+    assert verdict["passed"] is True
+    assert list(verdict["tasks"]) == ["fruit", "tools"]
     assert child.config.train.learning_rate == 1e-4
     assert "| law |" in child.summary()
     with pytest.raises(UserError, match="is not a limit"):

@@ -130,9 +130,9 @@ def test_python_judges_what_it_resumes(trained: Path, colours: TaskConfig, tmp_p
         )
 
     assert run_in_child(attempt, child, "step:3") < 0
-    gate = load_run(child).resume(quiet=True).gate()
-    assert gate is not None
-    assert (gate["passed"], gate["limit"]) == (False, LIMIT)
+    verdict = load_run(child).resume(quiet=True).verdict()
+    assert verdict is not None
+    assert (verdict["passed"], verdict["limit"]) == (False, LIMIT)
 
 
 def test_the_parent_is_the_checkpoint_from_which_the_child_went_on(

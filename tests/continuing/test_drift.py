@@ -151,7 +151,7 @@ def test_python_takes_the_same_arguments(model: Path, colours: TaskConfig, tmp_p
         model, {"new": colours.folder}, steps=1, folder=tmp_path / "child", dream=800, max_drift=1e9, quiet=True,
         stream={"cache": str(tmp_path / "cache")}, train={"batch_size": 2}, eval={"batch_size": 4},
     )  # fmt: skip
-    verdict = child.gate()
+    verdict = child.verdict()
     assert verdict is not None
     assert verdict["max_drift"] == 1e9
     assert verdict["passed"]

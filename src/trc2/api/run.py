@@ -121,21 +121,21 @@ class Run(TrainedFolder):
         means = [values.get(f"{root}/{name}") for name in ("forgetting", "aufc", "bwt", "fwt")]
         return Forgetting(metric, tasks, *means)
 
-    def gate(self) -> dict[str, Any] | None:
+    def verdict(self) -> dict[str, Any] | None:
         """The verdict on every task the parent knew: acceptance.json of a run that `continue_` made, else None."""
         path = self.folder / ACCEPTANCE_FILE
         if not path.is_file():
             return None
         with reading(path):
-            verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return verdict
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
 
     # ------------------------------------------------------------------------------------------------ going on
 
     def resume(self, overrides: Iterable[str] = (), *, quiet: bool = False) -> Run:
         """Go on with an interrupted run, exactly as if it had not been interrupted. Returns this run.
 
-        One that goes on from another run or model is judged at its end, by the limit it was made with. See `gate()`.
+        One that goes on from another run or model is judged at its end, by the limit it was made with. See `verdict()`.
         """
         console = PlainConsole(quiet=quiet)
         resume_run(self.folder, listed(overrides), console)
@@ -145,7 +145,7 @@ class Run(TrainedFolder):
         return self
 
     def check(self, parent: str | Path | None = None, *, max_forgetting: float | None = None) -> dict[str, Any]:
-        """Judge now whether this run may take its parent's place. Returns what `gate()` reads from then on.
+        """Judge now whether this run may take its parent's place. Returns what `verdict()` reads from then on.
 
         `parent` names the run or model that this run continues, if that was moved. `max_forgetting` may only make the
         limit with which this run began smaller.
@@ -174,10 +174,10 @@ class Run(TrainedFolder):
     ) -> Run:
         """Teach it more tasks, in a new folder. This run is not touched. Arguments are those of `trc2.train`.
 
-        Parent and child are compared on held-out text, see `gate()`. `max_forgetting` is the largest rise of a past
-        task's perplexity that passes, and `child.gate()["passed"]` says whether it was kept. The training stops when an
-        evaluation finds a rise above `stop_at`, and the child ends with the last checkpoint within. `max_drift` limits
-        how far the predictions may move from the parent's, in nats. `interpolate` is `--interpolate`.
+        Parent and child are compared on held-out text. `max_forgetting` is the largest rise of a past task's perplexity
+        that passes, and `child.verdict()["passed"]` says whether it was kept. The training stops when an evaluation
+        finds a rise above `stop_at`, and the child ends with the last checkpoint within. `max_drift` limits how far the
+        predictions may move from the parent's, in nats. `interpolate` is `--interpolate`.
         """
         return continue_from(
             self.folder, tasks, keep=None, steps=steps, folder=folder, max_forgetting=max_forgetting,
