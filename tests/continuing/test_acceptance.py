@@ -112,7 +112,7 @@ def test_a_refused_or_unjudged_run_is_exported_only_anyway(trained: Path, colour
     assert "README.md" in json.loads(done.out)["files"]
     card = (tmp_path / "model" / "README.md").read_text()
     assert "refused by its acceptance check" in card
-    assert "| fruit | test, 8 documents |" in card
+    assert "| fruit | 8 documents of fruit/test |" in card
     (child / "acceptance.json").unlink()
     with pytest.raises(UserError, match="was not judged at step 16"):
         load_run(child).export(tmp_path / "other")
@@ -228,7 +228,7 @@ def test_documents_that_are_trained_on_are_not_judged(go_on: Command, tmp_path: 
     found = json.loads(done.out)["tasks"]["old"]
     assert (found["documents"], found["excluded"]) == (6, 4)
     assert "4 of 10 documents of old/validation" in done.out + done.err
-    assert "6 documents, 4 left out" in (tmp_path / "child" / "summary.md").read_text()
+    assert "6 documents of old/validation (4 left out" in (tmp_path / "child" / "summary.md").read_text()
 
 
 def test_one_folder_of_old_text_is_divided_into_a_replayed_and_a_judged_part(go_on: Command, tmp_path: Path) -> None:

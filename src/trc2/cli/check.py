@@ -119,8 +119,8 @@ def tell_verdict(child: Path, verdict: Verdict) -> None:
         out.print(f"Trial runs with {trial.share:.0%} replay: {trial.predicted:+.1%} predicted; it became {became}.")
     for task in verdict.tasks:
         bounds = f"{task.rise.low:+.1%} … {task.rise.high:+.1%}"
-        worse = "" if task.measure == "perplexity" else f"{task.measure} lost "
-        out.print(f"Against the parent, {task.text}: {worse}{task.rise.value:+.1%} ({bounds}), {task.word}.")
+        worse = ":" if task.measure == "perplexity" else " lost"
+        out.print(f"Against the parent, {task.text}{worse} {task.rise.value:+.1%} ({bounds}), {task.word}.")
     for drift in verdict.drifts:
         bounds = f"{drift.nats.low:.3g} … {drift.nats.high:.3g}"
         limit = "" if drift.limit is None else f", {'within' if drift.passed else 'not within'} {drift.limit:g}"

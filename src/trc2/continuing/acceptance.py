@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -68,7 +69,8 @@ class TaskVerdict:
         without = f" ({self.excluded} left out as trained on)" if self.excluded else ""
         which = "" if self.chats == self.documents else f" of {self.chats}"
         answers = f", only the answers{which}" if self.chats else ""
-        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{answers}{without}"
+        measure = "" if self.measure == "perplexity" else f": {self.measure}"
+        return f"{self.documents} documents of {self.task}{self.split and '/'}{self.split}{answers}{without}{measure}"
 
     @property
     def word(self) -> str:
@@ -228,34 +230,38 @@ def judge_child(
 
 def read_verdict(folder: RunFolder) -> Verdict | None:
     """The verdict in a run's folder. None if it is missing or damaged."""
+    with suppress(UserError):
+        return load_verdict(folder)
+    return None
+
+
+def load_verdict(folder: RunFolder) -> Verdict | None:
+    """The verdict in a run's folder. None if it is missing, and an error if it is damaged."""
     path = folder.path / ACCEPTANCE_FILE
     if not path.is_file():
         return None
-    try:
-        with reading(path):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            limit = content["limit"]
-            tasks = tuple(
-                TaskVerdict(
-                    name, task["split"], int(task["documents"]), int(task["tokens"]),
-                    Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, task["measure"],
-                    int(task.get("excluded", 0)), int(task.get("chats", 0)),
-                )
-                for name, task in content["tasks"].items()
-            )  # fmt: skip
-            trial = content.get("rehearsal")
-            prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
-            steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
-            stop = None if content.get("stop") is None else stop_from(content["stop"])
-            max_drift = content.get("max_drift")
-            drifts = tuple(drift_from(name, drift, max_drift) for name, drift in content.get("drift", {}).items())
-            not_measured = str(content.get("not_measured", ""))
-            return Verdict(
-                content["parent"], content["child"], limit, tasks, prediction, *steps, stop, drifts, max_drift,
-                not_measured, content.get("interpolation"),
-            )  # fmt: skip
-    except UserError:
-        return None
+    with reading(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        limit = content["limit"]
+        tasks = tuple(
+            TaskVerdict(
+                name, task["split"], int(task["documents"]), int(task["tokens"]),
+                Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, task["measure"],
+                int(task.get("excluded", 0)), int(task.get("chats", 0)),
+            )
+            for name, task in content["tasks"].items()
+        )  # fmt: skip
+        trial = content.get("rehearsal")
+        prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
+        steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
+        stop = None if content.get("stop") is None else stop_from(content["stop"])
+        max_drift = content.get("max_drift")
+        drifts = tuple(drift_from(name, drift, max_drift) for name, drift in content.get("drift", {}).items())
+        not_measured = str(content.get("not_measured", ""))
+        return Verdict(
+            content["parent"], content["child"], limit, tasks, prediction, *steps, stop, drifts, max_drift,
+            not_measured, content.get("interpolation"),
+        )  # fmt: skip
 
 
 def why_not_accepted(folder: RunFolder, step: int) -> str | None:

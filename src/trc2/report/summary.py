@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trc2.continuing.acceptance import ACCEPTANCE_FILE
+from trc2.continuing.acceptance import load_verdict
 from trc2.continuing.advice import stop_sentence
 from trc2.metrics.lm_eval import ROOT
+from trc2.metrics.paired import Interval
 from trc2.report.markdown import fill_template, listed, markdown, markdown_table
 from trc2.report.run import Run, own_part, read_run, scores_in
 from trc2.runs.folder import RunFolder
 from trc2.runs.lineage import Lineage
-from trc2.system.files import make_folder, reading, refuse_folder, write_atomically
+from trc2.system.files import make_folder, refuse_folder, write_atomically
 from trc2.system.numbers import short
 
 SCHEMA = 1
@@ -130,47 +130,28 @@ def overlaps_of(run: Run, least: float) -> list[tuple[float, str, str]]:
 
 def acceptance_table(run: Run) -> str:
     """The verdict of the acceptance check on every task that the parent knew. Empty if it was not asked."""
-    path = run.folder / ACCEPTANCE_FILE
-    if not path.is_file():
+    verdict = load_verdict(RunFolder(run.folder))
+    if verdict is None:
         return ""
-    with reading(path):
-        verdict = json.loads(path.read_text(encoding="utf-8"))
-        limit = "no limit" if verdict["limit"] is None else f"limit {verdict['limit']:.1%}"
-        rows = []
-        for name, task in verdict["tasks"].items():
-            rise, low, high = (f"{float(str(task[key])):+.1%}" for key in ("rise", "low", "high"))  # may be "nan"
-            text = markdown(", ".join(filter(None, (task["split"], _documents(task)))))
-            rows.append([markdown(name), text, rise, f"{low} … {high}", markdown(task["verdict"])])
-        parts = []
-        if rows:
-            table = markdown_table(("task", "held-out text", "worse by", "95 %", "verdict"), rows, "llrrl")
-            parts.append(f"Against the parent on held-out text ({limit}):\n\n{table}")
-        parts += [_drift_table(verdict), markdown(str(verdict.get("not_measured", "")))]
-    return "\n\n".join(filter(None, parts))
+    tasks = [[markdown(t.task), markdown(t.text), *_bounds(t.rise, "+.1%"), t.word] for t in verdict.tasks]
+    drifts = [
+        [markdown(d.task), markdown(d.text), *_bounds(d.nats, ".3g"), "within" if d.passed else "not within"]
+        for d in verdict.drifts
+    ]
+    limit = "no limit" if verdict.limit is None else f"limit {verdict.limit:.1%}"
+    max_drift = "no limit" if verdict.max_drift is None else f"limit {verdict.max_drift:g}"
+    parts = []
+    if tasks:
+        table = markdown_table(("task", "held-out text", "worse by", "95 %", "verdict"), tasks, "llrrl")
+        parts.append(f"Against the parent on held-out text ({limit}):\n\n{table}")
+    if drifts:
+        table = markdown_table(("text", "held-out part", "KL, nats a token", "95 %", "verdict"), drifts, "llrrl")
+        parts.append(f"Mean KL divergence of the predictions from those of the parent ({max_drift}):\n\n{table}")
+    return "\n\n".join(filter(None, [*parts, markdown(verdict.not_measured)]))
 
 
-def _drift_table(verdict: dict[str, Any]) -> str:
-    """How far the predictions moved, where that was measured."""
-    rows = []
-    for name, drift in verdict.get("drift", {}).items():
-        nats, low, high = (f"{float(str(drift[key])):.3g}" for key in ("nats", "low", "high"))
-        within = "within" if drift["passed"] else "not within"
-        text = markdown(f"{drift['split']}, {int(drift['documents'])} documents")
-        rows.append([markdown(name), text, nats, f"{low} … {high}", within])
-    limit = "no limit" if verdict.get("max_drift") is None else f"limit {float(verdict['max_drift']):g}"
-    table = markdown_table(("text", "held-out part", "KL, nats a token", "95 %", "verdict"), rows, "llrrl")
-    caption = f"Mean KL divergence of the predictions from those of the parent ({limit}):"
-    return f"{caption}\n\n{table}" if rows else ""
-
-
-def _documents(task: dict[str, object]) -> str:
-    """How many documents were compared, and by which measure if not by perplexity."""
-    measure = task.get("measure", "perplexity")
-    documents, excluded, chats = (int(str(task.get(name, 0))) for name in ("documents", "excluded", "chats"))
-    which = "" if chats == documents else f" of {chats}"
-    parts = [f"{documents} documents", *([f"only the answers{which}"] if chats else [])]
-    parts += [f"{excluded} left out as trained on"] if excluded else []
-    return ", ".join(parts) + ("" if measure == "perplexity" else f": {measure}")
+def _bounds(interval: Interval, form: str) -> tuple[str, str]:
+    return format(interval.value, form), f"{interval.low:{form}} … {interval.high:{form}}"
 
 
 def _when(run: Run) -> str:
