@@ -101,10 +101,10 @@ def _rewrite(path: Path, **changes: object) -> None:
     size = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + size])["__metadata__"]
     tensors = safetensors.numpy.load(content)
-    text = json.dumps({**json.loads(metadata["store"]), **changes})
-    path.write_bytes(
-        safetensors.numpy.save(tensors, metadata={"store": text, "sha256": _checksum(text, tensors)})
-    )  # fmt: skip
+    changed = {**json.loads(metadata["store"]), **changes}
+    del changed["sha256"]
+    changed["sha256"] = _checksum(changed, tensors)
+    path.write_bytes(safetensors.numpy.save(tensors, metadata={"store": json.dumps(changed)}))
 
 
 def _flip(path: Path) -> None:

@@ -175,9 +175,9 @@ def write_store(folder: Path, store: Store) -> None:
         "cut": store.cut,
         "documents": [[d.number, d.sha256, d.source, len(d.tokens)] for d in store.documents],
     }
-    text = json.dumps(content)
-    metadata = {"store": text, "sha256": _checksum(text, tensors)}
-    write_atomically(path, safetensors.numpy.save(tensors, metadata=metadata))
+    content["sha256"] = _checksum(content, tensors)
+    # One entry: safetensors writes several in a random order, and equal stores must be equal files.
+    write_atomically(path, safetensors.numpy.save(tensors, metadata={"store": json.dumps(content)}))
     sync_folder(path.parent)
 
 
@@ -192,11 +192,10 @@ def read_store(folder: Path, vocabulary: int | None, tokenizer: str) -> Store | 
     remedy = "restore it from a copy, or remove it and teach the documents again"
     with reading(path, remedy):
         with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+            content = json.loads((file.metadata() or {})["store"])
             tensors = {name: file.get_tensor(name) for name in ("tokens", "keep")}
-        if metadata["sha256"] != _checksum(metadata["store"], tensors):
+        if content.pop("sha256") != _checksum(content, tensors):
             raise UserError(f"{path} is damaged, its checksum differs: {remedy}.")
-        content = json.loads(metadata["store"])
         if content["schema"] != SCHEMA:
             raise UserError(f"{path} has schema {content['schema']}, this version reads {SCHEMA}: teach it again.")
         vocabulary = int(content["vocabulary"]) if vocabulary is None else vocabulary
@@ -221,8 +220,8 @@ def read_store(folder: Path, vocabulary: int | None, tokenizer: str) -> Store | 
         )  # fmt: skip
 
 
-def _checksum(text: str, tensors: dict[str, Bytes]) -> str:
-    digest = hashlib.sha256(text.encode())
+def _checksum(content: dict[str, Any], tensors: dict[str, Bytes]) -> str:
+    digest = hashlib.sha256(json.dumps(content).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].tobytes())
     return digest.hexdigest()
