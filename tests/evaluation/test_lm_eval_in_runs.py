@@ -74,7 +74,7 @@ def test_boundaries_are_scored_forgetting_is_recorded_and_the_gate_decides(
     verdict = judge(parent, child, 1e9, print)  # the parent has 4 of 4, the child 3
     quiz = verdict.tasks[-1]
     assert (quiz.task, quiz.measure, quiz.rise.value, quiz.passed) == ("lm_eval/quiz/acc", "acc", 0.25, True)
-    assert quiz.text == "4 documents of lm_eval/quiz/acc"
+    assert quiz.text == "4 documents of lm_eval/quiz/acc: acc"
     assert verdict.describe()["tasks"]["lm_eval/quiz/acc"]["high"] == quiz.rise.high
     double.clear()
     assert not judge(parent, child, 0.1, print).tasks[-1].passed

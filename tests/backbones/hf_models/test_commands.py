@@ -108,7 +108,7 @@ def test_a_llama_folder_learns_two_tasks_and_is_gated_by_what_it_should_keep(
     assert "import trc2" not in body
     assert "and nothing else" not in body
     assert 'memory="off"' not in body
-    assert "| news | test, " in body  # its verdict
+    assert " documents of news/test" in body  # its verdict
     assert "Measured and not trained: news." in body
 
 
