@@ -48,7 +48,7 @@ def go_on(model: Path, colours: TaskConfig, tmp_path: Path) -> Command:
 
 def test_a_limit_on_the_drift_that_could_not_be_checked_is_refused_before_training(model: Path, tmp_path: Path) -> None:
     text = tmp_path / "few.jsonl"
-    text.write_text("".join(json.dumps({"text": f"red blue green {number}"}) + "\n" for number in range(20)))
+    text.write_text("".join(json.dumps({"text": f"red blue green {number}"}) + "\n" for number in range(15, 35)))
     child = tmp_path / "child"
     command = ["continue", str(model), "--task", f"new={text}", "--steps", "2", "--out", str(child)]
     settings = ["train.batch_size=2", f"stream.cache={tmp_path / 'cache'}"]

@@ -31,8 +31,7 @@ def test_both_sides_have_a_document_whatever_their_number(share: float, name: st
 def test_where_chance_gives_both_sides_something_it_alone_decides() -> None:
     documents = corpus(400)
     kept, held = parts(documents, 0.05)
-    assert held == [document for document in documents if place_of(document.where) < 0.05]
-    assert [document.text for document in held][:3] == ["text 7", "text 60", "text 64"]  # as runs of old had it
+    assert held == [document for document in documents if place_of(document.content) < 0.05]
     assert len(kept) + len(held) == 400
 
 
@@ -41,10 +40,18 @@ def test_documents_added_later_move_no_earlier_one() -> None:
     assert after[: len(before)] == before
 
 
-def test_documents_of_one_place_are_told_apart_by_their_order() -> None:
-    documents = [Document(f"text {number}", "page.txt:1") for number in range(5)]
-    kept, held = parts(documents, 0.05)
-    assert (len(kept), len(held)) == (4, 1)
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("count", [2, 5, 300])
+def test_equal_documents_are_on_one_side_wherever_they_come_from(count: int, share: float) -> None:
+    kept, held = parts([*corpus(count), *corpus(count, "copy.jsonl")], share)
+    assert not {document.text for document in kept} & {document.text for document in held}
+    assert kept
+    assert held
+
+
+def test_copies_of_a_single_document_are_cut_like_one() -> None:
+    kept, held = parts([Document("two words", f"a.txt:{number}") for number in range(3)], 0.5)
+    assert ({document.text for document in kept}, {document.text for document in held}) == ({"two"}, {"words"})
 
 
 def test_a_large_corpus_is_not_read_to_its_end() -> None:
@@ -54,7 +61,7 @@ def test_a_large_corpus_is_not_read_to_its_end() -> None:
         nonlocal read
         while True:
             read += 1
-            yield Document("text", f"train.jsonl:{read}")
+            yield Document(f"text {read}", "train.jsonl")
 
     Holdout.of(endless(), 0.05)
     assert read < 200
@@ -82,8 +89,8 @@ def test_the_end_of_a_single_document_is_held_out(text: str, share: float) -> No
     assert len(parts([Document("word " * 1000, "a.txt:1")], 0.05)[1][0].text) == pytest.approx(250, abs=10)
 
 
-def test_places_are_spread_evenly_also_for_names_that_are_not_utf_8() -> None:
+def test_places_are_spread_evenly() -> None:
     rng = random.Random(0)
-    places = [place_of(f"\udcff{rng.random()}") for _ in range(4000)]
+    places = [place_of(rng.randbytes(20)) for _ in range(4000)]
     assert all(0 <= place < 1 for place in places)
     assert abs(sum(place < 0.25 for place in places) / 4000 - 0.25) < 0.03

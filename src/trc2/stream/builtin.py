@@ -38,7 +38,7 @@ def _all(corpus: str) -> tuple[Document, ...]:
 
 def split_of(text: str) -> str:
     """The split of a text by its hash: equal texts share a split, and adding a document moves no other."""
-    place = place_of(text)
+    place = place_of(text.encode())
     for split, share in SPLIT_SHARES.items():
         place -= share
         if place < 0:

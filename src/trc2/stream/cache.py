@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from trc2.errors import UserError
 from trc2.system.files import refuse_special, write_atomically
 
-CACHE_SCHEMA = 2  # part of every key: with another number everything is made again
+CACHE_SCHEMA = 3  # part of every key: with another number everything is made again
 HASH_CHUNK = 2**20
 STAMPS = "verified.json"
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import filterfalse, islice
 
 from trc2.stream.document import Document
 
@@ -16,14 +17,15 @@ class OnlyOneDocument(ValueError):
 
 @dataclass(frozen=True)
 class Holdout:
-    """A share of the documents, chosen by a hash of their position, so that appended rows do not move earlier ones.
+    """A share of the documents, chosen by a hash of their content.
 
-    If the hash puts all of a few documents on one side, the document nearest to the border, number `exception`,
-    changes sides. A single document is cut in two at character `cut`, and its end is held out.
+    So equal documents are on one side, also in later weeks, and appended or renamed files do not move others.
+    If the hash puts all of a few documents on one side, those whose hash is nearest to the border, `exception`, change
+    sides. A single document, whatever its copies, is cut in two at character `cut`, and its end is held out.
     """
 
     share: float
-    exception: int | None = None
+    exception: float | None = None
     cut: int | None = None
 
     @classmethod
@@ -31,19 +33,18 @@ class Holdout:
         """Read documents until both sides have one: a few dozen, or all of a small corpus."""
         if share in (0.0, 1.0):  # none, or all of them
             return cls(share)
-        nearest, distance, count, text, is_chat = None, 2.0, 0, "", False
-        sides = set()
-        for number, document in enumerate(documents):
-            place = place_of(document.where)
-            sides.add(place < share)
-            if len(sides) == 2:
+        nearest, places = None, set[float]()
+        for document in documents:
+            place = place_of(document.content)
+            if any((place < share) != (other < share) for other in islice(places, 1)):
                 return cls(share)
-            if abs(place - share) < distance:
-                nearest, distance = number, abs(place - share)
-            count, text, is_chat = count + 1, document.text, document.chat is not None
-        if count == 1 and is_chat:
+            places.add(place)
+            if nearest is None or abs(place - share) < abs(nearest - share):
+                nearest = place
+            text, is_chat = document.text, document.chat is not None
+        if len(places) == 1 and is_chat:
             raise OnlyOneDocument("one conversation")
-        if count == 1:
+        if len(places) == 1:
             return cls(share, cut=_place_to_cut(text, share))
         return cls(share, nearest)
 
@@ -53,16 +54,17 @@ class Holdout:
             return iter(())  # no need to read them all
         if self.cut is not None:
             return (Document(document.text[self.cut :].lstrip(), f"{document.where}, end") for document in documents)
-        return (document for number, document in enumerate(documents) if self._is_held_out(number, document))
+        return filter(self._is_held_out, documents)
 
     def kept(self, documents: Iterable[Document]) -> Iterator[Document]:
         """The documents that stay train text."""
         if self.cut is not None:
             return (Document(document.text[: self.cut].rstrip(), document.where) for document in documents)
-        return (document for number, document in enumerate(documents) if not self._is_held_out(number, document))
+        return filterfalse(self._is_held_out, documents)
 
-    def _is_held_out(self, number: int, document: Document) -> bool:
-        return (place_of(document.where) < self.share) != (number == self.exception)
+    def _is_held_out(self, document: Document) -> bool:
+        place = place_of(document.content)
+        return (place < self.share) != (place == self.exception)
 
 
 def _place_to_cut(text: str, share: float) -> int:
@@ -76,7 +78,6 @@ def _place_to_cut(text: str, share: float) -> int:
     raise OnlyOneDocument("one word")
 
 
-def place_of(where: str) -> float:
-    """A hash as a number from 0 to 1, spread evenly over documents. A file's name need not be valid UTF-8."""
-    digest = hashlib.blake2b(where.encode(errors="backslashreplace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+def place_of(content: bytes) -> float:
+    """A hash as a number from 0 to 1, spread evenly over documents."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
