@@ -25,7 +25,7 @@ from trc2.cli.app import (
     warn,
 )
 from trc2.cli.check import REFUSED, send_verdict, show_verdict, tell_verdict
-from trc2.cli.promote import KeepModels, Notify, tell_promotion
+from trc2.cli.promote import KeepModels, Notify, prune, tell_promotion
 from trc2.errors import UserError
 from trc2.system.torchrun import is_first_process
 
@@ -168,8 +168,9 @@ def continue_(
         raise UserError(
             "--promote accepts a child only if it stays within a limit: give --max-forgetting too, or --max-drift."
         )
-    if hold and not promote:
-        raise UserError("--hold is about a version that --promote adds: give --promote too.")
+    for option, is_given in (("--hold", hold), ("--keep-models", keep_models is not None)):
+        if is_given and not promote:
+            raise UserError(f"{option} is about a version that --promote adds: give --promote too.")
     source_options = {"builtin": builtin, "folder": source, "dataset": dataset, "subset": subset}
     tasks = _tasks(task, steps, format_, {name: value for name, value in source_options.items() if value is not None})
     kept = [_task_of(word, "--keep", steps, format_) for word in keep]
@@ -196,6 +197,8 @@ def continue_(
 
         steps = steps_within(child_config(parent, request, target), 60 * minutes, len(tasks))
         err.print(f"--steps {steps} for each new task take about {minutes:g} minutes on this machine.", soft_wrap=True)
+        if versions is not None:
+            err.print("Give --steps if you repeat the command: another time teaches the text again.", soft_wrap=True)
         request = replace(request, tasks=tuple(new_task.replace(steps=steps) for new_task in tasks))
     is_begun = False
     if versions is not None:
@@ -251,7 +254,7 @@ def continue_(
     send_verdict(notify, target, verdict)
     if versions is None or not promote or not verdict.passed:
         if versions is not None and promote:
-            versions.prune(keep_models=keep_models)  # also if week after week is refused
+            prune(versions, keep_models)  # also if week after week is refused
         show_verdict(target, verdict, as_json=as_json, with_summary=True)
         return
     if not as_json:

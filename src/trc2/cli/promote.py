@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trc2.cli.app import AsJson, app, show, warn
+from trc2.errors import UserError
 
 if TYPE_CHECKING:
+    from trc2.versions.pruning import Pruned
     from trc2.versions.registry import Versions
 
 Notify = Annotated[
@@ -52,6 +54,15 @@ def promote(
     tell_promotion(registry, version.name, keep_models, notify, as_json=as_json)
 
 
+def prune(registry: Versions, keep_models: int | None) -> list[Pruned]:
+    """Prune by the rule. What was decided before stands and is told, even if old files cannot be removed now."""
+    try:
+        return registry.prune(keep_models=keep_models)
+    except (UserError, OSError) as problem:
+        warn(f"Nothing was pruned: {problem}")
+        return []
+
+
 def tell_promotion(
     registry: Versions,
     name: str,
@@ -64,7 +75,7 @@ def tell_promotion(
     """Prune by the rule, say what is accepted now or waits for a person, and notify."""
     from trc2.system.notify import notify
 
-    pruned = registry.prune(keep_models=keep_models)
+    pruned = prune(registry, keep_models)
     version = registry.get(name)
     state = "held" if version.is_held else "accepted"
     content: dict[str, Any] = {"schema": 1, "versions": str(registry.folder), state: version.describe()}

@@ -30,7 +30,7 @@ VARIABLE = "TRC2_ATTEMPT"  # the folder that the first of several processes chos
 class Attempt:
     """Where the accepted version is taught. `is_begun`: an earlier command was interrupted in this folder.
 
-    `taught_by` names the accepted version if it was taught exactly this text already.
+    `taught_by` names the accepted version, or one that waits to replace it, that was taught exactly this text already.
     """
 
     parent: Path
@@ -58,8 +58,9 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
     assert config.stream is not None
     tokenizer = None if version.run is None else RunFolder(version.run).tokenizer()
     prepared = prepare_stream(config.stream, tokenizer=tokenizer)
-    if _was_taught(version, config, prepared, names):
-        return Attempt(parent, version.folder, tasks, keep, taught_by=version.name)
+    for taught in (version, *versions.waiting()):
+        if _was_taught(taught, config, prepared, names):
+            return Attempt(parent, taught.folder, tasks, keep, taught_by=taught.name)
     _check_later_weeks(version, prepared, names)
     if folder is not None:
         return Attempt(parent, folder, tasks, keep)

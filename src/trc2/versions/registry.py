@@ -7,6 +7,7 @@ VERSIONS/attempts/0008-news/     a run that may become the next version
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -104,19 +105,30 @@ class Versions:
             raise UserError(f"{self.folder} has no accepted version: add one by `trc2 promote {self.folder} RUN`.")
         return self._version(events, name)
 
+    def waiting(self) -> list[Version]:
+        """The versions that wait until a person lets them replace the accepted one, oldest first."""
+        events = self.events()
+        return [one for one in self._present(events) if one.is_held and one.replaced == accepted(events)]
+
     def get(self, name: str) -> Version:
         """A version by its name, or by its number if that is all of digits."""
         events = self.events()
         names = _names(events)
-        numbered = [one for one in names if name.isdigit() and int(one.split("-")[0]) == int(name)]
+        numbered = [one for one in names if name.isdecimal() and int(one.split("-")[0]) == int(name)]
         if name not in names and not numbered:
             raise UserError(f"{self.folder} has no version '{name}': {did_you_mean(name, names)}")
         return self._version(events, numbered[0] if numbered else name)
 
     def _present(self, events: Sequence[Event]) -> list[Version]:
-        """The versions that have files. Pruning bounds their number, so a command does not read all of the past."""
-        gone = _gone(events)
-        return [self._version(events, name) for name in _names(events) if name not in gone]
+        """The versions that have files. Pruning bounds their number, so a command does not read all of the past.
+
+        Versions whose description is damaged are left out: they must not keep others from use.
+        """
+        gone, present = _gone(events), []
+        for name in _names(events):
+            with suppress(UserError):
+                present += [self._version(events, name)] if name not in gone else []
+        return present
 
     def _version(self, events: Sequence[Event], name: str) -> Version:
         added = next(event for event in events if event.version == name and event.manifest)
@@ -172,7 +184,7 @@ class Versions:
             parent = self._check_source(source, earlier, first=first, anyway=anyway, events=events)
             kind: Kind = "hold" if hold else "promote"
             version = self._add(source, events, earlier, parent, kind, anyway=anyway or first, reason=reason, warn=warn)
-            self._remove_promoted([version])
+            self._remove_promoted(version)
         return version
 
     def rollback(self, to: str | None = None, *, reason: str = "") -> Version:
@@ -182,11 +194,16 @@ class Versions:
         with lock_folder(self.folder):
             events = self.events()
             self._remove_leftovers(events)
-            current = self.accepted()
-            name = current.replaced if to is None else self.get(to).name
+            current = accepted(events)
+            name = self.accepted().replaced if to is None else self.get(to).name
             if name is None:
-                raise UserError(f"{current.name} is the first version of {self.folder}: there is none before it.")
-            self._version(events, name).check()
+                raise UserError(f"{current} is the first version of {self.folder}: there is none before it.")
+            target = self._version(events, name).check()
+            if target.is_held and target.replaced != current:
+                raise UserError(
+                    f"{name} waits to replace {target.replaced}, but {current} is accepted now, and what that one "
+                    f"learned would be lost: go back to {target.replaced} first, or teach {self.folder} again."
+                )
             failpoint("rollback")
             back = Event(len(events) + 1, "rollback", name, now(), reason)
             add_event(self.table, back)
@@ -227,10 +244,15 @@ class Versions:
             return [*pruned, *(Pruned(f"{ATTEMPTS}/{path.name}", "checkpoint", prune_run(path)) for path in spent)]
 
     def _by_need(self, events: Sequence[Event]) -> list[Version]:
-        """All versions: the accepted one and those that the next two rollbacks lead to, then from the newest on."""
-        versions = {version.name: version for version in self._present(events)}
-        needed: list[Version] = []
+        """What may be pruned: the accepted version and those that two rollbacks lead to, then from the newest on.
+
+        The newest versions that wait to replace the accepted one are not among them.
+        """
         name = accepted(events)
+        versions = {version.name: version for version in self._present(events)}
+        for one in self.waiting()[-KEEP_CHECKPOINTS:]:
+            del versions[one.name]
+        needed: list[Version] = []
         while name in versions and len(needed) < KEEP_CHECKPOINTS:
             needed.append(versions.pop(name))
             name = needed[-1].replaced
@@ -295,13 +317,16 @@ class Versions:
                 f"{source} was not judged by a limit: `trc2 check PARENT {source} --max-forgetting 0.05` judges it, or "
                 "add it with --anyway."
             )
-        is_added = any(version.source == self._source_name(source) for version in self._present(events))
-        if earlier is not None and parent != earlier.name and not is_added:
+        if not any(version.source == self._source_name(source) for version in self._present(events)):
+            self._check_parent(source, parent, earlier)  # else the command may come again, which its content tells
+        return parent
+
+    def _check_parent(self, source: Path, parent: str | None, earlier: Version | None) -> None:
+        if earlier is not None and parent != earlier.name:
             raise UserError(
-                f"{source} goes on from {parent or lineage.parent}, but {earlier.name} is accepted now, and what that "
+                f"{source} goes on from {parent or 'another model'}, but {earlier.name} is accepted now, and what that "
                 f"one learned would be lost: teach {self.folder} again, or add it with --anyway."
             )
-        return parent
 
     def _added(self, events: Sequence[Event], origin: str, content: str | None = None) -> Version | None:
         """The version that was made from this source, if a command that was killed comes again."""
@@ -332,6 +357,8 @@ class Versions:
             content, origin = content_of(files), self._source_name(source)
             if added := self._added(events, origin, content):
                 return added
+            if not anyway:
+                self._check_parent(source, parent, earlier)
             number = _next_number(events)
             name, time = name_of(number, content), now()
             description = {
@@ -358,7 +385,8 @@ class Versions:
         from trc2.hf.export import export_run  # imports transformers, which takes seconds
 
         config, paths = run.config(), list_checkpoints(run.checkpoints)
-        if not paths or step_of(paths[-1]) != run.schedule(config).total_steps:
+        is_whole = paths and step_of(paths[-1]) == run.schedule(config).total_steps
+        if not is_whole or not any(record.kind == "end" for record in run.records()):
             raise UserError(f"{run} has not ended: `trc2 resume {run}` first.")
         load_checkpoint(paths[-1])  # it must be whole
         export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)
@@ -376,8 +404,8 @@ class Versions:
             "tasks": list(taught),
             "verdict": None if verdict is None else verdict.describe(),
             "scores": {
-                task: {"before": _number(before), "learnt": _number(learnt), "kept": _number(kept)}
-                for task, (before, learnt, kept) in read.task_scores().items()
+                task: dict(zip(("before", "learnt", "kept"), map(finite, scores), strict=True))
+                for task, scores in read.task_scores().items()
             },
         }
 
@@ -391,26 +419,38 @@ class Versions:
 
     def _remove_leftovers(self, events: Sequence[Event]) -> None:
         """Remove what killed commands left: unfinished folders, and files that a `prune` event says are gone."""
-        names = set(_names(events))
-        for path in self.folder.iterdir():
-            is_unknown = NAME.fullmatch(path.name) is not None and path.name not in names
-            if path.is_dir() and not path.is_symlink() and (path.name.startswith(PARTIAL) or is_unknown):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        self._remove_unknown(events)
         for name in _gone(events):
             shutil.rmtree(self.folder / name / MODEL, ignore_errors=True)
             shutil.rmtree(self.folder / name / RUN, ignore_errors=True)
-        present = self._present(events)
-        for version in present:
+        for version in self._present(events):
             if version.removed:
                 shutil.rmtree(version.folder / CHECKPOINTS, ignore_errors=True)
-        self._remove_promoted(present)
+            self._remove_promoted(version)
 
-    def _remove_promoted(self, versions: Sequence[Version]) -> None:
-        """Remove attempts that became versions. Their numbers are never used again, so the names are theirs."""
-        for version in versions:
-            home, _, name = version.source.partition("/")
-            if home == ATTEMPTS and name and (self.folder / ATTEMPTS / name).is_dir():
-                shutil.rmtree(self.folder / ATTEMPTS / name, ignore_errors=True)
+    def _remove_unknown(self, events: Sequence[Event]) -> None:
+        """Remove the version of a `promote` that was killed before its event. Others mean that the table is too old."""
+        names = set(_names(events))
+        for path in self.folder.iterdir():
+            if path.name in names or not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+                continue
+            if int(path.name.split("-")[0]) != _next_number(events) or not self._has_source(path):
+                raise UserError(f"{self.table} does not name {path.name} beside it: restore a newer copy of the table.")
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _has_source(self, version: Path) -> bool:
+        """Whether the run or model that a version was made from is still there."""
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return (self.folder / json.loads((version / DESCRIPTION).read_bytes())["source"]).exists()
+        return False
+
+    def _remove_promoted(self, version: Version) -> None:
+        """Remove the attempt that became a version. Its number is never used again, so the name is its own."""
+        home, _, name = version.source.partition("/")
+        if home == ATTEMPTS and name and (self.folder / ATTEMPTS / name).is_dir():
+            shutil.rmtree(self.folder / ATTEMPTS / name, ignore_errors=True)
 
 
 def _names(events: Sequence[Event]) -> list[str]:
@@ -430,9 +470,8 @@ def _next_number(events: Sequence[Event]) -> int:
 def _check_is_free(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose a new folder for the versions.")
-    own = {"lock", "lock.owner"}
-    if folder.is_dir() and any(p.name not in own and not p.name.startswith(PARTIAL) and not NAME.fullmatch(p.name)
-                               for p in folder.iterdir()):  # fmt: skip
+    own = re.compile(rf"lock|lock\.owner|\.{re.escape(TABLE)}\..*\.partial|{re.escape(PARTIAL)}.*|{NAME.pattern}")
+    if folder.is_dir() and not all(own.fullmatch(path.name) for path in folder.iterdir()):
         raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
 
 
@@ -449,7 +488,3 @@ def _copy_model(source: Path, partial: Path, warn: Warn) -> dict[str, Any]:
         if (source / name).is_file():  # in the hub's cache a file is a link
             shutil.copyfile(source / name, partial / MODEL / name)
     return {"tasks": [], "verdict": None, "scores": {}}
-
-
-def _number(value: float | None) -> Any:
-    return None if value is None else finite(value)

@@ -51,8 +51,8 @@ def read_events(path: Path) -> list[Event]:
 def _parse(table: bytes) -> tuple[Event, ...]:
     events: list[Event] = []
     lines = table.split(b"\n")
-    if lines.pop():
-        raise ValueError("its last line has no end")
+    if lines.pop() or not table:
+        raise ValueError("its last line has no end" if table else "it is empty")
     before = ""
     for number, line in enumerate(lines, 1):
         content = json.loads(line)
@@ -83,8 +83,7 @@ def accepted(events: Sequence[Event]) -> str | None:
     return next((event.version for event in reversed(events) if event.kind in MOVES), None)
 
 
-def check_reason(reason: str) -> str:
+def check_reason(reason: str) -> None:
     """A reason is one line of the table."""
     if "\n" in reason or len(reason) > 1000:
         raise UserError("The reason has several lines or more than 1,000 characters: give one short line.")
-    return reason
