@@ -204,8 +204,8 @@ class CompiledSteps:
             return False
         if not is_own(path):
             self.is_possible = False
-            log = path.with_suffix(".log")
-            warnings.warn(f"Decoding could not be compiled and stays as slow as it is. {log} says why.", stacklevel=5)
+            told = path.with_suffix(".log")
+            warnings.warn(f"Decoding could not be compiled and stays as slow as it is. {told} says why.", stacklevel=5)
         return self.is_possible
 
     def _load_weights(self, one_row: bool) -> None:

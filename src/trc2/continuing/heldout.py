@@ -66,14 +66,16 @@ def held_out_split(task: PreparedTask, wanted: str = "test") -> str:
 
 
 def held_out(config: RunConfig, lineage: Lineage, prepared: PreparedStream, wanted: str = "test") -> dict[str, HeldOut]:
-    """The text that decides, by earlier task, without documents that the child trains on or replays.
+    """The text that decides, by earlier task, without documents that were trained on after it or are replayed.
 
-    Text that the parent was trained on is not excluded: it is the same for parent and child.
+    What was trained on before a task is the same for parent and child. What came after it is in their replay stores.
     """
     assert config.stream is not None
-    read = [prepared.tasks[name] for name in lineage.tasks] + list(prepared.seeds)
+    spans = TaskSchedule.of_run(config).spans
+    ends = {span.task: span.end for span in spans}
     texts = {}
     for name in known_before(config, lineage):
+        read = [prepared.tasks[span.task] for span in spans if span.start >= ends.get(name, 0)] + list(prepared.seeds)
         task = prepared.tasks[name]
         split = held_out_split(task, wanted)
         shared = shared_by_document(task, split, read, expanded(config.stream.cache) / "overlap", lambda: None)

@@ -116,7 +116,8 @@ class NetworkLM(TemplateLM):
             stops = settings.get("until") or []
             stops = [stops] if isinstance(stops, str) else list(stops)
             limit = int(settings.get("max_gen_toks", MAX_NEW_TOKENS))
-            room = max(1, self.net.config.max_positions - limit)
+            positions = self.net.config.max_positions
+            room = positions - min(limit, positions // 2)  # the answer must not take the place of the question
             prompt = [*self.our_tokenizer.begin_of_text, *self.tok_encode(context)][-room:] or [self.prefix_token_id]
             temperature = float(settings.get("temperature", 0.0)) if settings.get("do_sample") else 0.0
             made: list[int] = []

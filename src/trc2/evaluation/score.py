@@ -19,9 +19,8 @@ from trc2.runs.target import Target
 from trc2.stream.batches import SplitWindows
 from trc2.stream.cache import expanded
 from trc2.stream.packed import PreparedTask
-from trc2.stream.prepare import prepare_file, prepare_stream
+from trc2.stream.prepare import prepare_file
 from trc2.stream.sources import SPLITS, check_task_names
-from trc2.stream.tokenizer import Tokenizer
 from trc2.system.precision import choose_device
 
 Memory = Literal["read", "off"]
@@ -54,7 +53,7 @@ def score_target(
         config = target.config.eval if target.is_run else EvalConfig()
         texts: dict[str, tuple[PreparedTask, str, EvalConfig]] = {}
         if run is not None:
-            prepared = _tasks_of_run(run, target.config, tasks, tokenizer, check_test=is_test and not again)
+            prepared = _tasks_of_run(run, target.config, tasks, check_test=is_test and not again)
             texts = {name: (prepared[name], split, config) for name in tasks or prepared}
         elif tasks:
             raise UserError(
@@ -76,19 +75,19 @@ def score_target(
         length = target.config.train.sequence_length
         scores: dict[str, dict[str, float]] = {}
         for name, (task, part, settings) in texts.items():
-            available = task.splits[part].tokens - 1
-            if available < 1:
+            if task.splits[part].tokens < 2:
                 raise UserError(f"{name} has no {part} text to score: give it at least two tokens.")
-            scores[name] = score_task(model, SplitWindows(task, length), part, settings, tokenizer, device)
-            limit = None if settings.max_batches is None else settings.max_batches * settings.batch_size * length
-            scores[name]["tokens"] = available if limit is None else min(available, limit)
+            windows = SplitWindows(task, length)
+            scores[name] = score_task(model, windows, part, settings, tokenizer, device)
+            batches = windows.eval_batches(part, settings.batch_size, settings.max_batches)
+            scores[name]["tokens"] = sum(batch.num_labels for batch in batches)
         if run is not None and is_test:
             _record_test_scores(run, scores)
     return scores
 
 
 def _tasks_of_run(
-    run: RunFolder, config: RunConfig, tasks: Sequence[str], tokenizer: Tokenizer, *, check_test: bool
+    run: RunFolder, config: RunConfig, tasks: Sequence[str], *, check_test: bool
 ) -> dict[str, PreparedTask]:
     """The packed tasks of a run, as it learned them."""
     assert config.stream is not None
@@ -98,9 +97,7 @@ def _tasks_of_run(
             f"The test splits of {run} were read before, see test/… in its {run.metrics_file.name}: use --again "
             "to read them once more."
         )
-    prepared = prepare_stream(config.stream, tokenizer=tokenizer, known=run.data()["tasks"])
-    run.check_data(prepared)
-    return prepared.tasks
+    return run.prepared().tasks
 
 
 def _empty_memory(model: Backbone) -> None:

@@ -77,7 +77,7 @@ class Target:
 
 
 def find_target(name: str, overrides: Sequence[str] = ()) -> Target:
-    """Recipes first by name, then folders, then files. Overrides are for recipes only."""
+    """A folder with a run or a saved model, else a recipe by its name or file. Overrides are for recipes only."""
     path = Path(name)
     if not _is_folder(path):
         return Target(name, load_recipe(name, overrides), None, is_run=False)
