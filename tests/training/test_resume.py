@@ -251,15 +251,41 @@ def test_learning_may_not_change_on_resume_but_execution_may(
     resume_run(tmp_path / "run", ["output.keep_checkpoints=1", f"stream.cache={tmp_path / 'other'}"], QUIET)
 
 
+def test_a_run_and_its_children_keep_the_text_that_the_run_began_with(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    for name in ("fruit", "tools", "colours"):
+        write_task(root, name, [f"{name} {number}" for number in range(4)])
+    own = {"data_root": root, "cache": root / "cache"}
+    start_run(at(tiny_run, tmp_path / "whole", stream=own), QUIET)
+    stop_after(at(tiny_run, tmp_path / "parted", stream=own), 8, monkeypatch)
+    write_task(root, "fruit", ["other", "words"])
+    said = io.StringIO()
+    resume_run(tmp_path / "parted", [], Console(file=said, width=200))
+    assert "fruit: its files give other text now. The packed tokens" in said.getvalue()
+    assert compare_runs(tmp_path / "whole", tmp_path / "parted")[0] == []
+    task = TaskConfig(name="colours", folder=str(root / "colours"), steps=2)
+    continue_run(tmp_path / "whole", tmp_path / "child", task, QUIET)
+    parent, child = (RunFolder(tmp_path / name).data()["tasks"] for name in ("whole", "child"))
+    assert child["fruit"]["splits"] == parent["fruit"]["splits"]
+    shutil.rmtree(root / "cache" / "tasks")  # as for a version of the package that packs the same files in another way
+    with pytest.raises(UserError, match=r"\(fruit/train, fruit/validation, fruit/test\).* go on from its export"):
+        continue_run(tmp_path / "whole", tmp_path / "later", task, QUIET)
+    assert not (tmp_path / "later").exists()
+
+
 def test_changed_data_is_refused_with_what_changed(
     tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
     for name in ("fruit", "tools"):
         write_task(data, name, ["x", "y"])
-    stop_after(at(tiny_run, tmp_path / "run", stream={"data_root": data}), 4, monkeypatch)
+    own = {"data_root": data, "cache": data / "cache"}
+    stop_after(at(tiny_run, tmp_path / "run", stream=own), 4, monkeypatch)
     path = data / "tools" / "train.jsonl"
     path.write_text(path.read_text() + '{"text": "a new line"}\n')
+    shutil.rmtree(data / "cache" / "tasks")
     with pytest.raises(UserError, match=r"has changed since the run began \(tools/train\)"):
         resume_run(tmp_path / "run", [], QUIET)
 

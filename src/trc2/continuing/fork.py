@@ -139,8 +139,10 @@ def _write_child(
 ) -> None:  # fmt: skip
     """Write everything that resuming needs: the description, the parent's records, and a checkpoint."""
     set_up_process(config)
-    earlier = () if run is None else (run.folder.tokenizer(), _known_tasks(run, lineage))
-    prepared = prepare_with_progress(config, console, *earlier)
+    known = {} if run is None else _known_tasks(run, lineage)
+    prepared = prepare_with_progress(config, console, None if run is None else run.folder.tokenizer(), known)
+    if run is not None:  # scores on other text could not be compared with the parent's
+        run.folder.check_tasks(prepared, known.keys() & prepared.tasks.keys(), "go on from its export")
     check_held_out(config, lineage, prepared, warn_on(console))
     check_drift_texts(lineage, prepared)
     will_restore = run is not None or not is_plain(parent)
@@ -176,7 +178,12 @@ def _write_child(
 
 
 def _known_tasks(run: FinishedRun, lineage: Lineage) -> dict[str, Any]:
-    """The parent's tasks, whose packed tokens do if their text is gone. A task that is taught again has other text."""
+    """The parent's tasks, which have to be the same text in the child, as its data.json describes them.
+
+    A task that is taught again has other text. In a log of its own, a child has a choice of the documents instead.
+    """
+    if lineage.starts_over:
+        return {}
     return {name: task for name, task in run.folder.data()["tasks"].items() if name not in lineage.tasks}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,18 +161,26 @@ class RunFolder:
         recorded = self.data()
         if recorded["fingerprint"] == prepared.fingerprint():
             return
-        now = prepared.describe()["tasks"]
+        self.check_tasks(prepared, recorded["tasks"])
+        raise UserError(
+            f"The data of {self} has changed since the run began (the tokenizer): restore it, or start a new run."
+        )
+
+    def check_tasks(self, prepared: PreparedStream, tasks: Iterable[str], otherwise: str = "start a new run") -> None:
+        """Refuse tasks whose tokens differ from those the run began with."""
+        recorded, now = self.data()["tasks"], prepared.describe()["tasks"]
         changed = [
             f"{task}/{split}"
-            for task, content in recorded["tasks"].items()
-            for split, info in content["splits"].items()
+            for task in sorted(tasks)
+            for split, info in recorded[task]["splits"].items()
             for new in [now.get(task, {}).get("splits", {}).get(split, {})]
             if any(new.get(name) != info.get(name) for name in ("sha256", "labels_sha256"))
         ]
-        names = ", ".join(changed) or "the tokenizer"
-        raise UserError(
-            f"The data of {self} has changed since the run began ({names}): restore it, or start a new run."
-        )
+        if changed:
+            raise UserError(
+                f"The data of {self} has changed since the run began ({', '.join(changed)}): restore it, or "
+                f"{otherwise}."
+            )
 
     def prepared(self) -> PreparedStream:
         """The run's text, packed again if the cache has lost it. Other text than it began with is refused."""

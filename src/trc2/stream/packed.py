@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,16 @@ class PreparedTask:
             raise self._changed()
         return np.memmap(path, dtype=dtype, mode="r")
 
+    def has_text_of(self, described: Any) -> bool:
+        """Whether a run's data.json describes these tokens and labels. A damaged description is of other text."""
+        with suppress(LookupError, TypeError, AttributeError):
+            return text_hashes(described) == text_hashes(self.describe())
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """A description for the run folder, without the text."""
+        return {"splits": {split: info.describe() for split, info in self.splits.items()}, "source": self.source}
+
     def check_unchanged(self) -> None:
         """Refuse packed tokens that changed after they were opened. Only files that were touched are read."""
         if not is_whole(self.folder, file_checksums(self.splits)):
@@ -129,20 +140,21 @@ class PreparedStream:
 
     def describe(self) -> dict[str, Any]:
         """A description of the data for the run folder, without the text."""
-        tasks = {
-            name: {"splits": {s: i.describe() for s, i in task.splits.items()}, "source": task.source}
-            for name, task in self.tasks.items()
-        }
         content = {
             "schema": SCHEMA,
             "fingerprint": self.fingerprint(),
             "vocab_size": self.tokenizer.vocab_size,
-            "tasks": tasks,
+            "tasks": {name: task.describe() for name, task in self.tasks.items()},
             "overlap": self.overlap,
         }
         if self.seeds:
             content["seeds"] = [{**seed.splits["train"].describe(), "source": seed.source} for seed in self.seeds]
         return content
+
+
+def text_hashes(described: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """The checksums of tokens and labels, by split, of a task in a data.json or a manifest."""
+    return {split: (info["sha256"], info.get("labels_sha256")) for split, info in described["splits"].items()}
 
 
 def file_checksums(splits: Mapping[str, SplitInfo]) -> dict[str, str]:

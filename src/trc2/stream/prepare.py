@@ -21,7 +21,7 @@ from trc2.stream.answers import Encoder
 from trc2.stream.cache import CACHE_SCHEMA, digest, expanded, partial_of, remembered, sole_maker
 from trc2.stream.document import DUPLICATE, BadRows, Document, limited
 from trc2.stream.overlap import overlap_matrix
-from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask, SplitInfo, open_task
+from trc2.stream.packed import COUNTED, PreparedStream, PreparedTask, SplitInfo, open_task, text_hashes
 from trc2.stream.sources import SPLITS, BuiltinSource, FileSource, Source, SourceGone, TaughtSource, source_of
 from trc2.stream.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from trc2.system.failpoints import failpoint
@@ -44,7 +44,7 @@ def prepare_stream(
     """Pack every task of a stream, or find its packed tokens in the cache.
 
     A resumed run passes its own tokenizer, and the tasks of its data.json as `known`. If the source of a known task is
-    gone, its packed tokens are taken from the cache.
+    gone, or gives other text now, its packed tokens are taken from the cache, if it has them.
     """
     cache = expanded(stream.cache)
     sources = {task.name: source_of(task, stream) for task in stream.tasks}
@@ -57,14 +57,7 @@ def prepare_stream(
             packed = _find_packed(task.name, earlier, cache)
             tasks[task.name] = packed or prepare_task(task, source, tokenizer, cache, watch)
             continue
-        try:
-            tasks[task.name] = prepare_task(task, source, tokenizer, cache, watch)
-        except SourceGone:
-            packed = _find_packed(task.name, earlier, cache)
-            if packed is None:
-                raise
-            note = f"{task.name}: its files are gone. The packed tokens that the run began with are in the cache."
-            tasks[task.name] = replace(packed, notes=(note,))
+        tasks[task.name] = _prepare_known(task, source, tokenizer, cache, watch, earlier)
     files = {
         f"replayed {number} ({Path(name).name})": _prepare_seed(name, stream, tokenizer, cache)
         for number, name in enumerate(stream.replay_prefill_files, 1)
@@ -72,6 +65,28 @@ def prepare_stream(
     overlap = overlap_matrix(tasks, files, cache / "overlap", lambda: watch(f"overlap: {WAITING}"))
     seeds = (*files.values(), *(tasks[name] for name in stream.replay_prefill_tasks))
     return PreparedStream(tasks, tokenizer, overlap, seeds)
+
+
+def _prepare_known(
+    task: TaskConfig, source: Source, tokenizer: Tokenizer, cache: Path, watch: Watch, earlier: Any
+) -> PreparedTask:
+    """The task with the tokens that a run's data.json describes, if the cache has them, else as its source is now."""
+    now, problem = None, None
+    try:
+        now = prepare_task(task, source, tokenizer, cache, watch)
+        if not earlier or now.has_text_of(earlier):
+            return now
+        change = "its files give other text now"
+    except SourceGone as error:
+        change, problem = "its files are gone", error
+    packed = _find_packed(task.name, earlier, cache)
+    if packed is not None:
+        note = f"{task.name}: {change}. The packed tokens that the run began with are in the cache."
+        return replace(packed, notes=(note,))
+    if now is None:
+        assert problem is not None
+        raise problem
+    return now
 
 
 def _prepare_seed(name: str, stream: StreamConfig, tokenizer: Tokenizer, cache: Path) -> PreparedTask:
@@ -149,11 +164,8 @@ def _all_packed(name: str, earlier: Any, cache: Path) -> Iterator[PreparedTask]:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             refuse_special(path)
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            hashes = [
-                {split: (info["sha256"], info.get("labels_sha256")) for split, info in of["splits"].items()}
-                for of in (manifest, earlier)
-            ]
-            is_same = manifest["name"] == name and hashes[0] == hashes[1]  # "fruit-*" also finds "fruit-earlier-…"
+            is_same = manifest["name"] == name  # "fruit-*" also finds "fruit-earlier-…"
+            is_same = is_same and text_hashes(manifest) == text_hashes(earlier)
             packed = open_task(path.parent, manifest["key"]) if is_same else None
             if packed is not None:
                 yield packed
