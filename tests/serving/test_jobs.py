@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from tests.chats import conversations, messages, write_rows, write_tokenizer
 from tests.conftest import QUIET, tiny_run_config, write_task
 from tests.serving.conftest import client_of, eventually
+from tests.versions.conftest import flip
 from trc2.runs.folder import RunFolder
 from trc2.serving.jobs import _is_ours
 from trc2.serving.server import JobSettings, Server, ServerSettings
@@ -200,6 +201,41 @@ def test_from_documents_to_an_accepted_and_served_version(
     assert left == ["metrics.jsonl", "stderr", "stdout"]
     with pytest.raises(openai.ConflictError):
         client.fine_tuning.jobs.cancel(job.id)
+
+
+@pytest.mark.slow
+def test_a_damaged_old_version_does_not_change_how_a_job_ends(versions: Versions, tmp_path: Path) -> None:
+    first = versions.accepted()
+    assert first.run is not None
+    versions.promote(shutil.copytree(first.run, tmp_path / "run"), anyway=True)
+    flip(first.folder / "version.json")
+    with Server(ServerSettings(versions.folder, port=0, data=tmp_path / "data")) as server, client_of(server) as client:
+        job = client.fine_tuning.jobs.create(
+            model="latest", training_file=upload(client), suffix="colours", metadata=GENEROUS
+        )
+        done = wait(client, job.id, at_end)
+        assert (done.status, done.error) == ("succeeded", None)
+        assert done.fine_tuned_model == versions.accepted().name
+        assert read_report(client, done)["version"]["name"] == done.fine_tuned_model
+    assert [bool(version.problem) for version in versions.all()] == [True, False, False]
+
+
+@pytest.mark.slow
+def test_a_job_with_text_that_a_waiting_version_learned_says_that_it_waits(versions: Versions, tmp_path: Path) -> None:
+    models, before = [], versions.accepted().name
+    for hold in (True, False):
+        settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data", jobs=JobSettings(hold=hold))
+        with Server(settings) as server, client_of(server) as client:
+            job = client.fine_tuning.jobs.create(
+                model="latest", training_file=upload(client), suffix="colours", metadata=GENEROUS
+            )
+            done = wait(client, job.id, at_end)
+            assert (done.status, done.error) == ("succeeded", None)
+            models.append(done.fine_tuned_model)
+            last = next(iter(client.fine_tuning.jobs.list_events(job.id, limit=1)))
+            assert f"{done.fine_tuned_model} waits until a person promotes it" in last.message
+    assert models[0] == models[1] == versions.waiting()[0].name
+    assert versions.accepted().name == before
 
 
 def follow(server: Server, job: str, most: int = 10**6) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import torch
 from tests.serving.conftest import Start, client_of, eventually, save_words_model
 from tests.serving.test_completions import send
 from tests.test_commands import make_llama
+from tests.versions.conftest import flip
 from trc2 import UserError
 from trc2.generate.sampling import stream_text
 from trc2.runs.target import find_target
@@ -106,6 +107,23 @@ def test_a_damaged_version_never_answers(versions: Versions, start: Start) -> No
         assert caught.value.code == "model_unreadable"
         assert "checksum differs" in caught.value.message
         assert client.completions.create(model="latest", prompt="x", max_tokens=1).model == second.name
+
+
+def test_a_damaged_description_is_listed_and_the_others_answer(versions: Versions, start: Start) -> None:
+    first, second = versions.all()
+    flip(first.folder / "version.json")
+    server = start(versions.folder)  # also after a restart
+    listed = send(server, "GET", "/v1/versions")[2]["data"]
+    assert [(row["id"], row["is_damaged"]) for row in listed] == [(second.name, False), (first.name, True)]
+    with client_of(server) as client:
+        assert client.completions.create(model="latest", prompt="x", max_tokens=1).model == second.name
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model=first.name, prompt="x", max_tokens=1)
+        assert caught.value.code == "model_unreadable"
+        assert str(versions.folder) not in caught.value.message
+    assert send(server, "POST", "/v1/versions/rollback")[0] == 409
+    flip(first.folder / "version.json")  # restored from a copy
+    assert send(server, "POST", f"/v1/versions/{first.name}/promote")[0] == 200
 
 
 def damage(version: Version) -> Path:

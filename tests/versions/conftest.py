@@ -65,3 +65,11 @@ def add(versions: Versions, attempt: Path, count: int) -> None:
     copies = [shutil.copytree(attempt, attempt.with_name(f"copy-{number}")) for number in range(count)]
     for copy in copies:
         versions.promote(copy, anyway=True)
+
+
+def flip(path: Path) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(bytes(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tests.command import trc2
 from tests.conftest import write_task
-from tests.versions.conftest import refuse
+from tests.versions.conftest import flip, refuse
 from trc2.verify.kill_runner import run_in_child
 from trc2.versions.registry import Versions
 
@@ -137,6 +138,60 @@ def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, att
     assert all(row["name"] in shown.out for row in (first, second))  # whole, to be copied
     assert "0002-colours-refused" in shown.out
     assert trc2("runs", str(tmp_path / "nowhere")).code == 2
+
+
+def test_a_damaged_version_is_listed_as_damaged_and_the_week_goes_on(versions: Versions, attempt: Path) -> None:
+    home, first = str(versions.folder), versions.accepted()
+    versions.promote(attempt)
+    flip(first.folder / "version.json")
+    rows = {row["name"]: row for row in json.loads(trc2("runs", home, "--json").out)["runs"]}
+    assert [row["state"] for row in rows.values()] == ["damaged", "accepted"]
+    assert f"{first.name} is damaged: " in trc2("runs", home).out.replace("\n", " ")
+    listed = json.loads(trc2("versions", home, "--json").out)["data"]
+    assert [(row["is_damaged"], row["is_latest"]) for row in listed] == [(False, True), (True, False)]
+    assert "damaged" in trc2("versions", home).out
+    back = trc2("rollback", home)
+    assert (back.code, "its checksum differs" in back.err) == (2, True)
+
+
+def test_text_that_a_waiting_version_learned_is_not_taught_again_and_the_command_says_that_it_waits(
+    versions: Versions, week: Path
+) -> None:
+    command = weekly(versions, week, "--max-forgetting", "1000", "--promote")
+    done = trc2(*command, "--hold", "--json")
+    assert done.code == 0, done.err
+    (held,) = versions.waiting()
+    assert json.loads(done.out)["held"]["name"] == held.name
+    for more in ((), ("--hold",)):
+        again = trc2(*command, *more)
+        assert again.code == 0, again.err
+        said = " ".join(again.out.split())
+        assert f"{held.name} was taught this text already." in said
+        assert f"{held.name} waits: `trc2 versions {versions.folder} --promote 2` accepts it." in said
+    told = json.loads(trc2(*command, "--json").out)
+    assert (told["taught_by"], told["is_held"]) == (held.name, True)
+    assert len(versions.all()) == 2
+
+
+def test_models_are_pruned_only_with_a_promotion_and_if_that_fails_the_promotion_stands(
+    versions: Versions, week: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = trc2(*weekly(versions, week, "--max-forgetting", "1000", "--keep-models", "2"))
+    assert alone.code == 2
+    assert "--keep-models is about a version that --promote adds" in alone.err
+    assert versions.attempts()[0].name == "0002-colours"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Versions, "prune", full)
+    done = trc2(*weekly(versions, week, "--max-forgetting", "1000", "--promote", "--json"))
+    assert done.code == 0, done.err
+    assert "Nothing was pruned: " in done.err
+    assert json.loads(done.out)["accepted"]["name"] == versions.accepted().name
+    write_task(week.parent, week.name, ["iron", "tin", "zinc", "lead"], documents=20)
+    refused = trc2(*weekly(versions, week, "--max-forgetting", "0", "--promote", "train.learning_rate=2"))
+    assert (refused.code, "Nothing was pruned: " in refused.err) == (3, True)
 
 
 def test_a_difference_says_what_was_gained_and_lost(versions: Versions, attempt: Path) -> None:

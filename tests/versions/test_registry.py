@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.versions.conftest import add, refuse
+from tests.versions.conftest import add, flip, refuse
 from trc2.errors import UserError
 from trc2.recall.store import store_path
 from trc2.runs.folder import RunFolder
@@ -68,6 +68,48 @@ def test_a_version_that_is_held_waits_until_a_person_moves_to_it(versions: Versi
         versions.promote(attempt, first=True, hold=True)
 
 
+def test_a_version_that_waits_is_stale_once_another_one_is_accepted(versions: Versions, attempt: Path) -> None:
+    first, late = versions.accepted(), shutil.copytree(attempt, attempt.with_name("late"))
+    held = versions.promote(attempt, hold=True)
+    assert [one.name for one in versions.waiting()] == [held.name]
+    versions.promote(late, anyway=True)
+    assert versions.waiting() == []
+    with pytest.raises(UserError, match=f"{held.name} waits to replace {first.name}, but .* would be lost"):
+        versions.rollback(held.name)
+    versions.rollback(first.name)
+    assert [one.name for one in versions.waiting()] == [held.name]
+    assert versions.rollback(held.name).name == held.name
+
+
+def test_versions_that_wait_are_kept_besides_those_that_pruning_counts(versions: Versions, attempt: Path) -> None:
+    copies = [shutil.copytree(attempt, attempt.with_name(f"copy-{number}")) for number in range(4)]
+    held = [versions.promote(copy, hold=True).name for copy in copies]
+    versions.prune(keep_checkpoints=1, keep_models=1)
+    assert [one.name for one in versions.all() if one.has_model] == [versions.accepted().name, *held[1:]]
+    assert [one.name for one in versions.waiting()] == held[1:]
+    assert all(one.run is not None for one in versions.waiting())
+
+
+def test_a_damaged_description_hides_no_other_version(versions: Versions, attempt: Path) -> None:
+    add(versions, attempt, 2)
+    first, second, third = (version.name for version in versions.all())
+    flip(versions.folder / first / "version.json")
+    damaged, *others = versions.all()
+    assert (damaged.name, damaged.number, damaged.has_model, damaged.run) == (first, 1, True, None)
+    assert "its checksum differs" in damaged.problem
+    assert [(one.name, one.problem) for one in others] == [(second, ""), (third, "")]
+    with pytest.raises(UserError, match="its checksum differs"):
+        damaged.check()
+    assert versions.rollback().name == second
+    with pytest.raises(UserError, match="its checksum differs"):
+        versions.rollback()
+    assert versions.prune(keep_models=1)
+    assert (versions.folder / first / "model").is_dir()  # what is not known is not removed
+    flip(versions.folder / second / "version.json")
+    assert versions.accepted_name() == second
+    assert [bool(one.problem) for one in versions.all()] == [True, True, False]
+
+
 def test_a_run_that_was_refused_or_has_another_parent_is_not_promoted(
     versions: Versions, attempt: Path, trained: Path
 ) -> None:
@@ -95,11 +137,7 @@ def test_names_are_never_used_again(versions: Versions, attempt: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model/model.safetensors", "run/metrics.jsonl", "version.json"])
 def test_a_flipped_bit_is_one_sentence(versions: Versions, name: str) -> None:
-    path = versions.accepted().folder / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(bytes(content))
+    flip(versions.accepted().folder / name)
     with pytest.raises(UserError, match="is not what was written, its checksum differs"):
         versions.accepted().check()
 

@@ -25,7 +25,7 @@ from trc2.cli.app import (
     warn,
 )
 from trc2.cli.check import REFUSED, send_verdict, show_verdict, tell_verdict
-from trc2.cli.promote import KeepModels, Notify, prune, tell_promotion
+from trc2.cli.promote import KeepModels, Notify, prune, tell_promotion, waiting_line
 from trc2.errors import UserError
 from trc2.system.torchrun import is_first_process
 
@@ -204,8 +204,12 @@ def continue_(
     if versions is not None:
         attempt = plan_attempt(versions, request, folder)
         if attempt.taught_by is not None:
-            text = f"{attempt.taught_by} was taught this text already. Another --steps teaches it again."
-            show(as_json, {"schema": 1, "versions": str(versions.folder), "taught_by": attempt.taught_by}, text)
+            taught = versions.get(attempt.taught_by)
+            lines = [f"{taught.name} was taught this text already. Another --steps teaches it again."]
+            if taught.is_held:
+                lines.append(waiting_line(versions, taught))
+            content = {"schema": 1, "versions": str(versions.folder), "taught_by": taught.name}
+            show(as_json, {**content, "is_held": taught.is_held}, *lines)
             return
         parent, target, is_begun = attempt.parent, attempt.folder, attempt.is_begun
         request = replace(request, tasks=attempt.tasks, keep=attempt.keep)

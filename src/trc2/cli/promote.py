@@ -11,6 +11,7 @@ from trc2.cli.app import AsJson, app, show, warn
 from trc2.errors import UserError
 
 if TYPE_CHECKING:
+    from trc2.versions.entry import Version
     from trc2.versions.pruning import Pruned
     from trc2.versions.registry import Versions
 
@@ -63,6 +64,11 @@ def prune(registry: Versions, keep_models: int | None) -> list[Pruned]:
         return []
 
 
+def waiting_line(registry: Versions, version: Version) -> str:
+    """What a person does with a version that is held."""
+    return f"{version.name} waits: `trc2 versions {registry.folder} --promote {version.number}` accepts it."
+
+
 def tell_promotion(
     registry: Versions,
     name: str,
@@ -84,7 +90,7 @@ def tell_promotion(
         content["verdict"] = verdict
     lines = [f"{version.name} is accepted now. Its model: {version.model}"]
     if version.is_held:
-        lines = [f"{version.name} waits: `trc2 versions {registry.folder} --promote {version.number}` accepts it."]
+        lines = [waiting_line(registry, version)]
     lines += [f"Pruned {one.version}: {one.removed}, {one.bytes / 1e6:,.1f} MB." for one in pruned]
     show(as_json, content, *lines)
     event = "hold" if version.is_held else "promote"

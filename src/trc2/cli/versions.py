@@ -65,7 +65,7 @@ def _of_folder(folder: Path, promote: str | None, *, rollback: bool, reason: str
     registry = Versions(folder)
     if promote is not None or rollback:
         registry.rollback(promote, reason=reason)
-    accepted = registry.accepted().name
+    accepted = registry.accepted_name()
     return [
         version.row(is_latest=version.name == accepted) for version in reversed(registry.all()) if version.has_model
     ]
@@ -76,6 +76,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     compared = [task for task in (verdict or {}).get("tasks", {}).values() if task["measure"] == "perplexity"]
     worst = max((float(task["rise"]) for task in compared), default=None)
     check = "–" if verdict is None or verdict.get("limit") is None else "passed" if verdict["passed"] else "refused"
+    check = "damaged" if row.get("is_damaged") else check
     return [
         f"{row['id']}{' *' if row['is_latest'] else ''}",
         f"{datetime.fromtimestamp(row['created_at']):%Y-%m-%d}",

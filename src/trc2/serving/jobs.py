@@ -36,7 +36,7 @@ from trc2.stream.chat import read_template
 from trc2.sweep.ray_launcher import import_ray
 from trc2.system.failpoints import failpoint
 from trc2.system.files import make_folder, sync_folder, to_json, write_atomically
-from trc2.versions.entry import RUN
+from trc2.versions.entry import RUN, Version
 from trc2.versions.registry import ATTEMPTS, Versions
 
 POLL_SECONDS = 0.2
@@ -442,9 +442,10 @@ class Jobs:
                 write_atomically(self.folder / identity / METRICS, lines.encode())
         if outcome.status == "cancelled" and (attempt := self._attempt(row)) is not None:
             shutil.rmtree(attempt, ignore_errors=True)
+        version = self._version(outcome)
         sentences = {
             "succeeded": f"The model passed its check, and {outcome.model} waits until a person promotes it."
-            if "--hold" in row.arguments
+            if version is not None and version.is_held
             else f"The model is accepted as {outcome.model}.",
             "cancelled": "The job was cancelled.",
             "failed": outcome.message,
@@ -452,18 +453,25 @@ class Jobs:
         level = "error" if outcome.status == "failed" else "info"
         self.update(
             identity, sentences[outcome.status], level=level, status=outcome.status, finished_at=now(),
-            fine_tuned_model=outcome.model, error=outcome.error, result_files=self._keep_report(identity, outcome),
-            **rest,
+            fine_tuned_model=outcome.model, error=outcome.error,
+            result_files=self._keep_report(identity, outcome, version), **rest,
         )  # fmt: skip
         self._remove_text(identity)
 
-    def _keep_report(self, identity: str, outcome: Outcome) -> list[str]:
+    def _version(self, outcome: Outcome) -> Version | None:
+        """The version that a job made. None if it made none, or if its description was damaged since."""
+        with suppress(UserError):
+            return None if outcome.model is None else self.versions.get(outcome.model)
+        return None
+
+    def _keep_report(self, identity: str, outcome: Outcome, version: Version | None) -> list[str]:
         """Keep what the acceptance check found, and what an accepted version learned, as a file; returns its id."""
-        version = None if outcome.model is None else self.versions.get(outcome.model).describe()
-        verdict = self._printed(identity) if outcome.code == FORGETTING else version and version["verdict"]
+        of_version = None if version is None else version.verdict
+        verdict = self._printed(identity) if outcome.code == FORGETTING else of_version
         if verdict is None:  # there was no check
             return []
-        report = {"schema": 1, "job": identity, "verdict": verdict, "version": version}
+        description = None if version is None else version.describe()
+        report = {"schema": 1, "job": identity, "verdict": verdict, "version": description}
         name = f"file-{identity.removeprefix(PREFIX)}"  # the same after a kill
         try:
             self.files.add_result(name, REPORT, to_json(report, indent=1).encode())

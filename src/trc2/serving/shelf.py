@@ -101,13 +101,15 @@ class VersionsFolder:
         state = self.versions.table.stat()  # the table is replaced as a whole
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         if self._read is None or self._read[0] != stamp:
-            latest = self.versions.accepted()  # before the others: one that is added meanwhile is among them
+            latest = self.versions.accepted_name()  # before the others: one that is added meanwhile is among them
             choices = [
                 Choice(version.name, version.model, version.created_at, version)
                 for version in self.versions.all()
                 if version.has_model
             ]
-            self._read = (stamp, choices, latest.name)
+            if any(choice.version is not None and choice.version.problem for choice in choices):
+                return choices, latest  # read it again: a description can be restored
+            self._read = (stamp, choices, latest)
         return self._read[1], self._read[2]
 
 

@@ -26,7 +26,8 @@ class Move(WireRequest):
 class VersionObject(Answer):
     """A version with what it learned (`scores`) and the verdict of its acceptance check.
 
-    One that `is_held` passed its check and waits until a person promotes it.
+    One that `is_held` passed its check and waits until a person promotes it. One that `is_damaged` cannot be asked: its
+    description is not what was written.
     """
 
     id: str
@@ -41,6 +42,7 @@ class VersionObject(Answer):
     verdict: dict[str, Any] | None = None
     reason: str = ""
     is_held: bool = False
+    is_damaged: bool = False
     bytes: int | None = None
 
 
@@ -86,7 +88,7 @@ async def _move(service: Service, request: Request, to: str | None) -> Response:
     move = parse(Move, await read_body(request, service.limits))
     versions = _versions(service)
     try:
-        if to is None or to != (await asyncio.to_thread(versions.accepted)).name:
+        if to is None or to != await asyncio.to_thread(versions.accepted_name):
             await asyncio.to_thread(versions.rollback, to, reason=move.reason)
         model = await asyncio.wait_for(service.shelf.refresh(at_once=True), service.limits.load_seconds)
     except asyncio.TimeoutError:  # answers of versions that are put away are finished first

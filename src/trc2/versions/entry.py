@@ -32,7 +32,8 @@ class Version:
 
     `parent` is the version from which it was taught, `replaced` the one that was accepted before it. `removed` says
     what pruning took away: nothing (""), the "checkpoint", or "all" but the description. `is_held` says that it was
-    never the accepted one: a person has to make it so.
+    never the accepted one: a person has to make it so. `problem` says why its description could not be read: then only
+    what the table has is known.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Version:
     reason: str = ""
     removed: str = ""
     is_held: bool = False
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -89,6 +91,8 @@ class Version:
 
     def check(self, parts: Iterable[str] = (MODEL, RUN)) -> Version:
         """Compare the files with their hashes. A file that was added is an error, too. Returns this version."""
+        if self.problem:
+            raise UserError(self.problem)
         if not self.has_model:
             raise UserError(f"The files of {self.name} were pruned, only its description is left: name a later one.")
         parts = tuple(parts)
@@ -133,8 +137,8 @@ class Version:
         names = ("created_at", "parent", "replaced", "scores", "verdict", "reason", "is_held")
         content = {name: getattr(self, name) for name in names}
         return {
-            "id": self.name, "object": "version", "is_latest": is_latest, **content, "tasks": list(self.tasks),
-            "bytes": self.size,
+            "id": self.name, "object": "version", "is_latest": is_latest, "is_damaged": bool(self.problem), **content,
+            "tasks": list(self.tasks), "bytes": self.size,
         }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _versions(versions: Versions, folder: Path) -> list[tuple[Path, Listed]]:
-    accepted = versions.accepted().name
+    accepted = versions.accepted_name()
     home = "" if versions.folder == folder else f"{_name(versions.folder, folder)}/"
     return [
         (version.folder.resolve(), _version(version, home, is_accepted=version.name == accepted))
@@ -93,10 +93,12 @@ def _version(version: Version, home: str, *, is_accepted: bool) -> Listed:
     tasks = (version.verdict or {}).get("tasks", {})
     rises = [_number(task["rise"]) for task in tasks.values() if task["measure"] == "perplexity"]
     state = "accepted" if is_accepted else f"pruned ({version.removed})" if version.removed else "version"
+    state = "damaged" if version.problem else state
     worst = max((rise for rise in rises if rise is not None), default=None)
     return Listed(
-        f"{home}{version.name}", "version", state, parent, version.tasks, scores, worst, version.size, version.time
-    )
+        f"{home}{version.name}", "version", state, parent, version.tasks, scores, worst, version.size, version.time,
+        problem=brief(version.problem) if version.problem else "",
+    )  # fmt: skip
 
 
 def _run(path: Path, folder: Path) -> Listed:

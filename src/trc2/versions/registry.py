@@ -93,17 +93,32 @@ class Versions:
         return read_events(self.table)
 
     def all(self) -> list[Version]:
-        """All versions, oldest first."""
-        events = self.events()
-        return [self._version(events, name) for name in _names(events)]
+        """All versions, oldest first. One whose description is damaged has a `problem`, and must not hide others."""
+        events, versions = self.events(), []
+        for name in _names(events):
+            try:
+                versions.append(self._version(events, name))
+            except UserError as error:
+                added = next(event for event in events if event.version == name and event.manifest)
+                number, _, content = name.partition("-")
+                known = Version(
+                    self.folder / name, int(number), content, added.time, parent=None, replaced=None, source="",
+                    tasks=(), verdict=None, scores={}, files={}, reason=added.reason, problem=str(error),
+                )  # fmt: skip
+                versions.append(self._with_events(known, events))
+        return versions
 
     def accepted(self) -> Version:
         """The version in use."""
-        events = self.events()
-        name = accepted(events)
+        name = self.accepted_name()
+        return self._version(self.events(), name)
+
+    def accepted_name(self) -> str:
+        """The name of the version in use, which the table has also if the version is damaged."""
+        name = accepted(self.events())
         if name is None:
             raise UserError(f"{self.folder} has no accepted version: add one by `trc2 promote {self.folder} RUN`.")
-        return self._version(events, name)
+        return name
 
     def waiting(self) -> list[Version]:
         """The versions that wait until a person lets them replace the accepted one, oldest first."""
@@ -132,7 +147,6 @@ class Versions:
 
     def _version(self, events: Sequence[Event], name: str) -> Version:
         added = next(event for event in events if event.version == name and event.manifest)
-        removed = [event.removed for event in events if event.version == name and event.kind == "prune"]
         description = self.folder / name / DESCRIPTION
         if not description.is_file():
             return read_version(self.folder / name, added.manifest)  # says what to do
@@ -140,8 +154,14 @@ class Versions:
         key = (name, added.manifest, info.st_mtime_ns, info.st_size)
         if key not in self._read:
             self._read[key] = read_version(self.folder / name, added.manifest)
-        is_held = not any(event.version == name and event.kind in MOVES for event in events)
-        return replace(self._read[key], removed=removed[-1] if removed else "", is_held=is_held)
+        return self._with_events(self._read[key], events)
+
+    def _with_events(self, version: Version, events: Sequence[Event]) -> Version:
+        """The version with what happened to it since it was added."""
+        own = [event for event in events if event.version == version.name]
+        removed = [event.removed for event in own if event.kind == "prune"]
+        is_held = not any(event.kind in MOVES for event in own)
+        return replace(version, removed=removed[-1] if removed else "", is_held=is_held)
 
     # ------------------------------------------------------------------------------------------------ moving
 

@@ -217,6 +217,7 @@ function versionItem(version) {
   const name = make("p", { className: "name" }, version.id);
   if (version.is_latest) name.append(make("span", { className: "tag" }, "served"));
   if (version.is_held) name.append(make("span", { className: "tag" }, "waits for a person"));
+  if (version.is_damaged) name.append(make("span", { className: "tag bad" }, "damaged"));
   name.append(...verdictTag(version.verdict));
   const about = [time(version.created_at)];
   if (version.parent) about.push(`goes on from ${version.parent}`);
