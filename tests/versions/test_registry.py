@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -191,6 +192,15 @@ def test_the_lines_of_the_table_are_hashed_once(
     assert len(hashed) == 1 + (count + 1) + 1  # the changed table, and the new line
 
 
+def test_an_empty_table_is_damaged(versions: Versions, attempt: Path) -> None:
+    versions.table.write_bytes(b"")
+    with pytest.raises(UserError, match="it is empty"):
+        versions.events()
+    with pytest.raises(UserError, match="it is empty"):
+        versions.promote(attempt)
+    assert len(list(versions.folder.glob("0*"))) == 1
+
+
 def test_every_flipped_bit_of_the_table_is_found(versions: Versions) -> None:
     content = versions.table.read_bytes()
     for place in range(0, len(content), 7):
@@ -216,6 +226,30 @@ def test_killed_while_promoting_nothing_half_is_visible(versions: Versions, atte
         second.name,
     ]
     assert versions.attempts() == []
+
+
+def test_a_version_that_an_older_table_does_not_name_stays(versions: Versions, attempt: Path) -> None:
+    older, mine = versions.table.read_bytes(), shutil.copytree(attempt, versions.folder.with_name("mine"))
+    second = versions.promote(attempt)
+    versions.table.write_bytes(older)  # the attempt that it was made from is gone, so this is no killed command
+    for command in (versions.prune, versions.rollback, lambda: versions.promote(mine, anyway=True)):
+        with pytest.raises(UserError, match=f"does not name {second.name} beside it: restore a newer copy"):
+            command()
+    assert (second.folder / "model").is_dir()
+
+
+def test_a_killed_promote_of_a_model_that_is_gone_since_leaves_a_way_out(versions: Versions, attempt: Path) -> None:
+    model = shutil.copytree(attempt, versions.folder.with_name("mine"))
+    first = versions.accepted().name
+    promote = functools.partial(versions.promote, anyway=True)
+    assert run_in_child(promote, model, "version rename:1") < 0
+    (unknown,) = (path for path in versions.folder.glob("0*") if path.name != first)
+    shutil.rmtree(model)
+    with pytest.raises(UserError, match=f"does not name {unknown.name} .* or move that folder elsewhere"):
+        versions.prune()
+    moved = unknown.rename(versions.folder.with_name("moved"))
+    assert versions.prune() == []
+    assert versions.promote(moved / "model", anyway=True).name == unknown.name  # equal models have equal hashes
 
 
 @pytest.mark.parametrize("point", GOING_BACK)
@@ -261,6 +295,17 @@ def test_a_first_version_needs_a_new_folder_and_a_finished_run(trained: Path, tm
     assert not is_versions(tmp_path / "new")
     last = max((trained / "checkpoints").iterdir())
     shutil.rmtree(last)
+    with pytest.raises(UserError, match="has not ended"):
+        Versions(tmp_path / "new").promote(trained, first=True)
+    shutil.rmtree(trained / "checkpoints")
+    with pytest.raises(UserError, match="no checkpoint any more, because old attempts are pruned"):
+        Versions(tmp_path / "new").promote(trained, first=True)
+
+
+def test_a_run_without_an_end_is_not_a_version(trained: Path, tmp_path: Path) -> None:
+    log = trained / "metrics.jsonl"
+    lines = [line for line in log.read_text().splitlines(keepends=True) if '"kind": "end"' not in line]
+    log.write_text("".join(lines))  # killed after its last checkpoint, before its test scores
     with pytest.raises(UserError, match="has not ended"):
         Versions(tmp_path / "new").promote(trained, first=True)
 

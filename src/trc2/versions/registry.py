@@ -266,7 +266,7 @@ class Versions:
     def _by_need(self, events: Sequence[Event]) -> list[Version]:
         """What may be pruned: the accepted version and those that two rollbacks lead to, then from the newest on.
 
-        The newest versions that wait to replace the accepted one are not among them.
+        The newest versions that wait to replace the accepted one are not among them: they are kept besides.
         """
         name = accepted(events)
         versions = {version.name: version for version in self._present(events)}
@@ -406,7 +406,13 @@ class Versions:
 
         config, paths = run.config(), list_checkpoints(run.checkpoints)
         is_whole = paths and step_of(paths[-1]) == run.schedule(config).total_steps
-        if not is_whole or not any(record.kind == "end" for record in run.records()):
+        has_ended = any(record.kind == "end" for record in run.records())
+        if has_ended and not paths:
+            raise UserError(
+                f"{run} has no checkpoint any more, because old attempts are pruned: teach the text again, or restore "
+                "the checkpoint from a copy."
+            )
+        if not is_whole or not has_ended:
             raise UserError(f"{run} has not ended: `trc2 resume {run}` first.")
         load_checkpoint(paths[-1])  # it must be whole
         export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)
@@ -457,7 +463,10 @@ class Versions:
             if path.name in names or not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue
             if int(path.name.split("-")[0]) != _next_number(events) or not self._has_source(path):
-                raise UserError(f"{self.table} does not name {path.name} beside it: restore a newer copy of the table.")
+                raise UserError(
+                    f"{self.table} does not name {path.name} beside it: restore a newer copy of the table, or move "
+                    "that folder elsewhere if the command that added it was killed, and promote its model again."
+                )
             shutil.rmtree(path, ignore_errors=True)
 
     def _has_source(self, version: Path) -> bool:
