@@ -70,6 +70,7 @@ def test_an_export_appears_whole_or_not_at_all(trained: Path, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     assert [path.parent for path in export_run(trained, tmp_path / "link", "0")] == [tmp_path / "link"] * 6
+    assert len(list((tmp_path / "empty").iterdir())) == 6
 
     tokenizer = (trained / "tokenizer.json").read_bytes()
     (trained / "tokenizer.json").write_text("{}")

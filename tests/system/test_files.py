@@ -9,7 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
-from trc2.system.files import write_atomically
+import pytest
+
+from trc2.errors import UserError
+from trc2.system.files import filled, write_atomically
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
@@ -58,3 +61,29 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_is_filled_whole_or_not_at_all_and_an_empty_one_stays_itself(tmp_path: Path, is_there: bool) -> None:
+    target = tmp_path / "deep" / "model"
+    if is_there:  # it may be a mount point, or the current folder
+        target.mkdir(parents=True)
+        inode = target.stat().st_ino
+    for error in (OSError, KeyboardInterrupt):
+        with pytest.raises(error), filled(target) as partial:
+            (partial / "a").write_text("half")
+            raise error
+        assert (names(target) if is_there else names(target.parent)) == []
+    partial.mkdir()  # as a killed writer leaves it
+    (partial / "a").write_text("half")
+    with filled(target) as partial:
+        (partial / "b").write_text("b")
+        (partial / "inner").mkdir()
+        assert not (target / "b").exists()
+    assert (names(target), names(target.parent)) == (["b", "inner"], ["model"])
+    if is_there:
+        assert target.stat().st_ino == inode
+    with pytest.raises(UserError, match="is not empty"), filled(target):
+        pass
+    with pytest.raises(UserError, match="is a file"), filled(target / "b"):
+        pass

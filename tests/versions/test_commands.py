@@ -15,6 +15,7 @@ from tests.command import trc2
 from tests.conftest import write_task
 from tests.versions.conftest import flip, refuse
 from trc2.verify.kill_runner import run_in_child
+from trc2.versions.find import copy_model
 from trc2.versions.registry import Versions
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -117,6 +118,24 @@ def test_a_versions_folder_stands_for_its_accepted_version(versions: Versions, a
     assert json.loads(back.out)["accepted"]["number"] == 1
     assert trc2("rollback", home).code == 2
     assert trc2("rollback", home, "--to", "2").code == 0
+
+
+def test_a_version_is_exported_whole_into_a_new_folder_or_the_current_one(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, model = str(versions.folder), versions.accepted().model
+    expected = sorted(path.name for path in model.iterdir())
+    assert run_in_child(lambda _: copy_model(versions.folder, tmp_path / "new"), tmp_path, "export rename:1") < 0
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for target in (tmp_path / "new", Path()):
+        done = trc2("export", home, str(target))
+        assert done.code == 0, done.err
+        assert sorted(path.name for path in target.iterdir()) == expected
+        assert trc2("export", home, str(target)).code == 2  # not empty
+    assert not list(tmp_path.glob(".new*"))
+    assert (tmp_path / "here").samefile(Path.cwd())
 
 
 def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, attempt: Path, tmp_path: Path) -> None:

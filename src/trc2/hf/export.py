@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from trc2.runs.folder import RunFolder, Warn
 from trc2.stream.chat import TEMPLATE_FILE
 from trc2.stream.tokenizer import TOKENIZER_FILE, Tokenizer
 from trc2.system.failpoints import failpoint
-from trc2.system.files import replace_folder, sync_folder, write_atomically
+from trc2.system.files import filled, refuse_taken, sync_folder, write_atomically
 from trc2.teaching.fit import fit_store
 
 
@@ -46,10 +45,9 @@ def export_run(
     A run that its acceptance check refused, or has not judged yet, is exported only `anyway`, and its card says so.
 
     Replay stores hold training text, and the saved model that a run goes on from may have been taught documents. Both
-    stay behind unless requested. The folder appears whole or not at
-    all: it is written under a hidden name beside its place, where a killed export is found and removed by the next.
+    stay behind unless requested. The folder appears whole or not at all (`trc2.system.files.filled`).
     """
-    _check_is_free(folder)
+    refuse_taken(folder)
     source = RunFolder(run_folder)
     net, step = source.model(warn, with_replay=with_replay)
     reason = why_not_accepted(source, step)
@@ -70,20 +68,17 @@ def export_run(
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
     if is_plain and with_store and not merge:
         raise UserError("Adapters alone have no place for taught documents: leave --with-store or --adapter out.")
+    if not is_plain and not merge:
+        raise UserError(f"{run_folder} has no adapters of peft: leave --adapter out.")
     store = _store_of_parent(source, net, tokenizer.with_settings(False, is_plain)) if with_store else None
     files = {} if is_plain else _tokenizer_files(tokenizer, net.config.max_positions)
     files["README.md"] = model_card(
         run, parameters, net.num_events, step, version, reason, is_adapter=is_plain and not merge, store=store
     )
 
-    target = folder.resolve()
-    partial = target.with_name(f".{target.name[:200]}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with filled(folder) as partial:
         if is_plain:
             save_plain(net, partial, source.model_files, merge=merge)
-        elif not merge:
-            raise UserError(f"{run_folder} has no adapters of peft: leave --adapter out.")
         else:
             save_model(net, partial, sequence_length=run.config.train.sequence_length)
         if store is not None:
@@ -93,11 +88,6 @@ def export_run(
             write_atomically(partial / name, content.encode())
         sync_folder(partial)
         failpoint("export rename")
-        if target.exists():
-            target.rmdir()  # it is empty, or this fails
-        replace_folder(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.iterdir())
 
 
@@ -112,14 +102,6 @@ def _store_of_parent(run: RunFolder, net: Backbone, tokenizer: Tokenizer) -> Sto
             "export."
         )
     return fit_store(net, tokenizer, store).store
-
-
-def _check_is_free(folder: Path) -> None:
-    """A new folder or an empty one. Anything else belongs to somebody."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: choose a new folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: choose a new folder.")
 
 
 def _tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, str]:

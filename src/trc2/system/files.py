@@ -148,6 +148,43 @@ def replace_folder(partial: Path, folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
+@contextmanager
+def filled(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets the name of a new folder when the block ends well, whole or not at all.
+
+    Until then it is hidden beside its place, where the next call finds and removes what a killed one left. An empty
+    folder that is there already, such as a mount point or the current folder, stays: the hidden folder is inside, and
+    in the end its files are moved out one by one.
+    """
+    refuse_taken(folder)
+    target = folder.resolve()
+    partial = _partial_folder(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if partial.parent == target:
+            for path in sorted(partial.iterdir()):
+                os.replace(path, target / path.name)
+            sync_folder(target)
+        else:
+            replace_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a place for `filled` that is neither new nor empty: anything else belongs to somebody."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose a new folder.")
+    if folder.is_dir() and any(path.name != _partial_folder(folder.resolve()).name for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty: choose a new folder.")
+
+
+def _partial_folder(target: Path) -> Path:
+    return (target if target.is_dir() else target.parent) / f".{target.name[:200]}{PARTIAL}"
+
+
 def refuse_special(path: Path) -> None:
     """Reading a pipe or a device such as /dev/zero may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():

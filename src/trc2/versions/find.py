@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from trc2.errors import UserError
 from trc2.stream.sources import check_task_names
 from trc2.system.failpoints import failpoint
-from trc2.system.files import replace_folder
+from trc2.system.files import filled, refuse_taken
 from trc2.versions.entry import DESCRIPTION, MODEL, RUN, Version, make_durable
 from trc2.versions.registry import Versions, is_versions
 
@@ -60,21 +59,11 @@ def copy_model(path: Path, folder: Path) -> list[Path] | None:
     version = find_version(path)
     if version is None:
         return None
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already and not empty: choose a new folder.")
+    refuse_taken(folder)
     version.check([MODEL])
-    target = folder.resolve()
-    partial = target.with_name(f".{target.name[:200]}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed copy
-    partial.mkdir(parents=True)
-    try:
+    with filled(folder) as partial:
         for source in sorted(version.model.iterdir()):
             shutil.copyfile(source, partial / source.name)
         make_durable(partial)
         failpoint("export rename")
-        if target.exists():
-            target.rmdir()  # it is empty, or this fails
-        replace_folder(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.iterdir())
