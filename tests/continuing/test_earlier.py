@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUIET, write_task
+from tests.conftest import QUIET, tiny_run_config, write_task
 from trc2.config import TaskConfig
 from trc2.continuing.acceptance import judge_child
 from trc2.continuing.continue_run import continue_run
@@ -18,6 +18,7 @@ from trc2.report.run import own_part, read_run
 from trc2.report.summary import summary_text
 from trc2.runs.checkpoint import weights_of
 from trc2.runs.folder import RunFolder
+from trc2.training.setup import start_run
 
 
 @pytest.fixture
@@ -79,6 +80,22 @@ def test_documents_that_a_week_was_trained_on_are_not_judged_by_later_weeks(
     kept = {json.loads(row)["text"] for row in (child / "held_out" / "fruit.jsonl").read_text().splitlines()}
     assert len(kept) == 8 - 3 + 8  # of the first week and of the second
     assert [json.loads(row)["text"] in kept for row in held_out] == [False] * 3 + [True] * 5
+
+
+def test_documents_that_the_parents_later_tasks_trained_on_are_not_judged(tmp_path: Path) -> None:
+    for name in ("fruit", "tools", "colours"):
+        write_task(tmp_path, name, [f"{name}{number}" for number in range(5)])
+    for task, later in (("fruit", "tools"), ("tools", "fruit")):
+        held_out = (tmp_path / task / "test.jsonl").read_text().splitlines(keepends=True)
+        with (tmp_path / later / "train.jsonl").open("a") as file:
+            file.writelines(held_out[:3])
+    parent = start_run(tiny_run_config(tmp_path, tmp_path / "parent", eval={"text_sequences": 0}), QUIET)
+    task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)
+    child = continue_run(parent, tmp_path / "child", task, QUIET, limit=1e6)
+    verdict = judge_child(child, pytest.fail, parent)
+    assert verdict is not None
+    # What was trained on before a task is the same for parent and child. What came after it is replayed.
+    assert {one.task: one.documents for one in verdict.tasks} == {"fruit": 5, "tools": 8}
 
 
 def test_a_task_with_a_new_name_goes_on_with_the_log_and_judges_all(again: Path, tmp_path: Path) -> None:

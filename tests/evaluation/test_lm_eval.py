@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from trc2.runs.target import find_target
 from trc2.training.setup import start_run
 
 pytest.importorskip("lm_eval")
+lm_eval_module = pytest.importorskip("trc2.evaluation.lm_eval")
 TASK = """
 task: fruits
 dataset_path: json
@@ -31,6 +34,25 @@ doc_to_target: 0
 metric_list: [{{metric: acc}}]
 ---
 """
+
+
+def test_a_long_answer_leaves_room_for_the_question(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, tokenizer = find_target(str(trained)).trained_model(print)
+    assert net.config.max_positions == 32
+    prompts: list[list[int]] = []
+
+    def generate(_net: object, prompt: list[int], **_: object) -> Iterator[int]:
+        prompts.append(prompt)
+        return iter(())
+
+    monkeypatch.setattr(lm_eval_module, "generate_ids", generate)
+    context = "apple pear plum fig saw axe drill file " * 20
+    for wanted in (256, 4):
+        lm_eval_module.NetworkLM(net, tokenizer).generate_until(
+            [SimpleNamespace(args=(context, {"max_gen_toks": wanted}))]
+        )
+    ids = tokenizer.encode_batch([context])[0]
+    assert prompts == [ids[-16:], ids[-28:]]
 
 
 @pytest.mark.slow

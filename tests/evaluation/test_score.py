@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_task
+from tests.conftest import QUIET, MakeRun, write_task
 from trc2.errors import UserError
 from trc2.evaluation.score import score_target
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder, Warn
 from trc2.runs.lock import lock_folder
 from trc2.runs.target import find_target
+from trc2.training.setup import start_run
 
 
 @pytest.fixture
@@ -40,6 +41,14 @@ def test_a_file_is_scored_whole_and_alike_by_a_run_and_by_its_export(run: Path, 
 def test_a_task_is_scored_as_the_run_scores_it(run: Path) -> None:
     found = score_target(find_target(str(run)), tasks=["fruit"], warn=print)
     assert found["fruit"]["tokens"] == 2 * 4 * 16  # max_batches × batch_size × sequence_length
+
+
+def test_the_tokens_are_those_that_were_scored(tiny_run: MakeRun) -> None:
+    folder = start_run(tiny_run(eval={"batch_size": 1000, "max_batches": 1, "text_sequences": 0}), QUIET)
+    available = RunFolder(folder).data()["tasks"]["fruit"]["splits"]["validation"]["tokens"] - 1
+    assert available % 16
+    scores = score_target(find_target(str(folder)), tasks=["fruit"], warn=print)
+    assert scores["fruit"]["tokens"] == available - available % 16  # the rest would be another batch
 
 
 def test_rows_that_were_skipped_are_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,13 @@ def test_the_next_week_is_judged_on_the_answers_of_the_week_before(whole: Path, 
     assert texts["chats", "both"].tokens in (packed["counted"], packed["counted"] - 1)
 
 
+def test_the_tokens_of_conversations_that_are_scored_are_the_answers(data: Path, whole: Path) -> None:
+    file = data / "chats" / "test.jsonl"
+    scored = score_target(find_target(str(whole)), files=[file], warn=pytest.fail)[str(file)]["tokens"]
+    packed = RunFolder(whole).data()["tasks"]["chats"]["splits"]["test"]
+    assert packed["counted"] - 1 <= scored <= packed["counted"] < packed["tokens"]
+
+
 def test_an_export_has_the_template(whole: Path, tmp_path: Path) -> None:
     export_run(whole, tmp_path / "model", "0")
     kept = find_target(str(tmp_path / "model")).tokenizer().chat

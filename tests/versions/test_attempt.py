@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.versions.conftest import add
 from trc2.config import TaskConfig
 from trc2.continuing.request import ContinuationRequest
 from trc2.errors import UserError
+from trc2.runs.folder import RunFolder
 from trc2.versions.attempt import plan_attempt
 from trc2.versions.registry import Versions
 
@@ -49,3 +51,20 @@ def test_a_week_that_later_weeks_could_not_be_judged_on_is_refused(versions: Ver
     for number in range(2):
         (tmp_path / "new" / "validation" / f"{number}.txt").write_text(f"validation {number}: tin zinc lead " * 20)
     plan_attempt(versions, ContinuationRequest((small,)))
+
+
+def test_text_that_a_waiting_version_learned_is_not_planned_again_while_it_waits(
+    versions: Versions, attempt: Path
+) -> None:
+    stream = RunFolder(attempt).config().stream
+    assert stream is not None
+    late = shutil.copytree(attempt, attempt.with_name("late"))
+    request, first = ContinuationRequest((stream.tasks[-1],), limit=1e6), versions.accepted()
+    held = versions.promote(attempt, hold=True)
+    assert plan_attempt(versions, request).taught_by == held.name
+    later = versions.promote(late, anyway=True)
+    assert plan_attempt(versions, request).taught_by == later.name
+    versions.rollback(first.name)
+    assert plan_attempt(versions, request).taught_by == held.name  # a person may still accept it
+    versions.rollback(held.name)
+    assert plan_attempt(versions, request).taught_by == held.name
