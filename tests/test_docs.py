@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 import trc2
 from docs import pictures, prose
+from trc2.cli import app
 from trc2.report.report import run_rows
 from trc2.report.runs import read_runs
 
@@ -170,6 +175,36 @@ def test_no_page_installs_the_package_from_an_index() -> None:
     wrong = re.compile(r"pip install [^\n]*'?\btrc2\b\[?")
     texts = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *SOURCE.rglob("*.py")]}
     assert [path.name for path, text in texts.items() if wrong.search(text)] == []
+
+
+OPERATIONS = (ROOT / "docs" / "serve-operations.md").read_text(encoding="utf-8")
+
+
+def block_of(language: str) -> str:
+    (block,) = re.findall(rf"```{language}\n(.*?)```", OPERATIONS, re.DOTALL)
+    return str(block)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_takes_the_unit_without_a_warning(tmp_path: Path) -> None:
+    unit = tmp_path / "trc2.service"
+    content, count = re.subn(r"(?m)^ExecStart=\S+", f"ExecStart={shutil.which('true')}", block_of("ini"))
+    assert count == 1
+    unit.write_text(content)
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if unit.name in line]  # not of other units
+    assert (done.returncode, said) == (0, [])
+
+
+def test_unit_and_container_start_the_server_with_options_that_it_has() -> None:
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    words = {name: json.loads(value) for name, value in re.findall(r"(?m)^(ENTRYPOINT|CMD) (.*)$", block_of("docker"))}
+    (unit,) = re.findall(r"(?m)^ExecStart=(.*)$", block_of("ini"))
+    for command in ([*words["ENTRYPOINT"], *words["CMD"]], unit.split()):
+        assert (Path(command[0]).name, command[1]) == ("trc2", "serve")
+        serve.make_context("serve", command[2:])
+    (extras,) = re.findall(r"'\.\[([\w,-]+)\]'", block_of("docker"))
+    assert set(extras.split(",")) <= set(re.findall(r"(?m)^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text()))
 
 
 @pytest.mark.parametrize("decision", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)

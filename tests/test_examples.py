@@ -75,7 +75,8 @@ def test_an_example_that_trains_needs_public_names_only(name: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_short_shown_and_run(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 80
+    most = 60 if path.name == "serve_and_teach.py" else 80
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= most
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert f"examples/{path.name}" in pages
     tests = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "tests").rglob("test_*.py"))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +21,7 @@ import openai
 
 from tests.backbones.common import excited
 from tests.conftest import TINY_TASKS, tiny_config
+from tests.serving.postgres import find_control, new_database, run_postgres
 from trc2 import CortexNet
 from trc2.backbones.saved import save_model
 from trc2.serving.engine import Engine
@@ -55,37 +51,17 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres() -> Iterator[str]:
     """The folder of the socket of a PostgreSQL server that is there for the tests."""
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed: pip install '.[postgres]'")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    control = str(found[-1]) if found else shutil.which("pg_ctl")
+    control = find_control()
     if control is None:
         pytest.skip("no PostgreSQL server on this machine: apt-get install postgresql")
-    folder = Path(tempfile.mkdtemp(prefix="trc2-pg-"))
-    options: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder}
-    if os.geteuid() == 0:  # it does not run as root
-        shutil.chown(folder, "postgres")
-        options |= {"user": "postgres", "group": "postgres", "extra_groups": []}
-    data = str(folder / "data")
-    try:
-        subprocess.run([control, "initdb", "-D", data, "-o", "-A trust -U trc2 --no-sync"], **options)
-        settings = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        subprocess.run([control, "start", "-w", "-D", data, "-l", str(folder / "log"), "-o", settings], **options)
-        yield str(folder)
-        subprocess.run([control, "stop", "-m", "immediate", "-D", data], **options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with run_postgres(control) as folder:
+        yield folder
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def registry(request: pytest.FixtureRequest) -> str | None:
     """The URL of a new database for files and jobs. None is the data folder's own."""
-    if request.param == "sqlite":
-        return None
-    folder, name = request.getfixturevalue("postgres"), f"d{secrets.token_hex(8)}"
-    import psycopg  # the fixture above skips the test without it
-
-    with psycopg.connect(host=folder, user="trc2", dbname="postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://trc2@/{name}?host={folder}"
+    return None if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
 
 
 Start = Callable[..., Server]

@@ -1,6 +1,7 @@
 """Kill a server and its jobs many times while clients write and read, then compare with an undisturbed server.
 
-`python -m tests.serving.kills FOLDER --kills 100` takes about half an hour and one core.
+`python -m tests.serving.kills FOLDER --kills 100` takes about half an hour and one core. `--registry postgresql` starts
+a PostgreSQL server for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ import psutil
 from rich.console import Console
 
 from tests.conftest import TINY_TASKS, tiny_run_config, write_task
+from tests.serving.postgres import find_control, new_database, run_postgres
 from trc2.generate.sampling import stream_text
+from trc2.runs.environment import git_revision
 from trc2.runs.target import find_target
 from trc2.training.setup import start_run
 from trc2.versions.registry import Versions
@@ -304,9 +308,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the figures into this file")
     parser.add_argument("--pause", type=float, default=5.0, help="the longest random pause before a kill, in seconds")
+    parser.add_argument("--registry", choices=["sqlite", "postgresql"], default="sqlite", help="the server's database")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    figures = json.dumps(prove(asked.folder, asked.kills, seed=asked.seed, pause=asked.pause), indent=1)
+    with ExitStack() as stack:
+        options: tuple[str, ...] = ()
+        if asked.registry == "postgresql":
+            control = find_control()
+            if control is None:
+                parser.error("no PostgreSQL server on this machine: apt-get install postgresql")
+            options = ("--registry", new_database(stack.enter_context(run_postgres(control))))
+        proved = prove(asked.folder, asked.kills, seed=asked.seed, options=options, pause=asked.pause)
+    figures = json.dumps({"commit": git_revision(), "registry": asked.registry, **proved}, indent=1)
     print(figures)
     if asked.out is not None:
         asked.out.write_text(figures + "\n")

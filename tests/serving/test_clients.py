@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.serving.conftest import save_words_model
+from tests.serving.conftest import WORDS, save_words_model
 from tests.serving.test_chat import add_template
 from tests.serving.test_completions import written
 from trc2.runs.target import find_target
@@ -26,16 +27,20 @@ from trc2.serving.server import Server, ServerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of other people's code
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "seed": 1}
-TASK = """
-task: fruits
+HARNESS = """
+task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: "{data}"}}}}
 test_split: test
-output_type: loglikelihood
 doc_to_text: "{{{{text}}}}"
 doc_to_target: "{{{{answer}}}}"
-metric_list: [{{metric: acc}}]
 """
+KINDS = {
+    "likely": "output_type: loglikelihood\nmetric_list: [{metric: acc}, {metric: perplexity}]\n",
+    "written": "output_type: generate_until\nmetric_list: [{metric: exact_match}]\n"
+    'generation_kwargs: {until: ["s", "größ"], max_gen_toks: 12, do_sample: false}\n',
+}
+NUM_DOCUMENTS = 30
 
 
 def needs(name: str) -> None:
@@ -115,13 +120,25 @@ def test_llm(server: Server, tmp_path: Path) -> None:
     assert ask("-m", "ours-chat", "apple").strip()
 
 
+def harness_rows(server: Server, folder: Path) -> list[dict[str, Any]]:
+    """Documents of the two tasks. The model writes every third answer exactly, so that scores are between 0 and 1."""
+    choose, rows = random.Random(0), []
+    for number in range(NUM_DOCUMENTS):
+        words = choose.choices(WORDS.split(), k=choose.randint(1, 6))
+        text = " ".join([*words, "größer"] if number % 5 == 0 else words)
+        whole = written(server, text, max_new_tokens=12, temperature=0.0)
+        answer = min((whole.partition(stop)[0] for stop in ("s", "größ")), key=len)
+        rows.append({"text": text, "answer": answer if number % 3 == 0 and answer else " " + choose.choice(words)})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tasks").mkdir()
+    for name, kind in KINDS.items():
+        (folder / "tasks" / f"{name}.yaml").write_text(HARNESS.format(name=name, data=folder / "rows.jsonl") + kind)
+    return rows
+
+
 def test_the_harness_gets_the_numbers_of_our_own_command(server: Server, folder: Path, tmp_path: Path) -> None:
     needs("lm_eval")
-    rows = [("an apple and a", " pear"), ("saw axe", " drill"), ("plum fig apple", " pear plum"), ("x", " größer")]
-    content = "".join(json.dumps({"text": text, "answer": answer}) + "\n" for text, answer in rows)
-    (tmp_path / "rows.jsonl").write_text(content)
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "fruits.yaml").write_text(TASK.format(data=tmp_path / "rows.jsonl"))
+    rows = harness_rows(server, tmp_path)
     tokenizer = Path(shutil.copytree(folder, tmp_path / "tokenizer"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -129,30 +146,50 @@ def test_the_harness_gets_the_numbers_of_our_own_command(server: Server, folder:
     environment = {
         **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OPENAI_API_KEY": "none"
     }  # fmt: skip
+
+    def told(program: str, *words: str) -> str:
+        command = [sys.executable, "-W", "ignore", "-m", program, *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    names, tasks = ",".join(KINDS), str(tmp_path / "tasks")
     address = f"model=latest,base_url={server.url}/v1/completions,tokenizer={tokenizer},max_length=64,num_concurrent=1"
-    theirs = [
-        sys.executable, "-W", "ignore", "-m", "lm_eval", "--model", "local-completions", "--model_args", address,
-        "--tasks", "fruits", "--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out"),
-        "--log_samples",
-    ]  # fmt: skip
-    done = subprocess.run(theirs, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    told(
+        "lm_eval", "--model", "local-completions", "--model_args", address, "--tasks", names, "--include_path", tasks,
+        "--output_path", str(tmp_path / "out"), "--log_samples",
+    )  # fmt: skip
     (results,) = (tmp_path / "out").rglob("results_*.json")
-    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    scores = json.loads(results.read_text())["results"]
+
+    def samples(task: str) -> list[dict[str, Any]]:
+        (path,) = (tmp_path / "out").rglob(f"samples_{task}_*.jsonl")
+        found = sorted(map(json.loads, path.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+        assert [sample["doc"] for sample in found] == rows
+        return found
+
     net, reader = find_target(str(folder)).trained_model(print)
-    for line in samples.read_text().splitlines():
-        sample = json.loads(line)
-        text, answer = sample["doc"]["text"], sample["doc"]["answer"]
-        whole, before = (reader.encode_batch([one])[0] for one in (text + answer, text))
+    greedy = []
+    for sample, row in zip(samples("likely"), rows, strict=True):
+        whole, before = (reader.encode_batch([one])[0] for one in (row["text"] + row["answer"], row["text"]))
         with torch.no_grad():
-            scores = net.eval()(torch.tensor([whole]))[0].log_softmax(dim=-1)
-        likelihood = sum(float(scores[0, place - 1, whole[place]]) for place in range(len(before), len(whole)))
-        assert float(sample["filtered_resps"][0][0]) == pytest.approx(likelihood, rel=1e-4)
-    ours = [
-        sys.executable, "-W", "ignore", "-m", "trc2", "lm-eval", str(folder), "--tasks", "fruits", "--include",
-        str(tmp_path / "tasks"), "--json",
-    ]  # fmt: skip
-    told = subprocess.run(ours, capture_output=True, text=True, env=environment)
-    assert told.returncode == 0, told.stderr[-3000:]
-    (score,) = json.loads(told.stdout)
-    assert score["value"] == json.loads(results.read_text())["results"]["fruits"]["acc,none"]
+            logprobs = net.eval()(torch.tensor([whole]))[0].log_softmax(dim=-1)
+        places = range(len(before), len(whole))
+        likelihood = sum(float(logprobs[0, place - 1, whole[place]]) for place in places)
+        ((found, is_greedy),) = sample["filtered_resps"]
+        assert float(found) == pytest.approx(likelihood, rel=1e-4)
+        assert str(is_greedy) == str(all(int(logprobs[0, place - 1].argmax()) == whole[place] for place in places))
+        greedy.append(str(is_greedy))
+    assert {"True", "False"} <= set(greedy)
+    for sample, row in zip(samples("written"), rows, strict=True):
+        whole = written(server, row["text"], max_new_tokens=12, temperature=0.0)
+        assert sample["filtered_resps"] == [min((whole.partition(stop)[0] for stop in ("s", "größ")), key=len)]
+
+    ours = json.loads(told("trc2", "lm-eval", str(folder), "--tasks", names, "--include", tasks, "--json"))
+    for score in ours:
+        theirs = scores[score["task"]][f"{score['metric']},none"]
+        assert theirs == (
+            pytest.approx(score["value"], rel=1e-4) if score["metric"] == "perplexity" else score["value"]
+        )
+    assert sorted(score["metric"] for score in ours) == ["acc", "exact_match", "perplexity"]
+    assert all(0 < score["value"] < 1 for score in ours if score["metric"] != "perplexity")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections import Counter
 from pathlib import Path
 from urllib.request import urlopen
 
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-from tests.serving.conftest import Start
 from tests.serving.test_completions import send
 from trc2.serving.app import ROUTES
 from trc2.serving.metrics import _family
 from trc2.serving.openapi import SHAPES
-from trc2.serving.server import Limits, Server
-from trc2.versions.registry import Versions
+from trc2.serving.server import Server
 
 
 def test_the_document_names_every_route_and_only_those(server: Server) -> None:
@@ -59,26 +54,11 @@ def test_large_counters_keep_their_units() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("examples", "fewest"), [(20, 200), (800, 10_000)])
 def test_no_request_made_from_the_document_gets_a_500(
-    start: Start, words_model: Path, tmp_path: Path, examples: int, fewest: int
+    words_model: Path, tmp_path: Path, examples: int, fewest: int
 ) -> None:
-    schemathesis = pytest.importorskip("schemathesis")
-    versions = Versions(tmp_path / "versions")
-    versions.promote(Path(shutil.copytree(words_model, tmp_path / "first")), first=True)
-    server = start(versions.folder, data=tmp_path / "data", limits=Limits(per_minute=10**6))
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    asked, statuses = 0, Counter[int]()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    pytest.importorskip("schemathesis")
+    from tests.serving.hostile import prove
 
-        @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-        @given(operation.as_strategy())
-        def ask(case: object) -> None:
-            nonlocal asked
-            asked += 1
-            status = case.call().status_code  # type: ignore[attr-defined]
-            statuses[status] += 1
-            assert status < 500 or status == 503, (case, status)
-
-        ask()
-    print(f"{asked} requests: {dict(sorted(statuses.items()))}")
-    assert asked > fewest
+    figures = prove(tmp_path, words_model, examples)
+    print(figures)
+    assert figures["requests"] > fewest

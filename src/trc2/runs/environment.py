@@ -44,7 +44,7 @@ def describe_environment() -> dict[str, Any]:
         "processes": world_of_process(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "versions": versions,
-        "revision": _git_revision(),
+        "revision": git_revision(),
         "command": [Path(sys.argv[0]).name, *(PLACE.sub("…/", argument) for argument in sys.argv[1:])],
     }
 
@@ -56,7 +56,7 @@ def changes_since(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
             if before.get(name) != after.get(name)}  # fmt: skip
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
     """The source's commit, with a plus sign if the source was changed since."""
     source = str(Path(__file__).parent)
 
