@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trc2.runs.environment import git_revision
 from trc2.verify.kill_tests import SHARES, verify_resume
 
 
@@ -22,6 +23,7 @@ def test_every_command_killed_once_ends_as_if_it_never_was(tmp_path: Path) -> No
     assert all(report["ended"][name] >= 1 for name in SHARES)
     assert f"{report['kills']} kills of {len(SHARES)} commands" in done.stdout
     assert report["tensors"] > 100
+    assert report["revision"] == git_revision()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from trc2.generate.self_replay import dream
 from trc2.hf.export import export_run
 from trc2.metrics.text import text_scores
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
+from trc2.runs.environment import git_revision
 from trc2.runs.folder import RunFolder
 from trc2.runs.lock import OWNER
 from trc2.runs.records import Record
@@ -73,6 +74,7 @@ class ResumeReport:
 
     kills: int
     seed: int
+    revision: str | None  # the source's commit, with a plus sign if the source was changed
     killed_at: dict[str, int]
     ended: dict[str, int]
     tensors: int
@@ -92,7 +94,7 @@ def verify_resume(
     folder: Path, kills: int, seed: int = 0, watch: Callable[[str], None] = lambda _: None
 ) -> ResumeReport:
     """Run every command that writes once undisturbed and many times with kills. Compare all they leave behind."""
-    begun = time.monotonic()
+    begun, revision = time.monotonic(), git_revision()
     rng = random.Random(seed)
     write_small_data(folder / "data", WORDS)
     write_small_data(folder / "data", WORDS_OF_NEWCOMER)
@@ -115,6 +117,7 @@ def verify_resume(
     return ResumeReport(
         kills=sum(losses.killed.values()),
         seed=seed,
+        revision=revision,
         killed_at=dict(sorted(losses.killed.items())),
         ended=dict(losses.ended),
         tensors=len(last.tensors),
