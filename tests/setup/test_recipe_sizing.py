@@ -147,12 +147,14 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
     Path("short.txt").write_text("too short")
     Path("long.txt").write_text("long enough " * 20)
     Path("taken.yaml").touch()
+    Path("link.yaml").symlink_to("elsewhere.yaml")
     for arguments, sentence in (
         (["nowhere"], "There is no folder or file nowhere"),
         (["empty"], "has no train files"),
         (["short.txt"], "too few to learn from"),
         (["short.txt", "--minutes", "nan"], "--minutes"),
         (["long.txt", "--out", "taken.yaml"], "exists already"),
+        (["long.txt", "--out", "link.yaml"], "exists already"),
         (["long.txt", "--out", "taken.yaml/my.yaml"], "taken.yaml"),
     ):
         done = trc2("init", *arguments)
@@ -168,7 +170,9 @@ def test_what_has_no_text_is_refused_and_leaves_nothing(tmp_path: Path, monkeypa
     (tmp_path / "equal=sign.txt").unlink()
     with pytest.raises(UserError, match="Two folders are called news"):
         look_at([f"news={tmp_path / 'long.txt'}"] * 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "long.txt", "short.txt", "taken.yaml"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["empty", "link.yaml", "long.txt", "short.txt", "taken.yaml"]
+    assert Path("link.yaml").is_symlink()
 
 
 def test_a_probe_takes_about_the_time_it_is_given() -> None:

@@ -38,7 +38,7 @@ def init(
 
     shown = err if as_json else out
     corpora = look_at(folders)
-    if recipe.exists():
+    if recipe.exists() or recipe.is_symlink():  # a link that leads nowhere would be replaced
         raise UserError(f"{recipe} exists already: choose another --out, or remove it.")
     make_folder(recipe.parent)
     folder = Path("runs") / (recipe.stem or "my")
