@@ -133,8 +133,9 @@ def begin_report(options: argparse.Namespace) -> dict[str, Any]:
 def add(report: dict[str, Any], cases: Cases, number: int, outcome: Outcome, again: str) -> None:
     """Count one case, and keep what shows each finding again."""
     report["cases"] += 1
-    kind = report["kinds"].setdefault(outcome.kind, {"cases": 0, "refused": 0, "cpu_seconds": 0.0})
+    kind = report["kinds"].setdefault(outcome.kind, {"cases": 0, "refused": 0, "codes": {}, "cpu_seconds": 0.0})
     kind["cases"] += 1
+    kind["codes"][str(outcome.code)] = kind["codes"].get(str(outcome.code), 0) + 1
     kind["refused"] += outcome.code == 2
     kind["cpu_seconds"] += outcome.cpu_seconds
     kind["ms_per_case"] = 1000 * kind["cpu_seconds"] / kind["cases"]

@@ -22,13 +22,25 @@ from trc2.stream.tokenizer import read_tokenizer
 from trc2.verify.kill_tests import compare_runs
 
 # 1 is for checks that fail and 3 for the acceptance check. A case is never interrupted, so 130 would be wrong.
-CODES = {"verify": (0, 1, 2), "transformers": (0, 2), "continue": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2)}
+CODES = {
+    "verify": (0, 1, 2), "continue": (0, 2, 3), "resume": (0, 2, 3), "check": (0, 2, 3), "anything": (0, 1, 2),
+}  # fmt: skip
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 WRITTEN_BY_REPORTS = ("summary.md", "summary.png", "hippocampus.png")
+LOCKING = ("eval", "teach", "forget", "promote", "rollback", "versions")
+STORE, TABLE = "recall/store.safetensors", "versions.jsonl"
+# What a command renews if it was not refused. The table of versions only gets more lines.
+RENEWED = {
+    "teach": STORE, "forget": STORE, "check": "acceptance.json", "promote": TABLE, "rollback": TABLE, "versions": TABLE,
+}  # fmt: skip
 WRITTEN_BY_RUNS = ("metrics.jsonl", "config.yaml", "config.json", "model.safetensors")
-NOTE = "Trying the one before."
+NOTES = ("Trying the one before.", "a larger one is not used.")
 # How a run folder must end: as the undisturbed run of this name.
 WHOLE = {**{cut: whole for whole, cut in CUTS.items()}, **{whole: whole for whole in CUTS}, ODD_RUN: "plain"}
+# Children that forgot far more than their limit, and where a command line names one. parent.json has the limit and
+# acceptance.json the verdict. Neither has a checksum: whoever changes the numbers in them decides otherwise.
+REFUSED_CHILDREN = ("child", "child_cut")
+NAMED = {"check": 2, "resume": 1, "export": 1, "promote": 2}
 
 Snapshot = dict[str, bytes | str]
 
@@ -67,15 +79,16 @@ class Judge:
         if case.kind in ("resume", "resume_run"):
             yield from self._resumed(case, ran, before)
         else:
-            teaches = case.kind in ("teach", "forget")
-            renewed = "recall/store.safetensors" if teaches and ran.code == 0 else ""
-            yield from self._unchanged(case, before, with_lock=case.kind == "eval" or teaches, renewed=renewed)
+            renewed = "" if ran.code == 2 else RENEWED.get(case.kind, "")
+            yield from self._unchanged(case, before, with_lock=case.kind in LOCKING, renewed=renewed)
         if case.kind == "eval" and ran.code == 0 and case.argv[2:] == ("--json",):
             yield from self._scores(case, ran)
         if case.kind in ("train", "continue", "export") and ran.code == 2 and not case.is_spoilt:
             yield from self._leftovers(case, before)
         if case.kind == "export" and ran.code == 0:
             yield from self._exported(case)
+        if ran.code == 0:
+            yield from self._passed(case)
         is_gated = case.kind == "continue" and "--max-forgetting=0.5" in case.argv
         if is_gated and ran.code == 0 and any(damage.how == "no numbers" for damage in case.damage):
             yield Problem("gate", "no numbers", "a model with non-finite weights passed the acceptance check")
@@ -89,7 +102,7 @@ class Judge:
         elif ran.code == 2 and not is_usage:
             *notes, last = ran.err.removesuffix("\n").split("\n")
             before = " ".join(" ".join(notes).split())
-            if not last.startswith("error: ") or not (before == "" or before.endswith(NOTE)):
+            if not last.startswith("error: ") or not (before == "" or before.endswith(NOTES)):
                 yield Problem("one sentence", _gist(last), f"the error output is {ran.err[-1500:]!r}")
             elif len(last) < len("error: x."):
                 yield Problem("one sentence", _gist(last), f"the error output says nothing: {last!r}")
@@ -106,17 +119,17 @@ class Judge:
     ) -> Iterator[Problem]:
         """What was there is there, byte for byte, except for the files that a command may renew.
 
-        Reports renew their own files, teaching and forgetting the store. A command that takes the lock may add whole
-        lines to the metrics log and cut a torn one off: a look at a test split is noted there, and a resume begins
-        there.
+        Reports renew their own files, and `renewed` is what this command renews besides. A command that takes the lock
+        may add whole lines to the metrics log and cut a torn one off: a look at a test split is noted there, and a
+        resume begins there.
         """
         after = snapshot(self.scratch)
         for name, content in before.items():
             if name.startswith("cache") or after.get(name) == content:
                 continue
-            if case.kind in ("report", "continue", "anything") and Path(name).name in WRITTEN_BY_REPORTS:
+            if case.kind in ("report", "continue", "check", "anything") and Path(name).name in WRITTEN_BY_REPORTS:
                 continue
-            if renewed and name.endswith(renewed):
+            if renewed and name.endswith(renewed) and (renewed != TABLE or _goes_on(content, after.get(name))):
                 continue
             if with_lock and name.endswith(("/lock", "/lock.owner")):
                 continue
@@ -124,6 +137,19 @@ class Judge:
                 continue
             what = "lost" if name not in after else "changed"
             yield Problem("unchanged", f"{case.kind}: {Path(name).name}", f"{name} was {what}{note}")
+
+    def _passed(self, case: Case) -> Iterator[Problem]:
+        """Damaged files do not make a child acceptable that forgot too much."""
+        if case.kind not in NAMED or "--anyway" in case.argv:
+            return
+        child = case.argv[NAMED[case.kind]]
+        decided = any(
+            damage.path in (child, f"{child}/parent.json")
+            or (damage.path == f"{child}/acceptance.json" and damage.how in ("content", "other"))
+            for damage in case.damage
+        )
+        if child in REFUSED_CHILDREN and child in case.parts and not decided:
+            yield Problem("gate", case.kind, f"{child} forgot too much and was not refused")
 
     def _leftovers(self, case: Case, before: Snapshot) -> Iterator[Problem]:
         """A command that was refused can be tried again: it left nothing that would be in its own way."""
@@ -148,7 +174,7 @@ class Judge:
             yield from self._unchanged(case, before, with_lock=False)
             return
         is_idle = all(d.how in ("content", "missing") and Path(d.path).name in IDLE for d in case.damage)
-        if ran.code != 0:
+        if ran.code not in (0, 3):  # 3: it ended, and its acceptance check refused it
             if is_idle and len(case.argv) == (1 if case.is_call else 2):
                 yield Problem("needless refusal", case.kind, ran.err[-500:])
             yield from self._unchanged(case, before, with_lock=True, note=f": {ran.err[-300:]}")

@@ -76,6 +76,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
     verify = weighted(
         (3, typed("verify", paths_to_read, overrides, out, seed, REFUSED, on=(*RECIPES, "model"))),
         (3, typed("verify", recipe, overrides, seed, out, REFUSED, on=RECIPES)),
+        (1, typed("verify", "model", "--out", "new", seed, on=("model",))),
         (1, typed("verify", "model", "--out", "new", on=("model",), after=core)),
         (4, typed("verify", "model", "--seed", numbers, REFUSED, on=("model",), after=damage("model"))),
         (1, typed("verify", "x", "--resume", "--kills", st.sampled_from(("0", "-1", "nan", "", "x")))),
@@ -83,6 +84,7 @@ def _looking(pieces: Pieces) -> list[Kind]:
     bench = weighted(
         (2, typed("bench", paths_to_read, overrides, "--threads", numbers, REFUSED, on=RECIPES)),
         (2, typed("bench", recipe, overrides, "--repeats", numbers, out, REFUSED, on=RECIPES)),
+        (1, typed("bench", "plain.yaml", "--repeats=1", on=RECIPES)),
         (1, typed("bench", "plain.yaml", "--against", words, on=RECIPES)),
         (1, typed("bench", "plain.yaml", "--scaling", words, on=RECIPES)),
         (1, typed("bench", "model", "--against", words, on=("model",), after=core)),
@@ -96,6 +98,8 @@ def _looking(pieces: Pieces) -> list[Kind]:
     doctor = typed("doctor", "--quick", sometimes(st.just("--json")), sometimes(words))
     time_given = option("--minutes", ("0.1",), numbers, 2)
     init = weighted(
+        (1, typed("init", "data/fruit", "--minutes=0.1", "--out", paths_to_write, on=("data",))),
+        (1, typed("init", st.sampled_from(("data/fruit", "tools=data/tools")), "--minutes=0.1", on=("data",))),
         (3, typed("init", paths_to_read, time_given, "--out", "recipe.yaml", on=(*RECIPES, "data"))),
         (1, typed("init", paths_to_read, "--minutes", st.sampled_from(("0", "-1", "nan", "x", "1e9")))),
     )
@@ -118,9 +122,11 @@ def _looking(pieces: Pieces) -> list[Kind]:
             ]
         }
     )
+    right = st.just((("matrix.yaml", as_json({"grids": [{"recipes": ["plain.yaml"], "seeds": [0, 1]}]})),))
     matrices = weighted((4, grids), (2, values), (1, bombs)).map(lambda content: (("matrix.yaml", as_json(content)),))
     sweep = weighted(
         (3, typed("sweep", "matrix.yaml", sometimes(overrides), "--list", on=RECIPES, texts=matrices)),
+        (2, typed("sweep", "matrix.yaml", sometimes(overrides), "--list", on=RECIPES, texts=right)),
         (3, typed("sweep", "matrix.yaml", out, option("--jobs", ("1",), numbers), REFUSED, on=RECIPES, texts=matrices)),
         (2, typed("sweep", paths_to_read, overrides, "--list", on=RECIPES)),
         (1, typed("sweep", words, "--launcher", words)),
@@ -169,12 +175,16 @@ def _using(pieces: Pieces) -> list[Kind]:
         (3, typed("report", st.lists(words, max_size=3).map(tuple), out)),
         (1, typed("report", ODD_RUN, sometimes(st.just("plain")), out, on=(ODD_RUN, "plain"))),
     )
+    verdict = pieces.damage_of(("child/acceptance.json", "child/parent.json"), inside=6)
     stores = sometimes(st.sampled_from(("--with-replay", "--with-store")))
     export = weighted(
         (1, typed("export", "run", paths_to_write, stores, on=("run", "model"))),
         (2, typed("export", "run", "new", stores, on=("run",), after=damage("run"))),
         (1, typed("export", paths_to_read, "new", on=("run", "model"))),
         (1, typed("export", ODD_RUN, "new", on=(ODD_RUN,))),
+        (1, typed("export", "child", "new", sometimes(st.just("--anyway")), on=("child",), after=damage("child"))),
+        (1, typed("export", "child", "new", sometimes(st.just("--anyway")), on=("child",), after=verdict)),
+        (1, typed("export", "versions", "new", stores, on=("versions",), after=damage("versions"))),
     )
     how = line(
         option("--max-new-tokens", ("1", "5"), numbers), option("--temperature", ("0", "0.7"), numbers),
@@ -233,27 +243,45 @@ def _using(pieces: Pieces) -> list[Kind]:
         (1, typed("serve", "model", "--port", "-1", "--max-rows", numbers, on=("model",))),
     )
     reason = option("--reason", ("week 2",), words)
+    versioned = ("versions", "run", "model", "child")
+    source, anyway = st.sampled_from(versioned[1:]), sometimes(st.just("--anyway"), 2)
+    described = [name for name in pieces.world.names("versions") if name.endswith(("/version.json", "/versions.jsonl"))]
+    table = weighted((1, damage("versions")), (1, pieces.damage_of(described, inside=6)))
     promote = weighted(
         (2, typed("promote", "new", either, "--first", reason, on=("run", "model", *DATA))),
         (2, typed("promote", "new", "run", "--first", on=("run", *DATA), after=damage("run"))),
         (1, typed("promote", "new", "model", "--first", on=("model",), after=damage("model"))),
         (1, typed("promote", paths_to_write, paths_to_read, "--first", "--anyway", on=("run", "model", *DATA))),
         (1, typed("promote", paths_to_read, either, option("--notify", ("true", "'"), words), on=("run", "model"))),
+        (2, typed("promote", "versions", source, anyway, reason, on=(*versioned, *DATA), after=damage("versions"))),
+        (1, typed("promote", "versions", source, anyway, option("--keep-models", ("1", "2"), numbers), on=versioned)),
+        (1, typed("promote", "versions", "child", anyway, on=versioned, after=damage("child"))),
     )
-    rollback = typed("rollback", paths_to_read, option("--to", ("1",), words, 2), reason, on=("run", "model"))
-    versions = typed(
-        "versions", paths_to_read, option("--promote", ("1",), words), sometimes(st.just("--rollback")), reason,
-        sometimes(st.just("--json")), on=("run", "model"),
-    )  # fmt: skip
+    back = line(option("--to", ("1", "2"), words, 2), reason)
+    rollback = weighted(
+        (2, typed("rollback", "versions", back, sometimes(st.just("--json")), on=("versions",))),
+        (3, typed("rollback", "versions", back, on=("versions",), after=table)),
+        (1, typed("rollback", paths_to_read, back, on=("run", "versions"))),
+    )
+    moves = line(
+        option("--promote", ("1", "2"), words), sometimes(st.just("--rollback")), reason, sometimes(st.just("--json"))
+    )
+    versions = weighted(
+        (2, typed("versions", "versions", moves, on=("versions",))),
+        (3, typed("versions", "versions", moves, on=("versions",), after=table)),
+        (1, typed("versions", paths_to_read, moves, on=("run", "versions"))),
+    )
     picture = option("--picture", ("new.png",), paths_to_write, 2)
     runs = weighted(
         (2, typed("runs", "run", sometimes(st.just("--json")), picture, on=("run",), after=damage("run"))),
         (1, typed("runs", paths_to_read, picture, on=("run", "model"))),
+        (1, typed("runs", st.sampled_from((".", "versions")), picture, on=("versions", "child"), after=table)),
     )
     diff = weighted(
         (2, typed("diff", "run", "model", sometimes(st.just("--json")), on=("run", "model", *DATA))),
         (2, typed("diff", "run", "model", on=("run", "model", *DATA), after=damage("run", "model"))),
-        (1, typed("diff", paths_to_read, paths_to_read, on=("run", "model", *DATA))),
+        (1, typed("diff", paths_to_read, paths_to_read, on=("run", "versions", *DATA))),
+        (1, typed("diff", "plain", "versions", on=("plain", "versions", *DATA), after=damage("versions"))),
     )
     return [
         Kind("promote", 20, promote), Kind("rollback", 12, rollback), Kind("versions", 12, versions),
@@ -307,7 +335,8 @@ def _training(pieces: Pieces) -> list[Kind]:
         (1, typed("resume", "cut", on=("cut", *DATA), after=damage("cut"))),
         (1, typed("resume", "plain", on=("plain", *DATA), after=damage("plain"))),
         (2, typed("resume", "plain_cut", on=("plain_cut", *DATA), after=damage("plain_cut", "data", "cache"))),
-        (1, typed("resume", "child_cut", on=("child_cut", *DATA), after=damage("child_cut"))),
+        (1, typed("resume", "child_cut", on=("plain", "child_cut", *DATA), after=damage("child_cut"))),
+        (1, typed("resume", "child", on=("plain", "child", *DATA), after=damage("child"))),
         (8, typed("resume", "cut", overrides, REFUSED, on=("cut", *DATA))),
         (1, typed("resume", ODD_RUN, sometimes(overrides, 2), on=(ODD_RUN, *DATA))),
         (8, typed("resume", paths_to_read, on=("model", "cut/config.yaml"))),
@@ -328,13 +357,18 @@ def _training(pieces: Pieces) -> list[Kind]:
         (2, typed("continue", "run", *extra, gate, on=("run", *DATA), after=damage("run", "data"))),
         (1, typed("continue", "plain", *extra, "--max-forgetting=0.5", on=("plain", *DATA), after=spoilt)),
     )  # fmt: skip
+    both = ("check", "plain", "child", gate)
     check = weighted(
+        (1, typed(*both, sometimes(st.just("--json")), on=("plain", "child", *DATA))),
+        (3, typed(*both, on=("plain", "child", *DATA), after=damage("child"))),
+        (1, typed(*both, on=("plain", "child", *DATA), after=damage("plain", "data", "cache"))),
+        (1, typed("check", "versions", "child", gate, on=("versions", "child", *DATA), after=damage("versions"))),
         (1, typed("check", "plain", "child_cut", gate, on=("plain", "child_cut", *DATA), after=damage("child_cut"))),
-        (2, typed("check", paths_to_read, "child_cut", gate, on=("plain", "child_cut", *DATA))),
+        (1, typed("check", paths_to_read, "child", gate, on=("plain", "child", *DATA))),
         (1, typed("check", "plain", paths_to_read, gate, on=("plain", "model"))),
     )
     return [
-        Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_), Kind("check", 8, check),
+        Kind("train", 21, train), Kind("resume", 20, resume), Kind("continue", 20, continue_), Kind("check", 12, check),
     ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ def broken(case: Case, ran: Ran, folder: Path, before: dict[str, bytes | str] | 
         ("eval", 0, "a table\n", "", []),
         ("eval", 2, "", "error: There is no file x.\n", []),
         ("eval", 2, "", "step-3 is damaged.\nTrying the one before.\nerror: None is whole.\n", []),
+        ("check", 2, "", "x keeps the limit of 5.0% with which it began: a larger one is not used.\nerror: No.\n", []),
         ("eval", 2, "", "Usage: trc2 eval\nan option is missing\n", []),
         ("verify", 1, "", "", []),
         ("continue", 3, "", "gate: too much\n", []),
@@ -72,6 +73,33 @@ def test_a_model_that_is_no_number_does_not_pass_the_gate(tmp_path: Path) -> Non
     gated = Case("continue", ("continue", "plain", "--max-forgetting=0.5"), damage=damage)
     assert broken(gated, Ran(0, "", ""), tmp_path) == ["gate"]
     assert broken(gated, Ran(3, "", ""), tmp_path) == []
+
+
+def test_damaged_files_do_not_make_a_refused_child_acceptable(tmp_path: Path) -> None:
+    def passed(*argv: str, damaged: str, how: str = "content") -> list[str]:
+        case = Case(argv[0], argv, parts=("child",), damage=(Damage(damaged, how, 0),))
+        return [problem.rule for problem in Judge(Any, tmp_path, {})._passed(case)]  # type: ignore[arg-type]
+
+    assert passed("check", "plain", "child", damaged="child/held_out/fruit.jsonl") == ["gate"]
+    assert passed("export", "child", "new", damaged="child/acceptance.json", how="missing") == ["gate"]
+    assert passed("promote", "versions", "child", damaged="child/metrics.jsonl") == ["gate"]
+    assert passed("export", "child", "new", "--anyway", damaged="child/metrics.jsonl") == []
+    assert passed("check", "plain", "child", damaged="child/parent.json") == []  # it holds the limit
+    assert passed("export", "child", "new", damaged="child/acceptance.json") == []  # it holds the verdict
+    assert passed("diff", "plain", "child", damaged="child/metrics.jsonl") == []
+
+
+def test_a_table_of_versions_may_only_grow(tmp_path: Path) -> None:
+    (tmp_path / "versions").mkdir()
+    table = tmp_path / "versions" / "versions.jsonl"
+    table.write_text("1\n2\n")
+    before = snapshot(tmp_path)
+    back = Case("rollback", ("rollback", "versions"))
+    table.write_text("1\n2\n3\n")
+    assert broken(back, Ran(0, "", ""), tmp_path, before) == []
+    assert broken(back, Ran(2, "", "error: There is none.\n"), tmp_path, before) == ["unchanged"]
+    table.write_text("1\n3\n")
+    assert broken(back, Ran(0, "", ""), tmp_path, before) == ["unchanged"]
 
 
 def test_a_number_is_always_the_same_case() -> None:

@@ -43,9 +43,9 @@ numbers = weighted(
 # Every command runs in a scratch folder that holds the parts of the world its case asks for, and these oddities.
 ODDITIES = ("loop", "dangling", "empty", "empty.txt", "[bold]x", "\x1b[31mred.jsonl", "🦊", "nothing.yaml")
 TO_READ = (
-    "run", "cut", "plain", "model", "data", "data/fruit", "recipe.yaml", "missing", ".", "..", "", "/",
-    "/dev/null", "/dev/zero", "run/config.yaml", "run/checkpoints", "run/checkpoints/step-00000006", "run/../run/.",
-    "recipe.yaml/x", LONG, "a/" * 2500, "\udcff", "-", "~", "~/x", *ODDITIES,
+    "run", "cut", "plain", "child", "versions", "model", "data", "data/fruit", "recipe.yaml", "missing", ".",
+    "..", "", "/", "/dev/null", "/dev/zero", "run/config.yaml", "run/checkpoints", "run/checkpoints/step-00000006",
+    "run/../run/.", "recipe.yaml/x", LONG, "a/" * 2500, "\udcff", "-", "~", "~/x", *ODDITIES,
 )  # fmt: skip
 TO_WRITE = (
     "new", "new/deep/er", "run", "model", "data", "recipe.yaml", "recipe.yaml/x", "/dev/null", "/dev/null/x",

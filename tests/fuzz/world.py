@@ -18,11 +18,13 @@ from rich.console import Console
 from tests.fuzz.values import ODD_RUN, ODDITIES
 from trc2 import __version__
 from trc2.config import RunConfig, TaskConfig
+from trc2.continuing.acceptance import ACCEPTANCE_FILE, judge_child
 from trc2.continuing.continue_run import continue_run
 from trc2.hf.export import export_run
 from trc2.stream.document import Document
 from trc2.teaching.teach import teach
 from trc2.training.setup import start_run
+from trc2.versions.registry import Versions
 
 TASKS = {"fruit": ("apple", "pear", "plum", "fig"), "tools": ("saw", "axe", "drill", "file"), "extra": ("red", "blue")}
 STREAM: dict[str, Any] = {
@@ -95,7 +97,10 @@ def _make() -> dict[str, Files]:
         Path(RECIPES[name]).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         start_run(config.replace(output={**output, "folder": name}), quiet)
     start_run(config.replace(output={**output, "folder": "other"}, train={**REST["train"], "seed": 1}), quiet)
-    continue_run(Path("plain"), Path("child"), TaskConfig(name="extra", folder="extra", steps=3), quiet)
+    _make_child(quiet)
+    versions = Versions(Path("versions"))
+    versions.promote(Path("plain"), first=True)
+    versions.promote(Path("child"), anyway=True)
     for whole, cut in CUTS.items():
         for name in IDLE:
             Path(whole, name).touch()
@@ -105,9 +110,19 @@ def _make() -> dict[str, Files]:
     _write_llama(Path("llama"))
     shutil.copytree("model", "taught")
     teach("taught", (Document(f"an apple and a pear, {n} times", f"notes.txt:{n}") for n in range(9)), print)
-    folders = ("data", "files", "cache", "model", "taught", "llama", "other", ODD_RUN, *CUTS, *CUTS.values())
+    models = ("model", "taught", "llama")
+    folders = ("data", "files", "cache", *models, "other", "versions", ODD_RUN, *CUTS, *CUTS.values())
     recipes = {name: Path(name).read_bytes() for name in RECIPES.values()}
     return {**{name: _read(Path(name)) for name in folders}, "recipes": recipes}
+
+
+def _make_child(quiet: Console) -> None:
+    """A continued run that forgets far more than its limit, and was refused for that."""
+    extra = TaskConfig(name="extra", folder="extra", steps=3)
+    continue_run(Path("plain"), Path("child"), extra, quiet, limit=0.05, overrides=["train.learning_rate=3"])
+    verdict = judge_child(Path("child"), print)
+    assert verdict is not None
+    assert all(task.rise.value > 100 for task in verdict.tasks), verdict
 
 
 def _read(folder: Path) -> Files:
@@ -122,6 +137,7 @@ def _cut(whole: Path, folder: Path) -> None:
     last = max(json.loads(line)["step"] for line in lines)
     kept = [line for line in lines if json.loads(line)["step"] < last]
     (folder / "metrics.jsonl").write_text("".join(kept), encoding="utf-8")
+    (folder / ACCEPTANCE_FILE).unlink(missing_ok=True)
 
 
 def _write_llama(folder: Path) -> None:
