@@ -7,8 +7,9 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jaxtyping
 from jaxtyping import install_import_hook
@@ -28,6 +29,9 @@ from rich.console import Console  # noqa: E402
 
 from trc2 import CortexNet, RunConfig, TRC2Config  # noqa: E402
 from trc2.system import precision  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.small_disk import SmallDisk
 
 torch.set_num_threads(1)
 # On a busy machine any example may take a second, so the clock decides nothing.
@@ -166,6 +170,16 @@ def tiny_run_config(data: Path, folder: Path, **sections: dict[str, object]) -> 
     }
     names = {**settings, **sections}
     return RunConfig(**{name: {**settings.get(name, {}), **sections.get(name, {})} for name in names})
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A folder in which the disk can be full."""
+    from tests.small_disk import SmallDisk
+
+    made = SmallDisk(tmp_path / "disk")
+    yield made
+    made.unmount()
 
 
 @pytest.fixture

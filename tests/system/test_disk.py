@@ -5,13 +5,8 @@ Where the system allows it these are real small file systems. Elsewhere the syst
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +15,7 @@ from rich.console import Console
 
 from tests.command import trc2
 from tests.conftest import tiny_run_config
+from tests.small_disk import SmallDisk
 from trc2.config import RunConfig
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint
 from trc2.training.setup import start_run
@@ -27,63 +23,6 @@ from trc2.verify.kill_tests import compare_runs
 
 QUIET = Console(quiet=True)
 MakeRun = Callable[..., RunConfig]
-
-
-class SmallDisk:
-    """A folder in which little can be written, until there is room."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.is_mounted = self._mount("size=8k", "tmpfs")
-
-    def _mount(self, options: str, kind: str | None = None) -> bool:
-        command = ["mount", *(["-t", kind] if kind else []), "-o", options, "tmpfs", str(self.folder)]
-        try:
-            return subprocess.run(command, capture_output=True, check=False).returncode == 0
-        except OSError:
-            return False
-
-    def clear(self) -> None:
-        for path in self.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    @contextmanager
-    def full(self, kilobytes: int) -> Iterator[None]:
-        """Inside, writing more than this fails: in all where this is a file system, else in one file."""
-        if self.is_mounted:
-            self._mount(f"remount,size={kilobytes}k")
-            yield
-            self._mount("remount,size=200m")
-            return
-        earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
-        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails instead
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max(1, kilobytes // 8) * 1024, earlier[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
-            signal.signal(signal.SIGXFSZ, handler)
-
-    @contextmanager
-    def read_only(self) -> Iterator[bool]:
-        """Whether it is: for root nothing is, except a file system."""
-        if self.is_mounted:
-            self._mount("remount,ro")
-            yield True
-            self._mount("remount,rw")
-            return
-        self.folder.chmod(0o555)
-        yield os.geteuid() != 0
-        self.folder.chmod(0o755)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    made = SmallDisk(tmp_path / "disk")
-    yield made
-    if made.is_mounted:
-        subprocess.run(["umount", "-l", str(made.folder)], check=True)
 
 
 @pytest.fixture

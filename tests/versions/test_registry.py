@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import trc2
+from tests.small_disk import SmallDisk
 from tests.versions.conftest import add, flip, refuse
 from trc2.errors import UserError
 from trc2.recall.store import store_path
@@ -258,6 +260,30 @@ def test_killed_while_going_back_one_of_both_is_accepted(versions: Versions, att
     second = versions.promote(attempt).name
     assert run_in_child(lambda _: versions.rollback(), versions.folder, f"{point}:1") < 0
     assert versions.accepted().name == (second if point == "rollback" else first)
+
+
+@pytest.mark.parametrize("room", [0, 100, 400])
+def test_on_a_full_disk_the_accepted_version_stays_and_the_same_command_works_later(
+    versions: Versions, attempt: Path, disk: SmallDisk, room: int
+) -> None:
+    with disk.full(200_000):
+        shutil.move(versions.folder, disk.folder / "versions")
+    folder = Versions(disk.folder / "versions")
+    mine = folder.attempts()[0]
+    first, before = folder.accepted(), folder.table.read_bytes()
+    for command in (["promote", str(folder.folder), str(mine)], ["rollback", str(folder.folder), "--to", "1"]):
+        with disk.full(disk.used() + room):
+            done = trc2(*command)
+        if command[0] == "promote" or (disk.is_mounted and room == 0):  # a line of the table needs little room
+            assert done.code == 2, done
+            assert done.err.startswith("error: ")
+            assert any(word in done.err for word in ("No space left", "File too large"))
+            assert folder.table.read_bytes() == before
+            assert folder.accepted().check().name == first.name
+            assert [version.name for version in folder.all()] == [first.name]
+    assert trc2("promote", str(folder.folder), str(mine)).code == 0
+    assert folder.accepted().check().number == 2
+    assert not list(folder.folder.glob(".*"))
 
 
 def test_two_processes_do_not_promote_at_once(versions: Versions, attempt: Path) -> None:
