@@ -9,12 +9,15 @@ alternatives run as the trainer does, with freed memory kept by the process (trc
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import platform
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +34,7 @@ from trc2.costs.benchmarks import (
     rival,
     rival_decoding,
     rival_pass,
+    tokens_of,
     training_step,
 )
 from trc2.costs.breakdown import subsystem_runs
@@ -77,6 +81,10 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
     }
     if with_rival:
         runs["mixtral"] = rival_pass(rival("mixtral", config), config, rows, length)
+        llama = rival("llama", config)
+        runs["llama"] = rival_pass(llama, config, rows, length)
+        runs["llama, compiled"] = rival_pass(torch.compile(copy.deepcopy(llama)), config, rows, length)
+        runs["llama, compiled"]()  # compiles
     times = take_turns(runs, repeats)
     flops, plain = pass_flops(config, rows, length), pass_flops(config.backbone_only(), rows, length)
     product = Timing(tuple(seconds / (2 * 2048**3) for seconds in times["large product"].seconds))  # of one FLOP
@@ -93,6 +101,8 @@ def passes(name: str, repeats: int, *, with_rival: bool) -> dict[str, Any]:
     if with_rival:
         result["ablated_over_mixtral"] = ratios(times["mixtral"], times["ablated"])
         result["full_over_mixtral"] = ratios(times["mixtral"], times["full"])
+        for key in ("llama", "llama, compiled"):
+            result[f"ablated_over_{key}"] = ratios(times[key], times["ablated"])
     return result
 
 
@@ -144,33 +154,54 @@ def retrieval(repeats: int) -> dict[str, Any]:
 
 
 def decode(name: str, repeats: int) -> dict[str, Any]:
-    """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral's generate.
+    """Greedy decoding with state, 16 tokens of prompt and 64 new ones, beside Mixtral by transformers and by llama.cpp.
 
-    `compiled` is `trc2 generate --compile now`. `first_run_seconds` of it contain compiling, unless it was cached.
+    `compiled` is `trc2 generate --compile now`. `first_run_seconds` contain compiling, unless it was cached.
     """
-    results = {}
+    from llama_cpp_rival import Decoder, quantize, write_gguf  # needs llama-cpp-python and gguf
+
+    results: dict[str, Any] = {}
     config, _, _ = shape(name)
     full, plain, other = prepared_model(config), prepared_model(config.backbone_only()), rival("mixtral", config)
+    folder = Path(tempfile.mkdtemp())
+    write_gguf(other, folder / "F32")
+    quantize(folder / "F32", folder / "Q8_0")
     for rows in (1, 8, 32):
+        prompt, _ = tokens_of(config, rows, 16)
         subjects = {
             "full": decoding(full, rows, 16, 64),
             "full, compiled": decoding(full, rows, 16, 64, "now"),
             "ablated": decoding(plain, rows, 16, 64),
             "ablated, compiled": decoding(plain, rows, 16, 64, "now"),
             "mixtral": rival_decoding(other, config, rows, 16, 64),
+            "mixtral, static cache, compiled": rival_decoding(other, config, rows, 16, 64, compiled=True),
         }
-        begun = time.perf_counter()
-        subjects["full, compiled"]()
-        first = time.perf_counter() - begun
+        for kind in ("F32", "Q8_0"):
+            decoder = Decoder(folder / kind, rows, torch.get_num_threads())
+            subjects[f"llama.cpp {kind}"] = decoder.decoding(prompt, 64)
+        first = {key: seconds_of(run) for key, run in subjects.items() if "compiled" in key}
         times = take_turns(subjects, repeats)
+        rivals = [key for key in subjects if key.startswith(("mixtral", "llama.cpp"))]
         results[f"{rows} rows"] = {
             "seconds": {key: timing.to_json() for key, timing in times.items()},
             "first_run_seconds": first,
-            **{f"{key}_over_mixtral": ratios(times["mixtral"], times[key]) for key in subjects if key != "mixtral"},
+            **{
+                f"{key}_over_{other_key}": ratios(times[other_key], times[key])
+                for key in subjects
+                for other_key in rivals
+                if key not in rivals
+            },
             "full_compiled_over_plain": ratios(times["full"], times["full, compiled"]),
         }
+    shutil.rmtree(folder)
     one, eight = (Timing(tuple(results[f"{rows} rows"]["seconds"]["full, compiled"]["seconds"])) for rows in (1, 8))
     return {**results, "throughput_8_rows_over_1": 8 * one.median / eight.median}
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
 
 
 def machine(repeats: int) -> dict[str, Any]:

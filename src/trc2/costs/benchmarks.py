@@ -141,11 +141,12 @@ def rival(kind: str, config: BackboneConfig) -> nn.Module:
         "intermediate_size": getattr(config, "ff_dim", getattr(config, "expert_dim", None)),
         "attn_implementation": "sdpa",
     }
-    if kind == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)).train()
     experts, active = 8, 2  # Mixtral's own, where ours has none
     if "num_experts" in sizes:
         experts, active = sizes["num_experts"], sizes["num_active_experts"] + sizes.get("num_shared_experts", 0)
+    if kind == "llama":
+        common["intermediate_size"] *= active if "num_experts" in sizes else 1  # as many active parameters
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)).train()
     common |= {"num_local_experts": max(active, experts), "num_experts_per_tok": active}
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(**common)).train()
 
@@ -162,15 +163,23 @@ def rival_pass(model: nn.Module, config: BackboneConfig, rows: int, length: int)
     return run
 
 
-def rival_decoding(model: Any, config: BackboneConfig, rows: int, prompt: int, new: int) -> Run:
-    """The rival's own `generate`, greedy, with its cache."""
+def rival_decoding(
+    model: Any, config: BackboneConfig, rows: int, prompt: int, new: int, *, compiled: bool = False
+) -> Run:
+    """The rival's own `generate`, greedy, with its cache. `compiled`: with a static cache and a compiled forward."""
     x, _ = tokens_of(config, rows, prompt)
+    how: dict[str, Any] = {}
+    if compiled:
+        from transformers.generation.configuration_utils import CompileConfig
+
+        how = {"cache_implementation": "static", "compile_config": CompileConfig(fullgraph=False, mode="default")}
+        how["compile_config"]._compile_all_devices = True  # transformers compiles by itself on GPUs only
 
     @torch.no_grad()
     def run() -> None:
         model.eval()
         length = {"max_new_tokens": new, "min_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
-        model.generate(x, attention_mask=torch.ones_like(x), do_sample=False, **length)
+        model.generate(x, attention_mask=torch.ones_like(x), do_sample=False, **length, **how)
         model.train()
 
     return run
