@@ -44,7 +44,8 @@ def write_gguf(model: Any, path: Path) -> None:
         heads = {"q": sizes.num_attention_heads, "k": sizes.num_key_value_heads}
         for name in ("q", "k", "v"):
             matrix = weights[f"{ours}.self_attn.{name}_proj.weight"]
-            file.add_tensor(f"{theirs}.attn_{name}.weight", _interleaved(matrix, heads[name]) if name in heads else matrix)
+            matrix = _interleaved(matrix, heads[name]) if name in heads else matrix
+            file.add_tensor(f"{theirs}.attn_{name}.weight", matrix)
         for name, value in {
             "attn_norm": weights[f"{ours}.input_layernorm.weight"],
             "attn_output": weights[f"{ours}.self_attn.o_proj.weight"],
@@ -80,7 +81,6 @@ class Decoder:
     """One loaded model that decodes `rows` rows at once."""
 
     def __init__(self, path: Path, rows: int, threads: int) -> None:
-        silence()
         self.rows = rows
         self.model = native.llama_model_load_from_file(str(path).encode(), native.llama_model_default_params())
         settings = native.llama_context_default_params()
@@ -125,5 +125,4 @@ def _nothing(_level: int, _text: bytes, _data: object) -> None:
     pass
 
 
-def silence() -> None:
-    native.llama_log_set(_nothing, ctypes.c_void_p(0))
+native.llama_log_set(_nothing, ctypes.c_void_p(0))
