@@ -175,10 +175,10 @@ def test_a_run_moved_with_its_parent_is_judged_from_anywhere(
 
 
 def test_a_damaged_file_of_trial_runs_does_not_stop_the_check(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "child.rehearsal.json").write_text("{")
+    (tmp_path / "child.trials.json").write_text("{")
     done = trc2(*command(tmp_path / "child", "--replay-share", "0.1"))
-    assert (done.code, "child.rehearsal.json" in done.err) == (3, True)
-    assert "rehearsal" not in content(tmp_path / "child")
+    assert (done.code, "child.trials.json" in done.err) == (3, True)
+    assert "trial_runs" not in content(tmp_path / "child")
 
 
 # ----------------------------------------------------------------------------------------- text that a saved model knew
@@ -264,23 +264,23 @@ def test_a_check_that_cannot_be_passed_is_refused_before_training(go_on: Command
 
 def test_trial_runs_that_find_no_share_exit_with_three_and_leave_one_file(go_on: Command, tmp_path: Path) -> None:
     keep = write_rows(tmp_path / "keep" / "old.jsonl", range(10)).parent  # too few to be replayed
-    child, path = tmp_path / "child", tmp_path / "child.rehearsal.json"
+    child, path = tmp_path / "child", tmp_path / "child.trials.json"
     settings = ["--keep", f"old={keep}", "--max-forgetting", "0", "train.learning_rate=3"]
 
     def attempt(folder: Path) -> None:
-        os._exit(trc2(*go_on(folder, *settings, "--rehearse")).code)
+        os._exit(trc2(*go_on(folder, *settings, "--try-shares")).code)
 
     assert run_in_child(attempt, child, "step:1") < 0
     before = sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith("."))
-    done = trc2(*go_on(child, *settings, "--rehearse", "--json"))
+    done = trc2(*go_on(child, *settings, "--try-shares", "--json"))
     assert done.code == 3, done.err
     found = json.loads(done.out)
     assert (found["cheapest"], found["has_old_text"], found["learning_rate"]) == (None, False, 3.0)
     assert [branch["share"] for branch in found["branches"]] == [0.0]  # a share would replay the new text
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*before, path.name])
     first = path.read_bytes()
-    told = trc2(*go_on(child, *settings, "--rehearse"))
+    told = trc2(*go_on(child, *settings, "--try-shares"))
     assert "train.learning_rate=1" in " ".join(told.out.split())
     assert path.read_bytes() == first
     real = trc2(*go_on(child, *settings, "--replay-share", "0.1", "eval.text_sequences=0"))
-    assert (real.code, "child.rehearsal.json" in real.err, "--replay-share 0.1" in real.err) == (3, True, True)
+    assert (real.code, "child.trials.json" in real.err, "--replay-share 0.1" in real.err) == (3, True, True)

@@ -101,7 +101,7 @@ def test_trial_runs_find_the_cheapest_share_and_leave_nothing(parent: Path, colo
     assert json.loads(done.out)["cheapest"] == 0.0
     went = trc2("continue", str(parent), "--task", "colours", "--folder", str(colours.folder), "--steps", "5",
                 "--replay-share", "0", "--json")  # fmt: skip
-    found = json.loads(went.out)["rehearsal"]
+    found = json.loads(went.out)["trial_runs"]
     assert found["predicted"] == predicted
     child = default_folder(parent, [colours])
     seen = judge(parent, child, None, print, split="validation").worst
@@ -136,7 +136,7 @@ def test_trial_runs_predict_the_same_child_only(tmp_path: Path, colours: TaskCon
     for place, other in enumerate(others):
         assert prediction(*same[:place], other, *same[place + 1 :]) is None
     assert prediction(parent, child, [task], None) is None
-    told = Verdict("parent", "child", 0.5, tuple(rises), Prediction(0.05, 0.4)).describe()["rehearsal"]
+    told = Verdict("parent", "child", 0.5, tuple(rises), Prediction(0.05, 0.4)).describe()["trial_runs"]
     assert told == {"share": 0.05, "predicted": 0.4, "happened": 0.1}
 
 

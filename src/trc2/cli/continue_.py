@@ -123,7 +123,6 @@ def continue_(
         bool,
         typer.Option(
             "--try-shares",
-            "--rehearse",
             help="Only make short trial runs and print the cheapest replay share that keeps the limit.",
         ),
     ] = False,

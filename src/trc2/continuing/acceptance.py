@@ -157,7 +157,7 @@ class Verdict:
             content["stop"] = finite(asdict(self.stop))
         if self.prediction is not None:
             predicted, happened = finite(self.prediction.predicted), finite(self.worst)
-            content["rehearsal"] = {"share": self.prediction.share, "predicted": predicted, "happened": happened}
+            content["trial_runs"] = {"share": self.prediction.share, "predicted": predicted, "happened": happened}
         return content
 
 
@@ -251,7 +251,7 @@ def load_verdict(folder: RunFolder) -> Verdict | None:
             )
             for name, task in content["tasks"].items()
         )  # fmt: skip
-        trial = content.get("rehearsal")
+        trial = content.get("trial_runs")
         prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
         steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
         stop = None if content.get("stop") is None else stop_from(content["stop"])

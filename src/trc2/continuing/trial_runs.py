@@ -194,4 +194,4 @@ def prediction(
 
 
 def _results_file(child: Path) -> Path:
-    return child.with_name(f"{child.name}.rehearsal.json")
+    return child.with_name(f"{child.name}.trials.json")

@@ -60,7 +60,7 @@ WORDS = {
 NEWCOMER = "birds"
 WORDS_OF_NEWCOMER = {NEWCOMER: ("owl", "hen", "tern")}
 SHARES = {
-    "train": 0.2, "continue": 0.25, "stop": 0.05, "check": 0.05, "rehearse": 0.05, "export": 0.1, "teach": 0.05,
+    "train": 0.2, "continue": 0.25, "stop": 0.05, "check": 0.05, "trial_runs": 0.05, "export": 0.1, "teach": 0.05,
     "dream": 0.05, "prepare": 0.1, "promote": 0.1,
 }  # fmt: skip
 LIMIT = -1.0  # no rise is that small: the acceptance check refuses the child, and must do so after every kill
@@ -166,7 +166,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
             copy.rename(target)
         _exit_as(judge_child(target, QUIET.print, again=True))
 
-    def rehearse(target: Path) -> None:
+    def trial_runs(target: Path) -> None:
         trials = try_shares(trained, newcomer, LIMIT, (0.1,), beside=target)
         make_folder(target)
         save_trial_runs(trials, target / "child")
@@ -211,7 +211,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
         "continue": Trial("continue", go_on, CONTINUING + TRAINING + JUDGING, _different_children, REFUSED),
         "stop": Trial("stop", stop, CONTINUING + TRAINING + STOPPING, _different_runs),
         "check": Trial("check", check, JUDGING, _different_children, REFUSED),
-        "rehearse": Trial("rehearse", rehearse, CONTINUING + TRAINING, _different_files),
+        "trial_runs": Trial("trial_runs", trial_runs, CONTINUING + TRAINING, _different_files),
         "dream": Trial("dream", dream_texts, (), _different_files),
         "export": Trial("export", export, EXPORTING, _different_files),
         "teach": Trial("teach", teach_and_forget, (), _different_files),
