@@ -126,24 +126,11 @@ def _make_tables(engine: sa.Engine) -> None:
     for attempt in range(5):
         try:
             METADATA.create_all(engine)
-            _add_columns(engine)
             return
         except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.IntegrityError):
             if attempt == 4:
                 raise
             time.sleep(0.2)
-
-
-def _add_columns(engine: sa.Engine) -> None:
-    """Columns that tables of an earlier version of trc2 do not have. All of them may be empty."""
-    there = sa.inspect(engine)
-    for table in METADATA.sorted_tables:
-        names = {column["name"] for column in there.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in names:
-                kind = column.type.compile(engine.dialect)
-                with engine.begin() as connection:
-                    connection.execute(sa.DDL(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"))
 
 
 def _check_identity(engine: sa.Engine, folder: Path) -> None:
