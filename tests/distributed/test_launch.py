@@ -46,7 +46,7 @@ def test_a_killed_worker_is_started_again_and_the_run_ends_as_if_nothing_had_bee
     together(2, start_run, small_run(tmp_path).replace(output={"folder": tmp_path / "whole", "threads": 1}), QUIET)
     assert [record.step for record in RunFolder(tmp_path / "killed").all_records() if record.kind == "resume"] == [9]
     different, tensors, records = compare_runs(tmp_path / "whole", tmp_path / "killed")
-    assert different in ([], ["state.chance"])  # checks of annotations draw from Python's generator
+    assert different in ([], ["state.rng"])  # checks of annotations draw from Python's generator
     assert (tensors > 100, records > 30) == (True, True)
     assert done.stdout.count("Forgetting at the end") == 1  # only the first rank speaks
     assert "Another process of this run was lost" in done.stderr

@@ -258,7 +258,7 @@ def test_a_finished_run_is_taught_one_more_task_by_two_ranks(tiny_run: MakeRun, 
     for world, name in ((1, "one"), (2, "two")):
         together(world, continue_run, tmp_path / "parent", tmp_path / name, task, QUIET)
     different = compare_runs(tmp_path / "one", tmp_path / "two")[0]
-    assert different in ([], ["state.chance"])  # checks of annotations draw from Python's generator
+    assert different in ([], ["state.rng"])  # checks of annotations draw from Python's generator
     assert not list(tmp_path.glob(".*"))
 
 

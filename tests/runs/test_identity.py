@@ -136,7 +136,7 @@ def test_a_metrics_log_that_is_a_device_is_refused(run: Path) -> None:
         RunFolder(run).records()
 
 
-@pytest.mark.parametrize("binding", [[1], {"diary": 3}])
+@pytest.mark.parametrize("binding", [[1], {"metrics_log": 3}])
 def test_a_checkpoint_with_a_damaged_binding_is_passed_over(run: Path, binding: object) -> None:
     newest = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])
     save_checkpoint(run / "checkpoints", replace(newest, run=binding))

@@ -13,7 +13,7 @@ from trc2.training.guards import EvaluationMovedState, no_side_effects
 @pytest.mark.parametrize(
     ("disturb", "told"),
     [
-        (lambda net, opt: torch.rand(1), "chance.torch"),
+        (lambda net, opt: torch.rand(1), "rng.torch"),
         (lambda net, opt: random.random(), "python"),
         (lambda net, opt: net.eval(), "mode"),
         (lambda net, opt: net.cortex.hippocampus.threshold.add_(1), "threshold"),

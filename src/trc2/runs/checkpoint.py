@@ -149,7 +149,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensors = safetensors.torch.load(contents["tensors.safetensors"])
         tensors |= _joined([safetensors.torch.load(contents[name]) for name in of_rows])
         state, step, run = json.loads(contents["state.json"]), manifest["step"], manifest.get("run", {})
-        if not isinstance(run, dict) or not isinstance(run.get("diary", {}), dict):
+        if not isinstance(run, dict) or not isinstance(run.get("metrics_log", {}), dict):
             raise DamagedCheckpoint(f"{path.name} does not say to which run it belongs: it is not what was saved.")
         if step != step_of(path) or state.get("progress", {}).get("step", step) != step:
             raise DamagedCheckpoint(f"{path.name} says that it is of step {step!r}: it is not what was saved.")

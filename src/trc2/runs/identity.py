@@ -62,7 +62,7 @@ class Binding:
     metrics_log: MetricsLog
 
     def describe(self) -> dict[str, Any]:
-        return {"learning": self.learning, "data": self.data, "diary": self.metrics_log.mark()}
+        return {"learning": self.learning, "data": self.data, "metrics_log": self.metrics_log.mark()}
 
 
 def learning_hash(config_file: Path) -> str:
@@ -98,7 +98,7 @@ def check_binding(
         )
     if not metrics_file.is_file():
         raise UserError(f"There is no {metrics_file}, on which {name} builds: restore it from a copy.")
-    mark = bound.get("diary", {})
+    mark = bound.get("metrics_log", {})
     with reading(metrics_file), metrics_file.open("rb") as file:
         content = file.read(int(mark["bytes"]))
     if hashlib.sha256(content).hexdigest() != mark["sha256"]:

@@ -23,9 +23,9 @@ def seed_everything(seed: int) -> None:
 
 def rng_tensors() -> dict[str, Tensor]:
     """States of torch's generators."""
-    states = {"chance.torch": torch.get_rng_state()}
+    states = {"rng.torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        states |= {f"chance.cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+        states |= {f"rng.cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
 
 
@@ -39,11 +39,11 @@ def rng_state() -> dict[str, Any]:
     }
 
 
-def restore_chance(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    torch.set_rng_state(tensors["chance.torch"])
+def restore_rng(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    torch.set_rng_state(tensors["rng.torch"])
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"chance.cuda.{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"chance.cuda.{index}"], index)
+        if f"rng.cuda.{index}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"rng.cuda.{index}"], index)
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, place, has_gauss, cached = state["numpy"]
@@ -57,4 +57,4 @@ def rng_unchanged() -> Iterator[None]:
     try:
         yield
     finally:
-        restore_chance(tensors, state)
+        restore_rng(tensors, state)

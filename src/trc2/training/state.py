@@ -20,7 +20,7 @@ from trc2.replay.controller import JumpState, ReplaySettings, base_settings, boo
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.system.precision import choose_dtype, loss_scaler
-from trc2.system.rng import restore_chance, rng_state, rng_tensors, rng_unchanged
+from trc2.system.rng import restore_rng, rng_state, rng_tensors, rng_unchanged
 from trc2.training.guards import check_ranks_agree
 from trc2.training.optimizer import build_optimizer
 from trc2.training.parallel import build_parallel
@@ -118,7 +118,7 @@ class RunState:
             "control_post": dict(self.control_post),
             "asked": asdict(self.asked),
             "scaler": self.scaler.state_dict(),
-            "chance": rng_state(),
+            "rng": rng_state(),
         }
         rows = {name: own_rows(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
         whole = {name: tensor for name, tensor in tensors.items() if name not in rows}
@@ -142,7 +142,7 @@ class RunState:
         try:
             unpack_optimizer(self.optimizer, checkpoint.tensors)
             self.strategy.restore(checkpoint.part("strategy"))
-            restore_chance(checkpoint.tensors, checkpoint.state["chance"])
+            restore_rng(checkpoint.tensors, checkpoint.state["rng"])
             self.progress = Progress(**checkpoint.state["progress"])
             if not all(type(value) in (int, float) for value in asdict(self.progress).values()):
                 raise TypeError("its progress is not made of numbers")
