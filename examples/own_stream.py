@@ -54,6 +54,6 @@ run = trc2.train(config)
 lost = run.forgetting().tasks
 for name, score in run.scores().items():
     forgotten = lost.get(name, 0.0)  # the last task was trained last
-    print(f"{name}: perplexity {score.learnt:.1f} after its training, {score.kept:.1f} at the end,", end=" ")
+    print(f"{name}: perplexity {score.learned:.1f} after its training, {score.kept:.1f} at the end,", end=" ")
     print(f"forgotten {forgotten:.2f} nats")
 print(run.folder / "summary.md")

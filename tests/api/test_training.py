@@ -45,14 +45,14 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Run:
     return begin(tmp_path_factory.mktemp("runs") / "run", cache)
 
 
-def test_it_says_what_was_learnt_and_lost(run: Run) -> None:
+def test_it_says_what_was_learned_and_lost(run: Run) -> None:
     assert repr(run) == f"Run('{run.folder}', fruit → tools, finished)"
     scores = run.scores()
     assert list(scores) == ["fruit", "tools"]
     assert scores["fruit"].before is not None
-    assert scores["fruit"].learnt is not None
-    assert scores["fruit"].learnt < scores["fruit"].before
-    assert scores["tools"].learnt == scores["tools"].kept  # the last task has just been learned
+    assert scores["fruit"].learned is not None
+    assert scores["fruit"].learned < scores["fruit"].before
+    assert scores["tools"].learned == scores["tools"].kept  # the last task has just been learned
     assert scores["tools"].test is None  # no test texts were given
     lost = run.forgetting()
     assert list(lost.tasks) == ["fruit"]

@@ -289,7 +289,7 @@ def test_every_command_that_prints_numbers_prints_them_as_json_too(
     assert data["tasks"]["fruit"]["splits"]["train"]["documents"] == 60
     trained = numbers("train", recipe, "output.folder=a")
     assert trained["finished"]
-    assert trained["perplexity"]["fruit"]["learnt"] > 1
+    assert trained["perplexity"]["fruit"]["learned"] > 1
     assert trained["perplexity"]["fruit"]["test"]["perplexity"] > 1
     assert trained["forgetting"]["perplexity"]["cl/perplexity/aufc"] >= 0
     assert numbers("resume", "a") == numbers("report", "a") == trained

@@ -32,7 +32,7 @@ def test_the_worked_example_of_the_docstring() -> None:
     assert (round(gain.own, 2), round(gain.whole, 2)) == (0.06, 1.02)
 
 
-def test_a_run_that_keeps_what_it_never_learnt_is_recognised() -> None:
+def test_a_run_that_keeps_what_it_never_learned_is_recognised() -> None:
     assert learned(LORA_DRS, "c4") is True
     assert unlearned(LORA_DRS) == ["wikitext", "gsm8k"]
 
@@ -53,7 +53,7 @@ def test_a_task_that_was_known_before_it_came_is_not_marked() -> None:
     assert unlearned(easy_first) == []
 
 
-def test_nothing_learnt_at_all_marks_every_task() -> None:
+def test_nothing_learned_at_all_marks_every_task() -> None:
     """Without a learned task there is no standard of comparison, so nothing counts as learned."""
     nothing = table((4200, 4190, 4180, 4180), (4180, 4175, 4170, 4170), (4213, 4210, 4205, 4200))
     assert unlearned(nothing) == ["c4", "wikitext", "gsm8k"]
@@ -78,7 +78,7 @@ def test_the_border_is_where_it_is_said_to_be(factor: float, expected: bool) -> 
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])
-def test_a_broken_score_is_not_learnt(broken: float) -> None:
+def test_a_broken_score_is_not_learned(broken: float) -> None:
     run = table((4200, 300, 320, 330), (4180, 700, broken, 160), (4213, 1500, 900, 50))
     assert unlearned(run) == ["wikitext"]
 

@@ -68,7 +68,7 @@ def test_the_time_asked_for_is_filled_and_more_of_it_gives_a_larger_model(
     assert widths[0] < widths[-1]
 
 
-def test_little_text_is_not_learnt_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_text_is_not_learned_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = proposed([write(tmp_path / "little", 24)], 3600, 1e10, tmp_path / "cache", monkeypatch)
     train = found.config.train
     assert found.steps * train.tokens_per_step < 1.1 * MAX_PASSES * 24 * 1024

@@ -156,8 +156,8 @@ def test_a_teacher_costs_its_forward_passes_and_old_text_is_paid_for_whoever_dra
     per_token = sum(cost.forward for cost in passes.values()) / batch
     extra = {name: (cost - costs["none"]) / per_token for name, cost in costs.items()}
     own = {"der": 2 * 4 * 63, "agem": 8 * 64}
-    learnt = sum(cost.training for cost in passes.values()) / sum(cost.forward for cost in passes.values())
-    expected = {"none": 0, "slow_cortex": replayed, "lwf": batch, **{name: learnt * n for name, n in own.items()}}
+    learned = sum(cost.training for cost in passes.values()) / sum(cost.forward for cost in passes.values())
+    expected = {"none": 0, "slow_cortex": replayed, "lwf": batch, **{name: learned * n for name, n in own.items()}}
     assert extra == pytest.approx(expected)
     tokens = {name: budget_of(run).replayed_tokens_per_step - replayed for name, run in runs.items()}
     assert tokens == {"none": 0, "slow_cortex": 0, "lwf": 0, **own}

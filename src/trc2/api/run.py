@@ -46,7 +46,7 @@ class TaskScores:
     """
 
     before: float | None
-    learnt: float | None
+    learned: float | None
     kept: float | None
     test: float | None
 
@@ -101,8 +101,8 @@ class Run(TrainedFolder):
         self._table(run, metric)
         tests = run.final("test")
         return {
-            task: TaskScores(before, learnt, kept, tests.get(f"test/{task}/{metric}"))
-            for task, (before, learnt, kept) in run.task_scores(metric).items()
+            task: TaskScores(before, learned, kept, tests.get(f"test/{task}/{metric}"))
+            for task, (before, learned, kept) in run.task_scores(metric).items()
         }
 
     def history(self, metric: str = "perplexity") -> dict[int, dict[str, float]]:
@@ -239,7 +239,7 @@ class Run(TrainedFolder):
         except UserError as problem:
             return f"<pre>{html.escape(f'{self.folder}: {problem}')}</pre>"
         rows = "".join(
-            f"<tr><td>{html.escape(task)}</td>{''.join(map(_cell, (s.before, s.learnt, s.kept)))}</tr>"
+            f"<tr><td>{html.escape(task)}</td>{''.join(map(_cell, (s.before, s.learned, s.kept)))}</tr>"
             for task, s in scores.items()
         )
         head = "<tr><th>perplexity</th><th>before</th><th>just learned</th><th>now</th></tr>"

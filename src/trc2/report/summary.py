@@ -97,12 +97,12 @@ def _changes(run: Run) -> list[str]:
     for span in run.spans:
         if span.end >= last or not (table.has(span.end, span.task) and table.has(last, span.task)):
             continue
-        before, learnt, now = (table.scores.get(step, {}).get(span.task, math.nan) for step in (0, span.end, last))
-        numbers = f"(perplexity {short(learnt)} → {short(now)})"
-        if span.end > 0 and before <= learnt:
+        before, learned, now = (table.scores.get(step, {}).get(span.task, math.nan) for step in (0, span.end, last))
+        numbers = f"(perplexity {short(learned)} → {short(now)})"
+        if span.end > 0 and before <= learned:
             sentences.append(f"{span.task} was not learned, so it could not be forgotten {numbers}.")
-        elif math.isfinite(now / learnt):
-            change = now / learnt - 1.0
+        elif math.isfinite(now / learned):
+            change = now / learned - 1.0
             kept = f"lost {_share(change)}" if change > 0 else f"improved by {_share(-change)}"
             sentences.append(f"{span.task} {kept} {numbers}.")
     return sentences
@@ -222,10 +222,10 @@ def run_numbers(folder: Path) -> dict[str, Any]:
 def numbers_of(run: Run) -> dict[str, Any]:
     tests, steps = run.final("test"), {span.task: span.end - span.start for span in reversed(run.spans)}
     tasks = {}
-    for task, (before, learnt, kept) in run.task_scores().items():
+    for task, (before, learned, kept) in run.task_scores().items():
         prefix = f"test/{task}/"
         test = {name.removeprefix(prefix): value for name, value in tests.items() if name.startswith(prefix)}
-        tasks[task] = {"steps": steps.get(task, 0), "before": before, "learnt": learnt, "kept": kept, "test": test}
+        tasks[task] = {"steps": steps.get(task, 0), "before": before, "learned": learned, "kept": kept, "test": test}
     return {
         "run": run.name, "folder": str(run.folder), "finished": run.is_finished, "step": run.last_step,
         "steps": run.spans[-1].end, "seed": run.config.train.seed, "perplexity": tasks,

@@ -25,12 +25,12 @@ class StreamData:
         self.schedule, self.tokenizer, self.seeds = schedule, prepared.tokenizer, prepared.seeds
         check_vocabulary(config.model.vocab_size, prepared.tokenizer.vocab_size, config.model.name)
         train = config.train
-        learnt = {span.task for span in schedule.spans}
+        learned = {span.task for span in schedule.spans}
         self.tasks = {
             task.name: TaskData(
                 prepared.tasks[task.name], index, length=train.sequence_length, batch_size=train.batch_size,
                 micro_batches=train.micro_batches, seed=train.seed, control_batches=config.stream.control_batches,
-                is_trained=task.name in learnt,
+                is_trained=task.name in learned,
             )
             for index, task in enumerate(config.stream.tasks)
         }  # fmt: skip

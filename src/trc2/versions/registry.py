@@ -430,7 +430,7 @@ class Versions:
             "tasks": list(taught),
             "verdict": None if verdict is None else verdict.describe(),
             "scores": {
-                task: dict(zip(("before", "learnt", "kept"), map(finite, scores), strict=True))
+                task: dict(zip(("before", "learned", "kept"), map(finite, scores), strict=True))
                 for task, scores in read.task_scores().items()
             },
         }

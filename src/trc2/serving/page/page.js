@@ -189,7 +189,7 @@ function learned(version) {
   return version.tasks.map((task) => {
     const scores = version.scores[task];
     if (!scores) return make("li", {}, make("b", {}, task));
-    return make("li", {}, make("b", {}, task), ` ${short(scores.before)} → ${short(scores.learnt)}`);
+    return make("li", {}, make("b", {}, task), ` ${short(scores.before)} → ${short(scores.learned)}`);
   });
 }
 
