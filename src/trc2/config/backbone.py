@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -111,6 +111,20 @@ class BackboneConfig(Section):
     def learns_other_weights_per_task(self) -> bool:
         """Whether a new task trains other weights than the one before."""
         return False
+
+    @property
+    def family(self) -> str:
+        """The architecture's name in tables and figures."""
+        return self.name
+
+    @property
+    def pretrained_from(self) -> str | None:
+        """The folder of the weights that training begins with. None if they are drawn at random."""
+        return None
+
+    def cheaper_ways(self) -> dict[str, dict[str, Any]]:
+        """Settings that train the model with less memory, by name."""
+        return {}
 
     @property
     def has_critic(self) -> bool:

@@ -112,6 +112,20 @@ class HFConfig(BackboneConfig):
         return self
 
     @property
+    def family(self) -> str:
+        return str(self.architecture.get("model_type", self.name))
+
+    @property
+    def pretrained_from(self) -> str:
+        return self.pretrained
+
+    def cheaper_ways(self) -> dict[str, dict[str, Any]]:
+        if self.lora is not None:
+            return {}
+        lora: dict[str, Any] = {"freeze": [], "lora": {}}
+        return {"LoRA of rank 8": lora, "LoRA of rank 8 on weights of 4 bits": {**lora, "quantize": "nf4"}}
+
+    @property
     def is_quantized(self) -> bool:
         return self.quantize is not None
 

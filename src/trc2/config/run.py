@@ -12,7 +12,6 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from trc2.config.backbone import BackboneConfig
 from trc2.config.model import PAPER_STEPS, SHORTEST_HORIZON
 from trc2.config.models import backbone_class, model_config, switch_backbone
-from trc2.config.pretrained import HFConfig
 from trc2.config.reader import MAX_DEPTH, NotReadable, parse
 from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.section import Section, SettingError
@@ -73,8 +72,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _text_in_the_models_own_words(self) -> RunConfig:
         """A pretrained model is trained with the tokenizer in the folder of its weights."""
-        if isinstance(self.model, HFConfig) and self.stream is not None and self.stream.tokenizer.path is None:
-            tokenizer = {**self.stream.tokenizer.model_dump(), "path": self.model.pretrained, "begin_of_text": True}
+        path = self.model.pretrained_from
+        if path is not None and self.stream is not None and self.stream.tokenizer.path is None:
+            tokenizer = {**self.stream.tokenizer.model_dump(), "path": path, "begin_of_text": True}
             object.__setattr__(self, "stream", self.stream.replace(tokenizer=tokenizer))
         return self
 

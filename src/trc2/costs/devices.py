@@ -11,7 +11,6 @@ from torch import Tensor
 from trc2.backbones.registry import activations_of, step_cost
 from trc2.backbones.saved import outline
 from trc2.config import BackboneConfig, RunConfig
-from trc2.config.pretrained import HFConfig
 from trc2.ops.head_loss import CHUNK_ELEMENTS, LARGE_CHUNK
 from trc2.replay.stores import stored_bytes
 from trc2.runs.equal_cost import budget_of
@@ -71,18 +70,9 @@ def usual_utilisation(config: BackboneConfig) -> float:
 
 def ways_to_train(run: RunConfig) -> dict[str, RunConfig]:
     """The run as it is, under no name. A Hugging Face model that learns as a whole is also planned with adapters."""
-    model = run.model
-    if not isinstance(model, HFConfig) or model.lora is not None:
-        return {"": run}
-    settings = run.model_dump(mode="json")
-
-    def way(**changes: Any) -> RunConfig:
-        return RunConfig(**{**settings, "model": {**settings["model"], "freeze": [], "lora": {}, **changes}})
-
-    return {
-        "all weights": run,
-        "LoRA of rank 8": way(),
-        "LoRA of rank 8 on weights of 4 bits": way(quantize="nf4"),
+    cheaper, settings = run.model.cheaper_ways(), run.model_dump(mode="json")
+    return {"all weights" if cheaper else "": run} | {
+        name: RunConfig(**{**settings, "model": {**settings["model"], **changes}}) for name, changes in cheaper.items()
     }
 
 

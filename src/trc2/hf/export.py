@@ -56,14 +56,14 @@ def export_run(
             f"{run_folder} {reason}: go on using its parent, judge it by `trc2 check PARENT {run_folder}`, or export "
             "it with --anyway."
         )
-    if isinstance(net.config, HFConfig) and net.config.quantize is not None:
+    if net.config.is_quantized:
         net = without_quantization(net)
     run, tokenizer = read_run(run_folder), source.tokenizer()
     parameters = sum(parameter.numel() for parameter in net.parameters())
     broken = [name for name, tensor in net.named_parameters() if not bool(tensor.isfinite().all())]
     if broken:
         warn(f"{len(broken)} tensors of {run_folder} hold NaN or infinity, such as {broken[0]}: the model is broken.")
-    is_plain = isinstance(net.config, HFConfig)
+    is_plain = net.config.pretrained_from is not None
     if is_plain and with_replay:
         raise UserError("A folder of transformers has no place for replay stores: leave --with-replay out.")
     if is_plain and with_store and not merge:

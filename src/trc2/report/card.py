@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from trc2.config.pretrained import HFConfig, base_facts
+from trc2.config.pretrained import base_facts
 from trc2.recall.store import Store
 from trc2.report.markdown import fill_template, markdown
 from trc2.report.run import Run
@@ -54,5 +54,5 @@ def model_card(
 
 def _base_facts(run: Run) -> dict[str, str]:
     """Name and licence of the Hugging Face model it began with. Empty for other models."""
-    model = run.config.model
-    return base_facts(model.pretrained, RunFolder(run.folder).model_files) if isinstance(model, HFConfig) else {}
+    pretrained = run.config.model.pretrained_from
+    return {} if pretrained is None else base_facts(pretrained, RunFolder(run.folder).model_files)

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trc2.config import RunConfig, TRC2Config
+from trc2.config import RunConfig
 from trc2.config.model import PARTS
-from trc2.config.pretrained import HFConfig
 from trc2.report.run import Run
 from trc2.runs.identity import variant_settings
 
@@ -31,9 +30,7 @@ REPLAY_SEED = "model.replay_seed"
 
 def family_title(config: RunConfig) -> str:
     """The name of a backbone in tables and figures."""
-    if isinstance(config.model, HFConfig):
-        return str(config.model.architecture.get("model_type", config.model.name))
-    return FAMILIES.get(config.model.name, (config.model.name, *OTHER))[0]
+    return FAMILIES.get(config.model.name, (config.model.family, *OTHER))[0]
 
 
 def replays(config: RunConfig) -> bool:
@@ -42,11 +39,9 @@ def replays(config: RunConfig) -> bool:
 
 
 def missing_parts(config: RunConfig) -> tuple[str, ...]:
-    """Which of thalamus, memory and replay a TRC² lacks. Empty for other backbones."""
-    if not isinstance(config.model, TRC2Config):
-        return ()
-    present = {"thalamus": config.model.thalamus, "memory": config.model.memory, "replay": replays(config)}
-    return tuple(part for part in PARTS if not present[part])
+    """Which of its switches a backbone has off: thalamus, memory and replay of TRC². Other backbones have none."""
+    present = {**config.model.model_dump(include=set(config.model.switches)), "replay": replays(config)}
+    return tuple(part for part in config.model.switches if not present[part])
 
 
 def size_of(config: RunConfig) -> str:
@@ -74,7 +69,7 @@ def title_of(config: RunConfig) -> str:
     elif missing:
         title = f"{family} without {' and '.join(missing)}"
         title += f" ({replay})" if "replay" not in missing and replay != "controlled replay" else ""
-    elif isinstance(config.model, TRC2Config):
+    elif config.model.switches:
         title = family if replay == "controlled replay" else f"{family} ({replay})"
     else:
         title = f"{family} + {replay}" if replays(config) else family

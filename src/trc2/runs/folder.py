@@ -11,7 +11,7 @@ from typing import Any
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig, read_settings, settings_text
-from trc2.config.pretrained import HFConfig, copy_model_files
+from trc2.config.pretrained import copy_model_files
 from trc2.errors import UserError, brief
 from trc2.runs.checkpoint import (
     Checkpoint,
@@ -293,6 +293,7 @@ class RunFolder:
 
         The first weights of a run with a parent are those of the parent, even if the pretrained folder has changed.
         """
+        pretrained = config.model.pretrained_from
         write_atomically(self.budget_file, json.dumps(budget_of(config).describe(), indent=2).encode())
         write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
         write_atomically(self.data_file, json.dumps(prepared.describe(), indent=2).encode())
@@ -301,31 +302,31 @@ class RunFolder:
             settings = {"eos_token": prepared.tokenizer.end}
             write_atomically(self.path / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         with suppress(UserError):  # a broken template matters only to conversations, which were packed before
-            if prepared.tokenizer.chat is not None and not isinstance(config.model, HFConfig):
+            if prepared.tokenizer.chat is not None and pretrained is None:
                 write_template(self.model_files, prepared.tokenizer.chat)
-        if isinstance(config.model, HFConfig):
+        if pretrained is not None:
             # A parent has these files too, and the first folder may be gone.
             if parent is not None and parent.model_files.is_dir():
                 copy_model_files(str(parent.model_files), self.model_files)
             else:
-                copy_model_files(config.model.pretrained, self.model_files)
-            sums = self._pretrained_checksums(config) if parent is None else parent.first_weights()
+                copy_model_files(pretrained, self.model_files)
+            sums = self._pretrained_checksums(config, pretrained) if parent is None else parent.first_weights()
             if sums:
                 write_atomically(self.first_weights_file, checksum_lines(sums).encode())
         write_atomically(self.config_file, settings_text(config.model_dump(mode="json")).encode())
 
     @staticmethod
-    def _pretrained_checksums(config: RunConfig) -> dict[str, str]:
-        assert isinstance(config.model, HFConfig)
+    def _pretrained_checksums(config: RunConfig, pretrained: str) -> dict[str, str]:
         assert config.stream is not None
-        return weight_checksums(config.model.pretrained, config.stream.cache)
+        return weight_checksums(pretrained, config.stream.cache)
 
     def check_first_weights(self) -> None:
         """Refuse to begin again with other pretrained weights than those of the recorded checksums."""
         config = self.config()
-        if isinstance(config.model, HFConfig) and self._pretrained_checksums(config) != self.first_weights():
+        pretrained = config.model.pretrained_from
+        if pretrained is not None and self._pretrained_checksums(config, pretrained) != self.first_weights():
             raise UserError(
-                f"The weights in {config.model.pretrained} are not those that {self} began with, see "
+                f"The weights in {pretrained} are not those that {self} began with, see "
                 f"{self.first_weights_file.name}: restore them, or train again into another folder."
             )
 

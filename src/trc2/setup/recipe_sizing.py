@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from trc2.config import RunConfig, TaskConfig, parse_settings, settings_text
-from trc2.config.pretrained import DESCRIBED, HFConfig, describe
+from trc2.config.pretrained import DESCRIBED, describe
 from trc2.errors import UserError
 from trc2.runs.equal_cost import budget_of
 from trc2.runs.schedule import TaskSchedule
@@ -295,7 +295,7 @@ def recipe_text(proposal: Proposal, corpora: list[Corpus], command: str) -> str:
     assert config.stream is not None
     values = config.model_dump(mode="json", exclude_defaults=True)
     values["model"].pop("replay_seed", None)  # follows train.seed
-    if isinstance(config.model, HFConfig):
+    if config.model.pretrained_from is not None:
         chosen = {name: value for name, value in values["model"].items() if name not in DESCRIBED}
         values["model"] = {"name": config.model.name, **chosen}
     for task in values["stream"]["tasks"]:
@@ -319,7 +319,7 @@ def _lines(proposal: Proposal, corpora: list[Corpus], values: dict[str, Any], co
         yield from textwrap.wrap(caution, 110, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
     comments = {
         "model": "the model you have, and a tenth of every step's tokens from earlier text"
-        if isinstance(config.model, HFConfig)
+        if config.model.pretrained_from is not None
         else "the largest size with enough steps in the time. replay_share of the tokens is earlier text",
         "stream": "tasks in the order they are learned. Of large folders only as much is read as the steps need",
         "train": "a step reads batch_size × micro_batches new rows of sequence_length tokens. Replay comes on top",

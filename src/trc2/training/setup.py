@@ -16,7 +16,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trc2.backbones.saved import check_memory
 from trc2.config import RunConfig
-from trc2.config.pretrained import HFConfig
 from trc2.distributed.group import Ranks, check_divides
 from trc2.distributed.join import joined
 from trc2.errors import UserError, plain
@@ -191,10 +190,10 @@ def warn_if_crowded(console: Console) -> None:
 
 def warn_if_fast(config: RunConfig, console: Console) -> None:
     """Warn if the learning rate is meant for new weights, such as that of `demo`, but the model is pretrained."""
-    if isinstance(config.model, HFConfig) and config.train.learning_rate > MAX_USUAL_RATE:
+    if config.model.pretrained_from is not None and config.train.learning_rate > MAX_USUAL_RATE:
         warn_on(console)(
-            f"train.learning_rate={config.train.learning_rate:g} is high for {config.model.pretrained}, whose weights "
-            "are trained already: train.learning_rate=1e-4 is usual and forgets less."
+            f"train.learning_rate={config.train.learning_rate:g} is high for {config.model.pretrained_from}, whose "
+            "weights are trained already: train.learning_rate=1e-4 is usual and forgets less."
         )
 
 
