@@ -48,7 +48,7 @@ def deepseek_moe(config: DeepSeekMoEConfig) -> Forward:
         return fine_grained_mixture(u, weights, config.num_active_experts, config.num_shared_experts)
 
     def penalty(u: Tensor, weights: Weights) -> Tensor:
-        return expert_balance(u, weights, config.num_active_experts)
+        return trc2.balance(u, weights, config.num_active_experts)
 
     return lambda x, weights: residual_stream(x, weights, config, attention(config), each_token(experts), penalty)
 
@@ -167,21 +167,6 @@ def shared_expert(weights: Weights, index: int, num_shared: int) -> Weights:
     w_1, w_3 = weights["shared.gate_up.weight"].chunk(2)
     gate_up = torch.cat((w_1.chunk(num_shared)[index], w_3.chunk(num_shared)[index]))
     return {"gate_up.weight": gate_up, "down.weight": weights["shared.down.weight"].chunk(num_shared, dim=1)[index]}
-
-
-def expert_balance(u: Tensor, weights: Weights, num_active: int) -> Tensor:
-    """Σ_i f_i P_i over the tokens u (T, D): f_i = N'/(K' T) Σ_t 1(t selects i), P_i = 1/T Σ_t s_{i,t}."""
-    gate = weights["gate.weight"]
-    num_experts, num_tokens = gate.shape[0], u.shape[0]
-    f = [0.0] * num_experts
-    p = [torch.zeros((), dtype=u.dtype)] * num_experts
-    for token in u:
-        s = torch.softmax(gate @ token, dim=0)
-        for i in largest(s, num_active):
-            f[i] += num_experts / (num_active * num_tokens)
-        for i in range(num_experts):
-            p[i] = p[i] + s[i] / num_tokens
-    return sum((f[i] * p[i] for i in range(num_experts)), torch.zeros((), dtype=u.dtype))
 
 
 def aggregate(sources: list[Tensor], weights: Weights, eps: float) -> Tensor:

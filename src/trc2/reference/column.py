@@ -95,15 +95,19 @@ def mixture(u: Tensor, weights: Weights, num_active: int) -> Tensor:
     return out
 
 
-def balance(u: Tensor, weights: Weights) -> Tensor:
-    """A_lb = E Σ_e load_e imp_e over the tokens u (N, D)."""
+def balance(u: Tensor, weights: Weights, num_chosen: int = 1) -> Tensor:
+    """A_lb = E Σ_e load_e imp_e over the tokens u (N, D). The load counts the most probable expert of every token.
+
+    DeepSeekMoE's Σ_i f_i P_i counts all K' experts that a token chooses, each 1 / K'.
+    """
     gate = weights["gate.weight"]
     num_experts, num_tokens = gate.shape[0], u.shape[0]
     load = [0.0] * num_experts
     importance = [torch.zeros((), dtype=u.dtype)] * num_experts
     for token in u:
         p = torch.softmax(gate @ token, dim=0)
-        load[largest(p, 1)[0]] += 1 / num_tokens
+        for e in largest(p, num_chosen):
+            load[e] += 1 / (num_chosen * num_tokens)
         for e in range(num_experts):
             importance[e] = importance[e] + p[e] / num_tokens
     return num_experts * sum((load[e] * importance[e] for e in range(num_experts)), torch.zeros((), dtype=u.dtype))
