@@ -14,7 +14,7 @@ from trc2.metrics.forgetting import TaskSpan, mean
 from trc2.report.run import AUFC, FLOPS, FORGETTING, OWN_LOSS, Measure, Run
 from trc2.report.runs import RunTable
 from trc2.report.tables import NotWritten
-from trc2.system.numbers import number_text
+from trc2.system.numbers import exponential, number_text
 from trc2.system.plot_style import (
     MARKERS,
     MAX_SERIES,
@@ -499,7 +499,9 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
     scores, *rises = figure.panels
     scores.set_title("validation perplexity", pad=16)
     scores.set_yscale("log")
-    scored = {s.task: [(step, _exp(value)) for step, value in log_perplexities(s.task)(run)] for s in drawn}
+    scored = {
+        s.task: [(step, exponential(value) or math.nan) for step, value in log_perplexities(s.task)(run)] for s in drawn
+    }
     ends = [(scores, _draw_run(scores, run, scored))]
     plain_log_ticks(scores.yaxis)
     for axes in rises:
@@ -515,10 +517,6 @@ def run_figure(run: Run, *, is_continued: bool = False) -> Any:
         draw_tasks(axes, run.spans, {}, max(1, run.end))
         label_ends(axes, named)
     return figure.drawing
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if math.isfinite(value) and value < 700 else math.nan
 
 
 def _draw_run(axes: Any, run: Run, points: dict[str, Points]) -> list[tuple[float, str, str]]:

@@ -41,6 +41,7 @@ from trc2.stats.equivalence import decide, margin_from_aa, without_largest
 from trc2.stats.intervals import Interval, mean_interval
 from trc2.stats.paired import compare_all
 from trc2.system.files import refuse_root
+from trc2.system.numbers import exponential
 
 MAX_DEPTH = 4  # levels below a folder that are searched for runs
 TASK_TITLES = {  # (dataset, subset). Subset None stands for any
@@ -318,11 +319,7 @@ def interval_of(values: Sequence[float], *, is_log: bool = False) -> Interval:
     if not is_log or interval.n == 1 or not all(value > 0 for value in values):
         return interval
     logs = mean_interval(math.log(value) for value in values)
-    return Interval(interval.mean, _exp(logs.low), _exp(logs.high), interval.n)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return Interval(interval.mean, exponential(logs.low), exponential(logs.high), interval.n)
 
 
 _counted: dict[str, int] = {}

@@ -30,3 +30,8 @@ def quantity(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.2f}{unit}"
     return f"{value:.0f}"
+
+
+def exponential(value: float) -> float:
+    """e to the power of a logarithm, infinite where Python's own function raises an OverflowError."""
+    return math.inf if value > 700 else math.exp(value)
