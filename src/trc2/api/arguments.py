@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from trc2.config import RunConfig, Section, TaskConfig
 from trc2.config.recipes import merge_layers, recipe_layers
 from trc2.config.run import NAMED_SECTIONS, apply_overrides
-from trc2.config.section import shown
+from trc2.config.section import flat, shown
 from trc2.errors import UserError, did_you_mean
 from trc2.stream.texts import Texts, keep_texts
 
@@ -57,20 +57,19 @@ def listed(overrides: Iterable[str]) -> list[str]:
 
 def as_overrides(settings: Mapping[str, object]) -> list[str]:
     """Sections given by name, `train={"seed": 3}` or `model="transformer"`, as `section.field=value`."""
-    return [override for name, value in settings.items() for override in _flat(name, value)]
+    values = flat(settings)
+    # The name of a backbone or a strategy comes first, because it decides which settings there are.
+    named = [section for section in NAMED_SECTIONS if isinstance(values.get(f"{section}.name"), str)]
+    return [
+        *(f"{section}={values.pop(f'{section}.name')}" for section in named),
+        *(_override(path, value) for path, value in values.items()),
+    ]
 
 
-def _flat(path: str, value: object) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        if path in NAMED_SECTIONS and isinstance(value.get("name"), str):
-            yield f"{path}={value['name']}"  # changes the backbone or strategy, and with it which settings there are
-            value = {name: inner for name, inner in value.items() if name != "name"}
-        for name, inner in value.items():
-            yield from _flat(f"{path}.{name}", inner)
-        return
+def _override(path: str, value: object) -> str:
     plain = value.model_dump(mode="json") if isinstance(value, Section) else value
     try:
-        yield f"{path}={json.dumps(plain, default=_written)}"
+        return f"{path}={json.dumps(plain, default=_written)}"
     except (TypeError, ValueError):
         raise UserError(
             f"{path}={shown(value)} is not a setting: give a number, a word, a list or a dictionary."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from trc2.system.numbers import short
 from trc2.verify.all_checks import GROUPS, Report
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def as_table(report: Report, width: int = 120) -> Table:
         if check.group != group:
             table.add_section()
             group = check.group
-        measured = "–" if check.measured is None else number(check.measured)
-        bound = "–" if check.measured is None else f"{RELATION[check.relation]} {number(check.bound)}"
+        measured = "–" if check.measured is None else short(check.measured)
+        bound = "–" if check.measured is None else f"{RELATION[check.relation]} {short(check.bound)}"
         claim = [check.claim] if has_claims else []
         table.add_row(group, check.name, *claim, measured, bound, MARK[check.passed])
     return table
@@ -45,13 +46,6 @@ def as_table(report: Report, width: int = 120) -> Table:
 def notes(report: Report) -> list[str]:
     """Remarks that explain the numbers, each once."""
     return list(dict.fromkeys(f"{check.group} {check.name}: {check.note}" for check in report.checks if check.note))
-
-
-def number(value: float) -> str:
-    """Short, and exact where it can be."""
-    if not math.isfinite(value):
-        return str(value)
-    return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.2g}"
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
