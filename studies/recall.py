@@ -36,7 +36,6 @@ from trc2.backbones.shell import Backbone
 from trc2.config import RunConfig
 from trc2.config.run import apply_overrides
 from trc2.errors import UserError
-from trc2.nn.keyed import keyed_generator
 from trc2.recall.counts import ORDER, Counts, Ints
 from trc2.recall.gate import Examples, fit_gate
 from trc2.recall.store import packed_bytes
@@ -45,6 +44,7 @@ from trc2.runs.target import find_target
 from trc2.stream.batches import Batch
 from trc2.stream.prepare import prepare_stream
 from trc2.system.files import write_atomically
+from trc2.system.rng import keyed_generator
 from trc2.training.data import StreamData
 
 FRACTIONS = (0.00073, 0.003, 0.012, 0.05, 0.2, 1.0)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trc2.nn.keyed import keyed_generator
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.reference import replay as reference
 from trc2.replay.stores import ReplayStores, cut_chunks, read_chunks, token_dtype
+from trc2.system.rng import keyed_generator
 
 
 @settings(deadline=None, max_examples=60)

@@ -35,8 +35,8 @@ from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import AnyHead, Head
 from trc2.nn.segments import Packed, Segment, rejoin
 from trc2.nn.trunk import Loss, Trunk, TrunkOutput
-from trc2.system.extras import import_bitsandbytes
 from trc2.system.files import reading
+from trc2.system.precision import import_bitsandbytes
 
 ADAPTER, ALL_LINEAR = "default", "all-linear"
 PROBE_LENGTH = 5

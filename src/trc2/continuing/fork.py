@@ -27,7 +27,6 @@ from trc2.continuing.request import ContinuationRequest, starts_over
 from trc2.distributed.group import Ranks
 from trc2.errors import UserError
 from trc2.evaluation.tasks import score_task
-from trc2.nn.keyed import keyed_generator
 from trc2.runs.checkpoint import Checkpoint, load_state, name_of, weights_of
 from trc2.runs.environment import weight_checksums
 from trc2.runs.folder import RunFolder
@@ -38,7 +37,7 @@ from trc2.strategies import build_strategy
 from trc2.stream.cache import digest
 from trc2.system.failpoints import failpoint
 from trc2.system.files import sync_folder, write_atomically
-from trc2.system.rng import rng_unchanged
+from trc2.system.rng import keyed_generator, rng_unchanged
 from trc2.training.loop import Trainer
 from trc2.training.setup import describe_run, keep_metrics_log, prepare_with_progress, set_up_process, warn_on
 from trc2.training.state import Progress

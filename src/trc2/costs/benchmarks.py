@@ -15,7 +15,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, RunConfig
 from trc2.errors import UserError, did_you_mean
 from trc2.generate.sampling import lay_out_for_decoding
-from trc2.nn.keyed import keyed_generator
+from trc2.system.rng import keyed_generator
 from trc2.training.optimizer import build_optimizer
 
 Run = Callable[[], object]

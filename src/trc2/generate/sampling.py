@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from trc2.backbones.compiled import CompiledSteps, Policy
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
-from trc2.nn.keyed import keyed_generator
 from trc2.nn.linear import PlainLinear
 from trc2.stream.tokenizer import Tokenizer
+from trc2.system.rng import keyed_generator
 
 
 def stream_text(

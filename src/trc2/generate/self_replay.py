@@ -11,8 +11,8 @@ import torch
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.generate.sampling import check_top_p, sample_rows
-from trc2.nn.keyed import keyed_generator
 from trc2.stream.tokenizer import Tokenizer
+from trc2.system.rng import keyed_generator
 
 ROWS = 8
 MAX_IDLE_ROUNDS = 8

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from trc2.config import BackboneConfig
 from trc2.nn.host import HostState
-from trc2.nn.keyed import keyed_generator
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.replay.reservoirs import Stretches, last_for_each, uniform_slots, weighted_slots
+from trc2.system.rng import keyed_generator
 
 Keep = Literal["uniform", "loss", "surprise", "balanced"]
 Staged = tuple[Tensor, Tensor]  # chunks of a micro-batch, and a score of how hard each was

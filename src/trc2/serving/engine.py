@@ -17,9 +17,9 @@ from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, sentence_of
 from trc2.generate.sampling import check_finite, lay_out_for_decoding, sample
 from trc2.nn.decoding import Decoding
-from trc2.nn.keyed import keyed_generator
 from trc2.serving.text import GrowingText, token_offsets, token_text
 from trc2.stream.tokenizer import Tokenizer
+from trc2.system.rng import keyed_generator
 
 SCORED_AT_ONCE = 256  # tokens of a prompt whose scores of the whole vocabulary are in memory at once
 Finish = Literal["stop", "length"]

@@ -13,13 +13,13 @@ from torch import Tensor
 from trc2.backbones.shell import Backbone
 from trc2.config import BackboneConfig, StrategyConfig, TrainConfig
 from trc2.config.section import NonNegative, Size
-from trc2.nn.keyed import keyed_generator
 from trc2.nn.segments import pack
 from trc2.nn.trunk import LearningPass, Loss
 from trc2.ops.head_loss import IGNORE_INDEX
 from trc2.replay.reservoirs import last_for_each, uniform_slots
 from trc2.replay.stores import mark_unlabelled, read_chunks
 from trc2.strategies.base import Strategy
+from trc2.system.rng import keyed_generator
 
 
 class Settings(StrategyConfig):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
 
 import torch
 
-from trc2.errors import UserError
+from trc2.errors import UserError, brief
 from trc2.system.machine import peak_memory_bytes
 from trc2.system.torchrun import place_of_process
 
@@ -85,3 +87,19 @@ def peak_memory_gb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return peak_memory_bytes() / 1e9
+
+
+def import_bitsandbytes(setting: str) -> Any:
+    """The package bitsandbytes, for 8-bit optimizers and 4-bit weights. Raises a UserError that names the setting."""
+    try:
+        return import_module("bitsandbytes")
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{setting} needs bitsandbytes: install it with `pip install '.[bitsandbytes]'` in the checkout, on a "
+            "machine with a GPU, or leave the setting out."
+        ) from None
+    except (ImportError, OSError, RuntimeError) as error:  # it loads a library for the GPU that it finds
+        raise UserError(
+            f"{setting} needs bitsandbytes, which cannot be used here ({brief(error)}): repair its installation, or "
+            "leave the setting out."
+        ) from None

@@ -1,7 +1,8 @@
-"""All global random number generators, saved and restored together."""
+"""Random generators that depend on their purpose, and all global ones, saved and restored together."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,15 @@ from torch import Tensor
 
 # numpy's legacy global state is what libraries draw from.
 # ruff: noqa: NPY002
+
+
+def keyed_generator(*key: int | str) -> torch.Generator:
+    """A CPU generator seeded by hashing the key, e.g. `("replay", seed, step, micro_step)`.
+
+    Two different keys give unrelated streams, so a draw does not depend on rank, worker or resume point.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def seed_everything(seed: int) -> None:

@@ -11,7 +11,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import TrainConfig
 from trc2.distributed.sharded import is_divided
 from trc2.errors import UserError
-from trc2.system.extras import import_bitsandbytes
+from trc2.system.precision import import_bitsandbytes
 
 
 def build_optimizer(model: Backbone, config: TrainConfig) -> torch.optim.Optimizer:

@@ -15,12 +15,11 @@ from trc2.config import RunConfig
 from trc2.distributed.group import ALONE, Ranks
 from trc2.distributed.sharded import is_divided, own_rows
 from trc2.errors import UserError, brief
-from trc2.nn.keyed import keyed_generator
 from trc2.replay.controller import JumpState, ReplaySettings, base_settings, boosted, initial_settings, observe_loss
 from trc2.runs.checkpoint import Checkpoint, load_state, pack_optimizer, unpack_optimizer
 from trc2.strategies import build_strategy
 from trc2.system.precision import choose_dtype, loss_scaler
-from trc2.system.rng import restore_rng, rng_state, rng_tensors, rng_unchanged
+from trc2.system.rng import keyed_generator, restore_rng, rng_state, rng_tensors, rng_unchanged
 from trc2.training.guards import check_ranks_agree
 from trc2.training.optimizer import build_optimizer
 from trc2.training.parallel import build_parallel

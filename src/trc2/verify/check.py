@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError
 from trc2.model.hippocampus import Hippocampus
-from trc2.nn.keyed import keyed_generator
+from trc2.system.rng import keyed_generator
 
 EXACT = 1e-12  # "numerical precision" in float64: sums may be taken in another order
 FILLED_EVENTS = 256

@@ -16,8 +16,8 @@ from trc2.backbones.registry import build_model
 from trc2.backbones.saved import load_model
 from trc2.errors import UserError
 from trc2.hf.export import export_run
-from trc2.nn.keyed import keyed_generator
 from trc2.runs.folder import RunFolder
+from trc2.system.rng import keyed_generator
 from trc2.training.optimizer import build_optimizer
 from trc2.training.parallel import build_parallel
 from trc2.training.resume import resume_run

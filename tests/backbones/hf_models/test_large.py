@@ -24,7 +24,7 @@ from trc2.backbones.saved import load_model
 from trc2.config import model_config
 from trc2.hf.export import export_run
 from trc2.nn.head import Head
-from trc2.nn.keyed import keyed_generator
+from trc2.system.rng import keyed_generator
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 from trc2.verify.kill_tests import compare_runs
