@@ -2,6 +2,7 @@
 
 Each picture has a light and a dark version. Each PNG stores a hash of the numbers that it shows.
 `tests/test_docs.py` compares the hash with the runs in `results/`.
+A screenshot is taken by hand, because its server and models are not committed. The page that shows it says when.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from trc2.system.plot_style import Figure, ink, label_ends, palette, plain_log_t
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "results" / "demo"
 TASKS = ("prose", "code", "arithmetic")
+SCREENSHOTS = ("serve-page",)  # taken by hand
 THEMES = {"light": "", "dark": "-dark"}  # theme: what it adds to the name of a file
 Row = tuple[str, list[float], list[float]]  # a configuration with the final losses and AUFCs of its seeds
 

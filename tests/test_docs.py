@@ -124,6 +124,12 @@ def test_pictures_show_the_committed_runs(picture: pictures.Picture, theme: str)
     assert picture.fingerprint().encode() in drawn, "draw them again: python -m docs.pictures"
 
 
+def test_every_picture_is_drawn_from_runs_or_a_screenshot() -> None:
+    names = [*(picture.file for picture in pictures.PICTURES.values()), *pictures.SCREENSHOTS]
+    expected = {f"{name}{theme}.png" for name in names for theme in pictures.THEMES.values()}
+    assert {path.name for path in (ROOT / "docs").rglob("*.png")} == expected
+
+
 def test_the_hash_of_a_picture_changes_with_its_numbers() -> None:
     picture = pictures.PICTURES["forgetting"]
     steps, (first, *others) = pictures.curve("plain", "prose")
