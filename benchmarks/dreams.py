@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trc2 import RunConfig, __version__
 from trc2.config import TaskConfig
 from trc2.continuing.continue_run import continue_run
+from trc2.generate.sampling import Sampling
 from trc2.generate.self_replay import dream
 from trc2.hf.export import export_run
 from trc2.runs.folder import RunFolder
@@ -75,7 +76,7 @@ def rows_of(texts: Iterable[str], path: Path) -> str:
 
 def dreamt(model: Path, seed: int) -> Iterator[str]:
     net, tokenizer = find_target(str(model)).trained_model(print)
-    return (found.text for found in dream(net, tokenizer, tokens=60_000, seed=seed, length=LENGTH))
+    return (found.text for found in dream(net, tokenizer, Sampling(LENGTH, seed=seed), tokens=60_000))
 
 
 def one_seed(seed: int, root: Path) -> dict[str, list[dict[str, float]]]:

@@ -33,7 +33,7 @@ import psutil
 import torch
 import transformers
 
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.runs.target import find_target
 from trc2.stream.tokenizer import train_bpe
 from trc2.versions.registry import Versions
@@ -65,7 +65,7 @@ def generate_alone(folder: Path, tokens: int, seconds: float) -> dict[str, float
     begun, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - begun < seconds:
         start = time.perf_counter()
-        made += len(list(generate_ids(net.eval(), ids, max_new_tokens=tokens, temperature=1, top_p=1, seed=made)))
+        made += len(list(generate_ids(net.eval(), ids, Sampling(max_tokens=tokens, seed=made))))
         times.append(time.perf_counter() - start)
     took, used = time.perf_counter() - begun, time.process_time() - used
     return {"tokens_per_second": made / took, "tokens_per_cpu_second": made / used, **quantiles(times)}

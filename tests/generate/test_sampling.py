@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import excited, tiny_config
 from trc2 import CortexNet, UserError
 from trc2.backbones.saved import save_model
-from trc2.generate.sampling import generate_ids, lay_out_for_decoding, sample, stream_text
+from trc2.generate.sampling import Sampling, generate_ids, lay_out_for_decoding, sample, stream_text
 from trc2.stream.tokenizer import train_bpe
 
 
@@ -27,14 +27,14 @@ def test_a_sample_comes_from_the_smallest_set_that_holds_top_p(
 ) -> None:
     logits = torch.tensor(scores, dtype=torch.float64)
     probabilities = (logits / temperature).softmax(0)
-    token = sample(logits, temperature, top_p, torch.Generator().manual_seed(0))
+    token = sample(logits, Sampling(temperature=temperature, top_p=top_p), torch.Generator().manual_seed(0))
     better = probabilities[probabilities > probabilities[token]].sum()
     assert float(better) < top_p + 1e-9
 
 
 def test_ids_follow_the_uncached_network() -> None:
     model = net().eval()
-    made = list(generate_ids(model, [3, 4], max_new_tokens=10, temperature=0, top_p=1, seed=0))
+    made = list(generate_ids(model, [3, 4], Sampling(max_tokens=10, temperature=0)))
     ids = [3, 4]
     for token in made:
         assert token == int(model(torch.tensor([ids]))[0][0, -1].argmax())
@@ -44,9 +44,9 @@ def test_ids_follow_the_uncached_network() -> None:
 
 def test_it_stops_at_the_last_position_and_at_the_end_token() -> None:
     model = net(max_positions=8)
-    assert len(list(generate_ids(model, [1, 2], max_new_tokens=50, temperature=0, top_p=1, seed=0))) == 6
-    first = next(iter(generate_ids(model, [1, 2], max_new_tokens=5, temperature=0, top_p=1, seed=0)))
-    ended = generate_ids(model, [1, 2], max_new_tokens=5, temperature=0, top_p=1, seed=0, end=first)
+    assert len(list(generate_ids(model, [1, 2], Sampling(max_tokens=50, temperature=0)))) == 6
+    first = next(iter(generate_ids(model, [1, 2], Sampling(max_tokens=5, temperature=0))))
+    ended = generate_ids(model, [1, 2], Sampling(max_tokens=5, temperature=0), end=first)
     assert list(ended) == []
 
 
@@ -55,13 +55,9 @@ def test_streamed_pieces_are_whole_characters_and_add_up() -> None:
     model = net()
     with torch.no_grad():
         model.cortex.embedding.weight.normal_(generator=torch.Generator().manual_seed(3))
-    pieces = list(stream_text(model, tokenizer, "日", max_new_tokens=40, seed=4))
-    ids = list(
-        generate_ids(
-            model, tokenizer.encode_batch(["日"])[0], max_new_tokens=40, temperature=1, top_p=1, seed=4,
-            end=tokenizer.end_of_text,
-        )
-    )  # fmt: skip
+    sampling = Sampling(max_tokens=40, seed=4)
+    pieces = list(stream_text(model, tokenizer, "日", sampling))
+    ids = list(generate_ids(model, tokenizer.encode_batch(["日"])[0], sampling, end=tokenizer.end_of_text))
     assert "".join(pieces) == tokenizer.decode(ids)
 
 
@@ -77,9 +73,8 @@ def test_streamed_pieces_are_whole_characters_and_add_up() -> None:
     ],
 )
 def test_bad_options_are_told(options: dict[str, float], told: str) -> None:
-    settings = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "seed": 0, **options}
     with pytest.raises(UserError, match=told):
-        next(iter(generate_ids(net(), [1], **settings)))  # type: ignore[arg-type]
+        next(iter(generate_ids(net(), [1], Sampling(1, **options))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -89,13 +84,13 @@ def test_a_broken_model_is_told(odd: float, temperature: float) -> None:
     with torch.no_grad():
         model.cortex.embedding.weight[5] = odd
     with pytest.raises(UserError, match="are not finite: it is broken"):
-        next(iter(generate_ids(model, [1], max_new_tokens=1, temperature=temperature, top_p=1.0, seed=0)))
+        next(iter(generate_ids(model, [1], Sampling(max_tokens=1, temperature=temperature))))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-40, 1e-30, 1e-15, 1e300])
 def test_any_temperature_gives_a_token(temperature: float) -> None:
     logits = torch.tensor([0.0, 20.0, 1.0])
-    token = sample(logits, temperature, 1.0, torch.Generator().manual_seed(0))
+    token = sample(logits, Sampling(temperature=temperature), torch.Generator().manual_seed(0))
     assert token == 1 if temperature < 1 else token in (0, 1, 2)
 
 
@@ -104,24 +99,24 @@ def test_tokens_that_the_tokenizer_does_not_know_are_left_out() -> None:
     model = net()
     with torch.no_grad():
         model.cortex.embedding.weight[tokenizer.vocab_size :] *= 50
-    made = list(generate_ids(model, [1], max_new_tokens=20, temperature=1.0, top_p=1.0, seed=0))
+    made = list(generate_ids(model, [1], Sampling(max_tokens=20)))
     assert max(made) >= tokenizer.vocab_size
-    pieces = list(stream_text(model, tokenizer, "a", max_new_tokens=10**12, seed=0))
+    pieces = list(stream_text(model, tokenizer, "a", Sampling(max_tokens=10**12)))
     assert isinstance("".join(pieces), str)
 
 
 def test_a_prompt_longer_than_the_model_is_told() -> None:
     with pytest.raises(UserError, match="has 9 tokens, but the model has 8 positions"):
-        next(iter(generate_ids(net(max_positions=8), [1] * 9, max_new_tokens=1, temperature=1, top_p=1, seed=0)))
+        next(iter(generate_ids(net(max_positions=8), [1] * 9, Sampling(max_tokens=1))))
 
 
 def test_the_layout_for_decoding_changes_no_text_and_no_file(tmp_path: Path) -> None:
     model = net()
-    settings = {"max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0}
-    before = list(generate_ids(model, [1, 2, 3], **settings))
+    sampling = Sampling(max_tokens=12, temperature=0.0)
+    before = list(generate_ids(model, [1, 2, 3], sampling))
     save_model(model, tmp_path / "before")
     lay_out_for_decoding(model)
-    assert list(generate_ids(model, [1, 2, 3], **settings)) == before
+    assert list(generate_ids(model, [1, 2, 3], sampling)) == before
     assert model.cortex.columns[0].attention.qkv.weight.stride(0) == 1
     save_model(model, tmp_path / "after")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("before", "after")]
@@ -130,4 +125,4 @@ def test_the_layout_for_decoding_changes_no_text_and_no_file(tmp_path: Path) -> 
 
 def test_a_top_p_that_float32_rounds_to_zero_leaves_the_likeliest_token() -> None:
     logits = torch.tensor([0.0, 2.0, 1.0])
-    assert sample(logits, 1.0, 2.5e-59, torch.Generator().manual_seed(0)) == 1
+    assert sample(logits, Sampling(top_p=2.5e-59), torch.Generator().manual_seed(0)) == 1

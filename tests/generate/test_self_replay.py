@@ -14,6 +14,7 @@ from tests.command import trc2
 from tests.conftest import tiny_config
 from trc2 import RunConfig, UserError
 from trc2.backbones.registry import build_model
+from trc2.generate.sampling import Sampling
 from trc2.generate.self_replay import dream
 from trc2.runs.folder import RunFolder
 from trc2.stream.tokenizer import train_bpe
@@ -29,16 +30,16 @@ def test_the_same_seed_dreams_the_same_and_no_dream_comes_twice() -> None:
     tokenizer = train_bpe(["apple pear plum"], 280)
     net = build_model(tiny_config(vocab_size=280, replay=False), torch.Generator().manual_seed(0))
 
-    def texts(**settings: float) -> list[str]:
-        return [found.text for found in dream(net, tokenizer, tokens=300, length=20, **settings)]  # type: ignore[arg-type]
+    def texts(seed: int) -> list[str]:
+        return [found.text for found in dream(net, tokenizer, Sampling(20, seed=seed), tokens=300)]
 
-    assert texts(seed=1) == texts(seed=1) != texts(seed=2)
-    assert len(set(texts(seed=1))) == len(texts(seed=1))
-    assert 300 <= sum(found.tokens for found in dream(net, tokenizer, tokens=300, length=20)) < 320
-    few = list(dream(net, tokenizer, tokens=300, length=2, temperature=1e-6))
+    assert texts(1) == texts(1) != texts(2)
+    assert len(set(texts(1))) == len(texts(1))
+    assert 300 <= sum(found.tokens for found in dream(net, tokenizer, Sampling(20), tokens=300)) < 320
+    few = list(dream(net, tokenizer, Sampling(2, temperature=1e-6), tokens=300))
     assert len(few) <= 1  # it repeats itself, and stops
     with pytest.raises(UserError, match="temperature=0 is not above 0"):
-        list(dream(net, tokenizer, tokens=1, temperature=0))
+        list(dream(net, tokenizer, Sampling(temperature=0), tokens=1))
 
 
 def test_a_model_with_an_infinite_weight_is_told_not_sampled() -> None:
@@ -47,7 +48,7 @@ def test_a_model_with_an_infinite_weight_is_told_not_sampled() -> None:
     with torch.no_grad():
         net.get_input_embeddings().weight[7] = torch.inf
     with pytest.raises(UserError, match="not finite: it is broken"):
-        list(dream(net, tokenizer, tokens=50, length=20))
+        list(dream(net, tokenizer, Sampling(20), tokens=50))
 
 
 def test_a_run_dreams_into_a_file_that_fills_the_stores_of_the_next_one(

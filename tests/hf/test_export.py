@@ -17,7 +17,7 @@ import trc2.hf  # noqa: F401  # registers the Auto classes
 from trc2 import UserError
 from trc2.backbones.saved import load_config, load_model
 from trc2.cli import app
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.hf.export import export_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from trc2.runs.folder import RunFolder
@@ -36,7 +36,7 @@ def test_the_round_trip_gives_the_same_logits_and_text(trained: Path, tmp_path: 
     torch.testing.assert_close(model(inputs["input_ids"]).logits, own(inputs["input_ids"])[0], atol=1e-6, rtol=1e-6)
     assert model.net.num_events == own.num_events > 0
     made = model.generate(inputs["input_ids"], max_new_tokens=6, do_sample=False)
-    pieces = stream_text(own, read_tokenizer(trained), "apple pear plum", max_new_tokens=6, temperature=0)
+    pieces = stream_text(own, read_tokenizer(trained), "apple pear plum", Sampling(max_tokens=6, temperature=0))
     assert tokenizer.decode(made[0], skip_special_tokens=True) == "apple pear plum" + "".join(pieces)
 
 

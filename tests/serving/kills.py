@@ -31,7 +31,7 @@ from rich.console import Console
 
 from tests.conftest import TINY_TASKS, tiny_run_config, write_task
 from tests.serving.postgres import find_control, new_database, run_postgres
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.runs.environment import git_revision
 from trc2.runs.target import find_target
 from trc2.training.setup import start_run
@@ -204,7 +204,7 @@ def weights(versions: Versions) -> list[list[str]]:
 
 def expected_text(version: Any) -> str:
     net, tokenizer = find_target(str(version.model)).trained_model(lambda _: None)
-    return "".join(stream_text(net, tokenizer, PROMPT, max_new_tokens=TOKENS, seed=1))
+    return "".join(stream_text(net, tokenizer, PROMPT, Sampling(max_tokens=TOKENS, seed=1)))
 
 
 def wait_for_progress(versions: Versions) -> None:

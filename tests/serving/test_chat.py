@@ -12,7 +12,7 @@ import pytest
 
 from tests.serving.conftest import client_of
 from trc2 import UserError
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.serving.chat import read_template
 from trc2.serving.server import Server, ServerSettings
 from trc2.stream.tokenizer import read_tokenizer
@@ -41,9 +41,7 @@ def test_a_conversation_is_written_by_the_template_and_answered(chat_server: Ser
     tokenizer = model.engine.tokenizer
     user = tokenizer.encode_batch(["<|user|>apple"])[0]
     ids = [*user, tokenizer.end_of_text, *tokenizer.encode_batch(["\n<|assistant|>"])[0]]
-    made = generate_ids(
-        model.engine.net, ids, max_new_tokens=10, temperature=0, top_p=1, seed=0, end=tokenizer.end_of_text
-    )
+    made = generate_ids(model.engine.net, ids, Sampling(max_tokens=10, temperature=0), end=tokenizer.end_of_text)
     expected = tokenizer.decode(list(made))
     with client_of(chat_server) as client:
         messages = [{"role": "user", "content": [{"type": "text", "text": "apple"}]}]

@@ -62,7 +62,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def expected(server: Server, prompt: str) -> str:
-    return written(server, prompt, max_new_tokens=12, temperature=0.0, seed=1)
+    return written(server, prompt, max_tokens=12, temperature=0.0, seed=1)
 
 
 def test_litellm(server: Server) -> None:
@@ -126,7 +126,7 @@ def harness_rows(server: Server, folder: Path) -> list[dict[str, Any]]:
     for number in range(NUM_DOCUMENTS):
         words = choose.choices(WORDS.split(), k=choose.randint(1, 6))
         text = " ".join([*words, "größer"] if number % 5 == 0 else words)
-        whole = written(server, text, max_new_tokens=12, temperature=0.0)
+        whole = written(server, text, max_tokens=12, temperature=0.0)
         answer = min((whole.partition(stop)[0] for stop in ("s", "größ")), key=len)
         rows.append({"text": text, "answer": answer if number % 3 == 0 and answer else " " + choose.choice(words)})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -182,7 +182,7 @@ def test_the_harness_gets_the_numbers_of_our_own_command(server: Server, folder:
         greedy.append(str(is_greedy))
     assert {"True", "False"} <= set(greedy)
     for sample, row in zip(samples("written"), rows, strict=True):
-        whole = written(server, row["text"], max_new_tokens=12, temperature=0.0)
+        whole = written(server, row["text"], max_tokens=12, temperature=0.0)
         assert sample["filtered_resps"] == [min((whole.partition(stop)[0] for stop in ("s", "größ")), key=len)]
 
     ours = json.loads(told("trc2", "lm-eval", str(folder), "--tasks", names, "--include", tasks, "--json"))

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.serving.conftest import WORDS, Start, client_of, eventually, held
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.serving.answers import AnswerLimits, Asked
 from trc2.serving.app import make_app
 from trc2.serving.server import Limits, Server
@@ -27,7 +27,7 @@ def served(server: Server) -> ServedModel:
 
 def written(server: Server, prompt: str, **settings: Any) -> str:
     engine = served(server).engine
-    return "".join(stream_text(engine.net, engine.tokenizer, prompt, **settings))
+    return "".join(stream_text(engine.net, engine.tokenizer, prompt, Sampling(**settings)))
 
 
 def send(
@@ -45,7 +45,7 @@ def send(
 def test_an_answer_is_what_generate_writes_and_names_its_version(server: Server, client: openai.OpenAI) -> None:
     for settings in ({"temperature": 0.0, "seed": 0}, {"temperature": 0.9, "seed": 7}):
         answer = client.completions.create(model="latest", prompt="apple pear", max_tokens=20, **settings)
-        assert answer.choices[0].text == written(server, "apple pear", max_new_tokens=20, **settings)
+        assert answer.choices[0].text == written(server, "apple pear", max_tokens=20, **settings)
         assert answer.model == "words"
         assert answer.system_fingerprint == served(server).fingerprint
         assert answer.system_fingerprint.startswith("words@")
@@ -75,7 +75,7 @@ def test_streams_of_many_clients_are_each_what_generate_writes(server: Server, c
             asked = [pool.submit(stream, number) for number in range(12)]
             assert eventually(lambda: engine.num_waiting == 11)  # one has begun
         said = [one.result() for one in asked]
-    assert said == [written(server, prompts[number % 6], max_new_tokens=24, seed=number) for number in range(12)]
+    assert said == [written(server, prompts[number % 6], max_tokens=24, seed=number) for number in range(12)]
     assert engine.largest_batch > 1
 
 
@@ -87,11 +87,11 @@ def test_prompts_can_be_texts_or_tokens_and_each_has_n_choices(server: Server, c
     assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in by_text.choices] == [choice.text for choice in by_token.choices]
     assert client.completions.create(prompt=ids[1], **settings).choices[0].text == by_text.choices[2].text
-    assert by_text.choices[0].text == written(server, "apple", max_new_tokens=8, seed=3)
+    assert by_text.choices[0].text == written(server, "apple", max_tokens=8, seed=3)
 
 
 def test_a_stop_sequence_ends_the_answer_before_it(server: Server, client: openai.OpenAI) -> None:
-    whole = written(server, "apple", max_new_tokens=30, temperature=0.0)
+    whole = written(server, "apple", max_tokens=30, temperature=0.0)
     stop = whole[3:5]
     settings: dict[str, Any] = {"model": "words", "prompt": "apple", "max_tokens": 30, "temperature": 0, "stop": [stop]}
     answer = client.completions.create(**settings)
@@ -110,7 +110,7 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, client: openai.Ope
     tokens = [token for choice in choices for token in choice.logprobs.tokens]
     scores = [score for choice in choices for score in choice.logprobs.token_logprobs]
     offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
-    assert text == "saw axe" + written(server, "saw axe", max_new_tokens=3, temperature=0.0)
+    assert text == "saw axe" + written(server, "saw axe", max_tokens=3, temperature=0.0)
     assert scores[0] is None
     assert all(score <= 0 for score in scores[1:])
     assert len(tokens) == len(scores) == len(offsets)
@@ -317,4 +317,4 @@ def test_the_seed_that_was_used_is_named(server: Server, client: openai.OpenAI, 
     seed = int(raw.headers["x-seed"])
     answer = raw.parse()
     text = "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
-    assert text == written(server, "apple", max_new_tokens=9, seed=seed)
+    assert text == written(server, "apple", max_tokens=9, seed=seed)

@@ -18,7 +18,7 @@ import pytest
 from tests.serving.conftest import client_of, eventually
 from tests.serving.kills import ServerProcess
 from tests.small_disk import SmallDisk
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.runs.target import find_target
 from trc2.serving.server import Server, ServerSettings
 from trc2.versions.registry import Versions
@@ -51,7 +51,7 @@ def test_a_full_disk_is_said_and_nothing_half_stays(words_model: Path, tmp_path:
 
 def test_a_server_that_stood_still_goes_on_with_right_answers(words_model: Path, tmp_path: Path) -> None:
     net, tokenizer = find_target(str(words_model)).trained_model(lambda _: None)
-    expected = "".join(stream_text(net, tokenizer, "apple", max_new_tokens=20, seed=1))
+    expected = "".join(stream_text(net, tokenizer, "apple", Sampling(max_tokens=20, seed=1)))
     server = ServerProcess(words_model, tmp_path / "data")
     server.start()
     assert server.process is not None

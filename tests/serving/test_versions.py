@@ -20,7 +20,7 @@ from tests.serving.test_completions import send
 from tests.test_commands import make_llama
 from tests.versions.conftest import flip
 from trc2 import UserError
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.runs.target import find_target
 from trc2.serving.server import Limits
 from trc2.serving.shelf import Choice, OneModel, ServedModel, Shelf, VersionsFolder
@@ -45,7 +45,7 @@ def expected(versions: Versions, number: int) -> dict[tuple[str, str], str]:
     for version in versions.all():
         net, tokenizer = find_target(str(version.model)).trained_model(lambda _: None)
         for prompt in PROMPTS:
-            said = stream_text(net, tokenizer, prompt, max_new_tokens=number, temperature=0.9, seed=5)
+            said = stream_text(net, tokenizer, prompt, Sampling(max_tokens=number, temperature=0.9, seed=5))
             texts[version.name, prompt] = "".join(said)
     return texts
 

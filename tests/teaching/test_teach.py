@@ -18,7 +18,7 @@ from trc2.backbones.shell import Backbone
 from trc2.config import TaskConfig
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.request import ContinuationRequest, child_config
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.recall.gate import MAX_RISE
 from trc2.recall.store import read_store, store_path
 from trc2.runs.folder import RunFolder
@@ -146,8 +146,7 @@ def test_generation_is_deterministic_and_equals_the_network_without_a_cache(save
     prompt = tokenizer.encode_batch(["ada met dan"])[0]
 
     def generated(temperature: float, seed: int = 0) -> list[int]:
-        settings = {"max_new_tokens": 12, "temperature": temperature, "top_p": 0.9, "seed": seed}
-        return list(generate_ids(net, prompt, **settings))
+        return list(generate_ids(net, prompt, Sampling(12, temperature, 0.9, seed)))
 
     assert generated(1.0) == generated(1.0)
     ids = list(prompt)

@@ -10,7 +10,7 @@ from trc2.config import RunConfig
 from trc2.config.stream import StreamConfig
 from trc2.errors import UserError
 from trc2.evaluation.score import score_target
-from trc2.generate.sampling import stream_text
+from trc2.generate.sampling import Sampling, stream_text
 from trc2.recall.store import StoredDocument
 from trc2.runs.target import find_target
 from trc2.stream.document import Document
@@ -49,11 +49,8 @@ class TrainedFolder:
         if memory not in ("read", "off"):
             raise UserError(f"memory={memory!r} is not known: use 'read' or 'off'.")
         net, tokenizer = find_target(str(self.folder)).trained_model(self._warn)
-        pieces = stream_text(
-            net, tokenizer, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
-            read_memory=memory == "read",
-        )  # fmt: skip
-        return "".join(pieces)
+        sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+        return "".join(stream_text(net, tokenizer, prompt, sampling, read_memory=memory == "read"))
 
     def evaluate(self, texts: Texts, *, memory: Literal["read", "off"] = "read") -> dict[str, float]:
         """Loss, perplexity, bits per byte and so on of texts that the model may never have seen."""

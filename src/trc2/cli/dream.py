@@ -29,7 +29,7 @@ def dream_(
 
     Every row says which model, seed, temperature and place it came from.
     """
-    from trc2.generate.sampling import lay_out_for_decoding
+    from trc2.generate.sampling import Sampling, lay_out_for_decoding
     from trc2.generate.self_replay import dream
     from trc2.runs.target import find_target
     from trc2.system.files import make_folder, write_atomically
@@ -46,9 +46,7 @@ def dream_(
     settings = {"model": target, "seed": seed, "temperature": temperature, "top_p": top_p}
     rows, made = [], 0
     with progress("dreaming") as watch:
-        for sample in dream(
-            net, tokenizer, tokens=tokens, seed=seed, temperature=temperature, top_p=top_p, length=length
-        ):
+        for sample in dream(net, tokenizer, Sampling(length, temperature, top_p, seed), tokens=tokens):
             made += sample.tokens
             origin = {**settings, "round": sample.round, "row": sample.row, "tokens": sample.tokens}
             rows.append(json.dumps({"text": sample.text, "dream": origin}, ensure_ascii=False))

@@ -28,22 +28,14 @@ def generate(
     ] = "auto",
 ) -> None:
     """Continue a prompt, token by token."""
-    from trc2.generate.sampling import lay_out_for_decoding, stream_text
+    from trc2.generate.sampling import Sampling, lay_out_for_decoding, stream_text
     from trc2.runs.target import find_target
     from trc2.versions.find import model_folder
 
     net, tokenizer = find_target(str(model_folder(Path(target)))).trained_model(warn)
     lay_out_for_decoding(net, policy)
     print(plain(prompt), end="", flush=True)
-    for piece in stream_text(
-        net,
-        tokenizer,
-        prompt,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        read_memory=memory == "read",
-    ):
+    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    for piece in stream_text(net, tokenizer, prompt, sampling, read_memory=memory == "read"):
         print(plain(piece), end="", flush=True)
     print()

@@ -10,7 +10,7 @@ from trc2.backbones.saved import load_model, trained_length
 from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.request import MIN_DIVIDED
 from trc2.errors import UserError
-from trc2.generate.sampling import lay_out_for_decoding
+from trc2.generate.sampling import Sampling, lay_out_for_decoding
 from trc2.generate.self_replay import dream
 from trc2.runs.environment import weight_checksums
 from trc2.runs.folder import RunFolder
@@ -62,7 +62,7 @@ def _generate(parent: Path, config: RunConfig, tokens: int, length: int, watch: 
     settings = config.stream.tokenizer
     tokenizer = load_tokenizer(settings, None).with_settings(settings.special_in_text, settings.begin_of_text)
     texts, made = [], 0
-    for sample in dream(net, tokenizer, tokens=tokens, seed=config.train.seed, length=length):
+    for sample in dream(net, tokenizer, Sampling(length, seed=config.train.seed), tokens=tokens):
         texts.append(sample.text)
         made += sample.tokens
         watch(f"dreaming: {len(texts):,} texts, {made:,} tokens")

@@ -25,7 +25,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, brief
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.metrics.lm_eval import Score
 from trc2.runs.target import find_target
 from trc2.stream.tokenizer import Tokenizer
@@ -122,10 +122,8 @@ class NetworkLM(TemplateLM):
             temperature = float(settings.get("temperature", 0.0)) if settings.get("do_sample") else 0.0
             made: list[int] = []
             text = ""
-            for token in generate_ids(
-                self.net, prompt, max_new_tokens=limit, temperature=temperature,
-                top_p=float(settings.get("top_p", 1.0)), seed=0, read_memory=self.reads_memory, end=self.eot_token_id,
-            ):  # fmt: skip
+            sampling = Sampling(limit, temperature, float(settings.get("top_p", 1.0)))
+            for token in generate_ids(self.net, prompt, sampling, read_memory=self.reads_memory, end=self.eot_token_id):
                 made.append(token)
                 text = self.our_tokenizer.decode(made)
                 if any(stop in text for stop in stops):

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from trc2.errors import UserError
-from trc2.serving.engine import EngineClosed, Event, Failure, Piece, PromptScores, Sampling, Ticket, TokenScore
+from trc2.serving.engine import AnswerSampling, EngineClosed, Event, Failure, Piece, PromptScores, Ticket, TokenScore
 from trc2.serving.shelf import ServedModel, Shelf
 from trc2.serving.text import token_text
 from trc2.serving.wire import (
@@ -55,7 +55,7 @@ class Asked:
 
     model: ServedModel
     prompts: list[list[int]]
-    sampling: Sampling
+    sampling: AnswerSampling
     events: asyncio.Queue[Event]
     ticket: Ticket
     id: str
@@ -110,7 +110,7 @@ class Asked:
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=total)
 
 
-Prepared = tuple[list[list[int]], Sampling, list[int]]
+Prepared = tuple[list[list[int]], AnswerSampling, list[int]]
 
 
 async def begin(
@@ -183,7 +183,7 @@ async def begin_completion(shelf: Shelf, request: CompletionRequest, limits: Ans
 
     def prepare(model: ServedModel) -> Prepared:
         prompts = [model.engine.encode(one) if isinstance(one, str) else one for one in given]
-        sampling = Sampling(
+        sampling = AnswerSampling(
             **_sampling(request, limits, request.max_tokens, DEFAULT_MAX_TOKENS),
             logprobs=request.logprobs,
             scores_prompt=bool(request.echo) and request.logprobs is not None,
@@ -313,7 +313,7 @@ async def begin_chat(shelf: Shelf, request: ChatRequest, limits: AnswerLimits) -
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         room = max(1, model.engine.max_positions - len(prompt))
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return [prompt], Sampling(**_sampling(request, limits, most, room), logprobs=logprobs), [0]
+        return [prompt], AnswerSampling(**_sampling(request, limits, most, room), logprobs=logprobs), [0]
 
     return await begin(shelf, request, prepare, "chatcmpl")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trc2.backbones.shell import Backbone
 from trc2.errors import UserError, sentence_of
-from trc2.generate.sampling import check_finite, lay_out_for_decoding, sample
+from trc2.generate.sampling import Sampling, check_finite, lay_out_for_decoding, sample
 from trc2.nn.decoding import Decoding
 from trc2.serving.text import GrowingText, token_offsets, token_text
 from trc2.stream.tokenizer import Tokenizer
@@ -30,13 +30,9 @@ class EngineClosed(UserError):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class AnswerSampling(Sampling):
     """How an answer is drawn. `logprobs` is how many of the likeliest tokens are named. None names no scores at all."""
 
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     choices: int = 1
@@ -88,7 +84,7 @@ class Ticket:
     """A request inside the engine. `deliver` is called on the engine's thread, in order."""
 
     prompts: tuple[tuple[int, ...], ...]
-    sampling: Sampling
+    sampling: AnswerSampling
     deliver: Callable[[Event], None]
     is_cancelled: bool = False
 
@@ -163,7 +159,9 @@ class Engine:
         begin = self.tokenizer.begin_of_text
         return [*begin, *self.tokenizer.encode_batch([text])[0]] or [self.tokenizer.end_of_text]
 
-    def submit(self, prompts: Sequence[Sequence[int]], sampling: Sampling, deliver: Callable[[Event], None]) -> Ticket:
+    def submit(
+        self, prompts: Sequence[Sequence[int]], sampling: AnswerSampling, deliver: Callable[[Event], None]
+    ) -> Ticket:
         """Begin a request. Choice `i` of prompt `p` has the number `p * choices + i`."""
         for prompt in prompts:
             self.check_prompt(prompt)
@@ -308,7 +306,7 @@ class Engine:
     def _advance(self, row: _Row, logits: Tensor) -> bool:
         """Draw the next token of a row and deliver what it gained. Returns whether the row goes on."""
         sampling = row.ticket.sampling
-        token = sample(logits, sampling.temperature, sampling.top_p, row.rng)
+        token = sample(logits, sampling, row.rng)
         if token == self.tokenizer.end_of_text:
             if sampling.scores_prompt:  # the harness asks for one token and takes the last score for that token's
                 row.unsent.append(self._score(token, logits, row.offset, sampling))
@@ -337,7 +335,7 @@ class Engine:
         row.unsent = row.unsent[len(tokens) :]
         row.ticket.deliver(Piece(row.choice, text, tokens, finish, len(row.text.ids)))
 
-    def _score(self, token: int, logits: Tensor | None, offset: int, sampling: Sampling) -> TokenScore:
+    def _score(self, token: int, logits: Tensor | None, offset: int, sampling: AnswerSampling) -> TokenScore:
         text = token_text(self.tokenizer, token)
         if logits is None:
             return TokenScore(token, text, offset, None)

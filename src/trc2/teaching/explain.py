@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trc2.errors import UserError, plain
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.recall.gate import gate_features
 from trc2.recall.reader import Recall
 from trc2.recall.store import Store, read_store
@@ -72,9 +72,7 @@ def explain(folder: str, prompt: str, warn: Warn, *, max_new_tokens: int = 0) ->
     if not ids:
         raise UserError("The prompt is empty: give the beginning of a text.")
     num_prompt = len(ids)
-    ids += generate_ids(
-        net, ids, max_new_tokens=max_new_tokens, temperature=0, top_p=1, seed=0, end=tokenizer.end_of_text
-    )
+    ids += generate_ids(net, ids, Sampling(max_new_tokens, temperature=0), end=tokenizer.end_of_text)
     if len(ids) < 2:
         raise UserError("The prompt has one token, which has no context: give a longer one.")
     if len(ids) - 1 > net.config.max_positions:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trc2.backbones.shell import Backbone
+from trc2.generate.sampling import Sampling
 from trc2.generate.self_replay import dream
 from trc2.ops.dtypes import at_least_float32
 from trc2.recall.counts import Counts, Ints
@@ -82,7 +83,7 @@ def windows(documents: list[list[int]], limit: int) -> tuple[Ints, ...]:
 
 
 def _sampled(net: Backbone, tokenizer: Tokenizer) -> tuple[Ints, ...]:
-    samples = dream(net, tokenizer, tokens=KEEP_TOKENS, seed=0, length=DREAM_LENGTH)
+    samples = dream(net, tokenizer, Sampling(DREAM_LENGTH), tokens=KEEP_TOKENS)
     texts = tokenizer.encode_batch([sample.text for sample in samples])
     return windows([[*tokenizer.begin_of_text, *ids] for ids in texts], KEEP_TOKENS)
 

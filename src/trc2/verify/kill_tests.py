@@ -20,6 +20,7 @@ from trc2.config import RunConfig, TaskConfig
 from trc2.continuing.acceptance import ACCEPTANCE_FILE, REFUSED, Verdict, judge_child
 from trc2.continuing.continue_run import continue_run
 from trc2.continuing.trial_runs import save_trial_runs, try_shares
+from trc2.generate.sampling import Sampling
 from trc2.generate.self_replay import dream
 from trc2.hf.export import export_run
 from trc2.metrics.text import text_scores
@@ -173,7 +174,7 @@ def _trials(folder: Path) -> dict[str, Trial]:
 
     def dream_texts(target: Path) -> None:
         net, tokenizer = find_target(str(trained)).trained_model(QUIET.print)
-        texts = [sample.text for sample in dream(net, tokenizer, tokens=100, seed=0, length=16)]
+        texts = [sample.text for sample in dream(net, tokenizer, Sampling(16), tokens=100)]
         make_folder(target)
         write_atomically(target / "dreams.jsonl", json.dumps(texts).encode())
 

@@ -18,7 +18,7 @@ from trc2.backbones.saved import load_model
 from trc2.config import model_config
 from trc2.config.pretrained import HFConfig, copy_model_files
 from trc2.errors import UserError
-from trc2.generate.sampling import generate_ids
+from trc2.generate.sampling import Sampling, generate_ids
 from trc2.runs.environment import weight_checksums
 from trc2.runs.target import find_target
 from trc2.training.setup import start_run
@@ -162,7 +162,7 @@ def test_values_of_a_wrong_type_are_a_sentence_or_harmless(llama: Path, changes:
     rewrite(llama, **changes)
     with contextlib.suppress(UserError):
         net = load_model(llama).eval()
-        next(generate_ids(net, [1, 2], max_new_tokens=1, temperature=0.0, top_p=1.0, seed=0))
+        next(generate_ids(net, [1, 2], Sampling(max_tokens=1, temperature=0.0)))
 
 
 @pytest.mark.parametrize("name", ["../elsewhere/w.safetensors", "w.bin", "/w.safetensors", ".."])
