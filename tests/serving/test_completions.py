@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from pydantic import ValidationError
 
 from tests.serving.conftest import WORDS, Start, client_of, eventually, held
 from trc2.generate.sampling import Sampling, stream_text
@@ -19,6 +20,7 @@ from trc2.serving.answers import AnswerLimits, Asked
 from trc2.serving.app import make_app
 from trc2.serving.server import Limits, Server
 from trc2.serving.shelf import ServedModel
+from trc2.serving.wire import MAX_PROBLEMS, ApiError, ChatRequest, CompletionRequest, parse
 
 
 def served(server: Server) -> ServedModel:
@@ -164,6 +166,7 @@ def test_bad_requests_arrive_as_the_clients_own_errors(
         ("POST", "/v1/completions", b'{"model": "words", "temperature": NaN}', 400, "invalid_value"),
         ("POST", "/v1/completions", b'{"model": "\\ud800"}', 400, "invalid_json"),
         ("POST", "/v1/completions", b"x" * (5 * 2**20), 413, "request_too_large"),
+        ("POST", "/v1/completions", b'{"model": "words", "prompt": "' + b"x" * 2**20 + b'"}', 400, "invalid_prompt"),
         ("GET", "/v1/completions", None, 405, "method_not_allowed"),
         ("GET", "/v1/assistants", None, 404, "unknown_url"),
         ("GET", "/v1/models/none", None, 404, "model_not_found"),
@@ -176,6 +179,31 @@ def test_every_refusal_has_the_shape_of_an_error(
     assert (got, content["error"]["code"]) == (status, code)
     assert set(content["error"]) == {"message", "type", "param", "code"}
     assert headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, b'{"model": "words", "prompt": [%s]}' % b",".join([b"[-1]"] * 10**5)),
+        (CompletionRequest, b'{"model": "words", "prompt": [%s]}' % b",".join([b"{}"] * 10**5)),
+        (CompletionRequest, b"{%s}" % b",".join(b'"%x": 1' % number for number in range(10**5))),
+        (
+            ChatRequest,
+            b'{"model": "words", "messages": [{"role": "user", "content": [%s]}]}' % b",".join([b"1"] * 10**5),
+        ),
+        (ChatRequest, b'{"model": "words", "messages": [%s]}' % b",".join([b"1"] * 10**4)),
+    ],
+)
+def test_what_is_wrong_a_hundred_thousand_times_is_not_looked_at_so_often(
+    kind: type[CompletionRequest | ChatRequest], body: bytes
+) -> None:
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate_json(body)
+    assert found.value.error_count() < 10 or found.value.error_count() > MAX_PROBLEMS
+    with pytest.raises(ApiError) as caught:
+        parse(kind, body)
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 200
 
 
 def test_a_full_server_says_when_to_come_back(start: Start, words_model: Path) -> None:
@@ -261,12 +289,15 @@ def test_no_text_reaches_the_log(server: Server, client: openai.OpenAI, caplog: 
     client.completions.create(model="words", prompt="a secret document", max_tokens=2)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="words", prompt="a secret document", max_tokens=-2)
+    assert send(server, "GET", "/v1%0ainjected%1b[31m")[0] == 404
 
     def lines() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "trc2.serving"]
 
     assert eventually(lambda: len([line for line in lines() if "POST /v1/completions" in line]) == 2)
     assert "secret" not in "".join(lines())
+    assert eventually(lambda: any("/v1%0ainjected%1b[31m" in line for line in lines()))
+    assert not {"\n", "\x1b"} & set("".join(lines()))
 
 
 def test_a_stream_that_is_not_read_loses_its_place(start: Start, words_model: Path) -> None:

@@ -143,6 +143,9 @@ FILE_PART = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.tx
         (BOUNDARY, FILE_PART + FILE_PART + b"--b--\r\n"),
         (BOUNDARY, b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--b--\r\n'),
         (BOUNDARY, b'--b\r\ncontent-disposition: form-data; name="x"\r\n\r\n' + b"y" * 20_000 + b"\r\n--b--\r\n"),
+        (BOUNDARY, b'--b\r\ncontent-disposition: form-data; name="x"\r\n\r\n\r\n' * 100 + FILE_PART + b"--b--\r\n"),
+        (BOUNDARY, b"--b\r\ncontent-disposition: form-data; name=" + b"x" * 9_000 + b"\r\n\r\n\r\n--b--\r\n"),
+        (f"multipart/form-data; boundary={'b' * 5000}", b"x"),
     ],
 )
 def test_a_body_that_is_no_upload_is_refused(teaching: Server, tmp_path: Path, kind: str, body: bytes) -> None:
@@ -150,6 +153,22 @@ def test_a_body_that_is_no_upload_is_refused(teaching: Server, tmp_path: Path, k
     assert (status, content["error"]["type"]) == (400, "invalid_request_error")
     assert list((tmp_path / "data" / "files").iterdir()) == []
     assert teaching.service.open_requests == 0
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_whole_or_not_found(
+    teaching: Server, uploads: openai.OpenAI, tmp_path: Path
+) -> None:
+    stored = uploads.files.create(file=("a.txt", b"x" * 9_000), purpose="user_data")
+    assert teaching.service.files is not None
+    with teaching.service.files.open(stored.id) as file:
+        with ThreadPoolExecutor(4) as pool:
+            gone = list(pool.map(lambda _: send(teaching, "DELETE", f"/v1/files/{stored.id}")[0], range(8)))
+        assert file.read() == b"x" * 9_000
+    assert 200 in gone
+    assert set(gone) <= {200, 404}
+    again = uploads.files.create(file=("a.txt", b"x"), purpose="user_data")
+    (tmp_path / "data" / "files" / again.id).unlink()  # as between the two steps of deleting it
+    assert send(teaching, "GET", f"/v1/files/{again.id}/content")[0] == 404
 
 
 def test_without_a_data_folder_nothing_can_be_uploaded(client: openai.OpenAI) -> None:

@@ -286,9 +286,10 @@ def test_a_real_job_is_shown_with_its_progress_and_becomes_the_served_version(
     client, rows = Client(server.url), tmp_path / "week.jsonl"
     rows.write_text("".join(json.dumps({"text": f"red blue green grey {n} " * 6}) + "\n" for n in range(24)))
     wanted = {"model": "latest", "training_file": client.upload(rows, "week.jsonl")["id"], "suffix": "colours"}
-    metadata = {"steps": "12", "max_forgetting": "1000"}
+    metadata = {"steps": "300", "max_forgetting": "1000"}  # twelve are over before a page looks again
     client.post("/v1/fine_tuning/jobs", {**wanted, "metadata": metadata})
-    page.wait("/^Step \\d+ of 12/.test(document.getElementById('job-state').textContent)", 120)
+    page.run("refresh()")  # a page without a job looks every ten seconds
+    page.wait("/^Step \\d+ of 300/.test(document.getElementById('job-state').textContent)", 120)
     page.wait("document.getElementById('served-name').textContent.startsWith('0002-')", 120)
     card = page.run("document.querySelector('#versions > li').textContent")
     assert "colours" in card

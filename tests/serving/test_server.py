@@ -7,16 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
 
 import trc2
 from tests.command import trc2 as command
+from tests.serving.conftest import Start
 from trc2 import UserError
 from trc2.serving.auth import RateLimit, read_tokens
-from trc2.serving.server import Server, ServerSettings
+from trc2.serving.connections import most_connections
+from trc2.serving.server import Limits, Server, ServerSettings
 from trc2.serving.wire import ApiError
 
 
@@ -108,3 +112,39 @@ def test_the_command_serves_until_a_signal_and_logs_no_text(words_model: Path) -
         said = process.stderr.read()
         assert process.wait(30) == 130
     assert "GET /health 200" in said
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(start: Start, words_model: Path) -> None:
+    """Also one that sends the head of a request byte by byte, or a body after its answer: others need its place."""
+    server = start(words_model, limits=Limits(idle_seconds=0.5))
+    address = urlsplit(server.url)
+    heads = [
+        b"",
+        b"GET /health HTTP/1.1\r\nhost: loc",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx",
+    ]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection((address.hostname, address.port), 30)) for _ in heads]
+        for client, head in zip(clients, heads, strict=True):
+            client.sendall(head)
+        for client in clients:
+            with suppress(ConnectionResetError):
+                while client.recv(10_000):
+                    pass
+    assert urlopen(f"{server.url}/health").status == 200
+
+
+def test_connections_leave_room_for_the_files_of_a_job(
+    start: Start, words_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < most_connections() <= 10_000
+    monkeypatch.setattr("trc2.serving.server.most_connections", lambda: 2)
+    address = urlsplit(start(words_model).url)
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection((address.hostname, address.port), 30)) for _ in range(3)
+        ]
+        with suppress(ConnectionResetError):
+            assert clients[2].recv(1) == b""
+        clients[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert clients[0].recv(12) == b"HTTP/1.1 200"

@@ -309,6 +309,7 @@ async def begin_chat(shelf: Shelf, request: ChatRequest, limits: AnswerLimits) -
                 param="model", code="model_not_supported",
             )  # fmt: skip
         messages = [{"role": message.role, "content": message.text} for message in request.messages]
+        model.engine.check_length(sum(len(message["content"]) for message in messages))
         prompt = model.template.encode(messages)
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         room = max(1, model.engine.max_positions - len(prompt))

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -85,7 +86,8 @@ class Front:
             took = 1000 * (time.monotonic() - start)
             route = scope.get("route")
             self.service.statuses[getattr(route, "path", "unknown"), status] += 1
-            log.info("%s %s %d %.0f ms %s", scope["method"], scope["path"][:200], status, took, request_id)
+            path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")  # decoded, it could be a second line
+            log.info("%s %s %d %.0f ms %s", scope["method"], path, status, took, request_id)
 
 
 def _guarded(service: Service, right: Right | None, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -282,7 +284,13 @@ class Stream:
 
 async def openapi(_service: Service, _request: Request) -> Response:
     """This document."""
-    return JSONResponse(document(ROUTES))
+    return Response(_document(), media_type="application/json")
+
+
+@cache
+def _document() -> bytes:
+    """Made once: it takes as long as an answer, and needs no token."""
+    return json.dumps(document(ROUTES)).encode()
 
 
 ROUTES: list[tuple[str, str, Right | None, Endpoint]] = [

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import resource
+import sys
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SPARE_FILES = 128  # that a process may open beside its connections: models, documents, the database, pipes of jobs
+MOST = 10_000
 
 
 def most_connections() -> int:
     """Half of the files that the process may open, so that connections never keep a job from its own files."""
+    if sys.platform == "win32":
+        return MOST
+    import resource
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 10_000 if soft == resource.RLIM_INFINITY else max(16, min(10_000, soft // 2, soft - SPARE_FILES))
+    return MOST if soft == resource.RLIM_INFINITY else max(1, min(MOST, soft // 2))
 
 
 def bounded(idle_seconds: float, most: int) -> type[H11Protocol]:

@@ -21,6 +21,7 @@ from trc2.serving.text import GrowingText, token_offsets, token_text
 from trc2.stream.tokenizer import Tokenizer
 from trc2.system.rng import keyed_generator
 
+CHARACTERS_OF_TOKEN = 100  # more than tokens of any text have on average
 SCORED_AT_ONCE = 256  # tokens of a prompt whose scores of the whole vocabulary are in memory at once
 Finish = Literal["stop", "length"]
 
@@ -154,8 +155,16 @@ class Engine:
         """Prompts that have not begun."""
         return len(self._waiting)
 
+    def check_length(self, characters: int) -> None:
+        """Reject text that cannot fit before it is divided into tokens, which takes seconds for millions of them."""
+        if characters > CHARACTERS_OF_TOKEN * self.max_positions:
+            raise UserError(
+                f"The prompt has {characters} characters, but the model has {self.max_positions} positions: shorten it."
+            )
+
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, as `trc2 generate` makes them."""
+        self.check_length(len(text))
         begin = self.tokenizer.begin_of_text
         return [*begin, *self.tokenizer.encode_batch([text])[0]] or [self.tokenizer.end_of_text]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from trc2.serving.files import Files
-from trc2.serving.service import Service, read_chunks
+from trc2.serving.files import CHUNK, Files
+from trc2.serving.service import Limits, Service, read_chunks, send_in_time
 from trc2.serving.wire import ApiError, parse_query
 from trc2.serving.wire import Request as WireRequest
 
@@ -55,13 +57,28 @@ async def retrieve(service: Service, request: Request) -> Response:
     return JSONResponse(found.dump())
 
 
-async def content(service: Service, request: Request) -> Response:
+async def content(service: Service, request: Request) -> Any:
     """The bytes as they came, for programs: a browser saves them and does not show them."""
-    path = await asyncio.to_thread(_files(service).path, request.path_params["file"])
-    if not await asyncio.to_thread(path.is_file):
-        raise ApiError(404, "The content of this file is gone: upload it again.", param="file_id", code="not_found")
-    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-    return FileResponse(path, media_type="application/octet-stream", headers=headers)
+    file = await asyncio.to_thread(_files(service).open, request.path_params["file"])
+    length = str(os.fstat(file.fileno()).st_size)
+    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff", "content-length": length}
+    return Content(service.limits, file, headers)
+
+
+class Content:
+    """The bytes of an open file as a response. It is whole also if the file is deleted while it is sent."""
+
+    def __init__(self, limits: Limits, file: BinaryIO, headers: dict[str, str]) -> None:
+        self.limits, self.file, self.headers = limits, file, headers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self.file:
+            response = StreamingResponse(self._parts(), media_type="application/octet-stream", headers=self.headers)
+            await send_in_time(response, scope, receive, send, self.limits)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        while part := await asyncio.to_thread(self.file.read, CHUNK):
+            yield part
 
 
 async def delete(service: Service, request: Request) -> Response:

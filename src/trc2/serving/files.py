@@ -176,6 +176,15 @@ class Files:
         """Where the content of a file is. The id is one of the table, never a path."""
         return self.folder / str(self.row(identity).id)
 
+    def open(self, identity: str) -> BinaryIO:
+        """The content of a file, which may be deleted while it is read."""
+        try:
+            return self.path(identity).open("rb")
+        except FileNotFoundError:
+            raise ApiError(
+                404, "The content of this file is gone: upload it again.", param="file_id", code="not_found"
+            ) from None
+
     def list(self, after: str | None, limit: int, newest_first: bool, purpose: str | None) -> FileList:
         if purpose is not None and purpose not in (*PURPOSES, RESULTS):
             return FileList(data=[], first_id=None, last_id=None, has_more=False)
@@ -207,7 +216,7 @@ class _Form:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.num_bytes, self.hash = 0, hashlib.sha256()
-        self.body_bytes = 0
+        self.body_bytes = self._num_parts = 0
         self._header: tuple[bytearray, bytearray] = (bytearray(), bytearray())
         self._headers: dict[bytes, bytes] = {}
         self._name, self._is_file, self._value = "", False, bytearray()
@@ -222,7 +231,10 @@ class _Form:
             "on_part_end": self._end_part,
             "on_end": self._finish,
         }
-        self.parser = MultipartParser(options[b"boundary"], callbacks)
+        try:
+            self.parser = MultipartParser(options[b"boundary"], callbacks)
+        except FormParserError:  # the boundary is too long
+            raise _bad_upload() from None
 
     def write(self, chunk: bytes) -> None:
         self.body_bytes += len(chunk)
@@ -252,6 +264,9 @@ class _Form:
 
     def _begin_part(self) -> None:
         self._headers, self._value = {}, bytearray()
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS:
+            raise _bad_upload()
 
     def _end_header(self) -> None:
         field, value = self._header
@@ -262,8 +277,6 @@ class _Form:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         self._is_file = self._name == "file"
-        if not self._is_file and len(self.fields) >= MAX_FIELDS:
-            raise _bad_upload()
         if self._is_file:
             if self.filename is not None:
                 raise ApiError(400, "The upload has two files: send one at a time.", param="file", code="two_files")
@@ -311,7 +324,8 @@ def check_content(path: Path, kind: str) -> int:
     if kind == "text":
         _check_text(path)
         return 1
-    count = sum(1 for _ in read_rows(path))
+    with path.open("rb") as file:
+        count = sum(1 for _ in read_rows(file))
     if count == 0:
         raise _bad_file("The file has no lines: send at least one document.")
     return count
@@ -336,21 +350,20 @@ def _check_text(path: Path) -> None:
         raise _bad_file("The file has no text: send some.")
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """The documents of JSON lines as `trc2 continue` reads them. An error names the line and never quotes it."""
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
-            if len(line) > MAX_LINE:
-                raise _bad_file(f"Line {number} has more than {MAX_LINE:,} bytes: divide the document.")
-            if not line.strip():
-                continue
-            try:
-                content = json.loads(line)
-            except (ValueError, RecursionError):
-                raise _bad_file(f"Line {number} is not JSON: send one object in each line.") from None
-            yield _row(content, number)
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise _bad_file(f"Line {number} has more than {MAX_LINE:,} bytes: divide the document.")
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            raise _bad_file(f"Line {number} is not JSON: send one object in each line.") from None
+        yield _row(content, number)
 
 
 def _row(content: Any, number: int) -> dict[str, Any]:

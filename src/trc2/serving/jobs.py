@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import psutil
 import sqlalchemy as sa
@@ -224,14 +224,14 @@ class Jobs:
 
     def copy_text(self, identity: str, file: str, name: str) -> tuple[Path, int]:
         """A job's own copy of a document, and its size: the document may be deleted while the job runs."""
-        row, source = self.files.row(file), self.files.path(file)
+        row = self.files.row(file)
         self.files.check_room(self.files.stored_bytes(), int(row.bytes))
         folder = self.folder / identity / name
         folder.mkdir(parents=True)
         path = folder / ("documents.txt" if row.kind == "text" else "documents.jsonl")
-        with source.open("rb") as text, path.open("wb") as copy:
+        with self.files.open(file) as source, path.open("wb") as copy:
             if row.kind == "text":
-                shutil.copyfileobj(text, copy)
+                shutil.copyfileobj(source, copy)
             else:
                 copy.writelines(self._lines(source))
             copy.flush()
@@ -239,7 +239,7 @@ class Jobs:
         sync_folder(folder)
         return folder, int(row.bytes)
 
-    def _lines(self, source: Path) -> Iterator[bytes]:
+    def _lines(self, source: BinaryIO) -> Iterator[bytes]:
         """The documents of an uploaded file in the form that `trc2 continue` reads."""
         has_template: bool | None = None
         for row in read_rows(source):

@@ -28,6 +28,7 @@ try:
 
     from trc2.serving.answers import AnswerLimits
     from trc2.serving.app import make_app
+    from trc2.serving.connections import bounded, most_connections
     from trc2.serving.files import Files
     from trc2.serving.jobs import Jobs, JobSettings
     from trc2.serving.service import Limits, Service
@@ -83,6 +84,7 @@ class Server:
         config = uvicorn.Config(
             make_app(self.service), log_config=None, access_log=False, lifespan="on", server_header=False,
             proxy_headers=False,  # a client could choose the address by which its rate is limited
+            http=bounded(settings.limits.idle_seconds, most_connections()), ws="none",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

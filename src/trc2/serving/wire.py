@@ -11,6 +11,8 @@ from trc2.errors import brief
 
 MAX_LOGPROBS, MAX_TOP_LOGPROBS, MAX_STOPS, MAX_STOP_LENGTH = 5, 20, 4, 1000
 SEED = 2**63
+MAX_PROBLEMS = 1000  # of a request that are looked at
+MAX_PROMPTS, MAX_PROMPT_TOKENS, MAX_PARTS = 2**16, 2**20, 10_000  # that are read before the limits of a server apply
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -64,7 +66,10 @@ class ErrorBody(Answer):
 
 
 class Request(BaseModel):
-    """Something a client sends. An unknown name is an error: it would have no effect."""
+    """Something a client sends. An unknown name is an error: it would have no effect.
+
+    Lists end at the first item that is wrong: naming a million of them would take a minute.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -116,7 +121,16 @@ class GenerationRequest(Request):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = ""
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]],
+            Field(fail_fast=True, max_length=MAX_PROMPTS),
+        ]
+        | None
+    ) = ""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -136,7 +150,7 @@ class TextPart(Request):
 
 class Message(Request):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
     name: str | None = None
 
     @property
@@ -149,7 +163,7 @@ class ResponseFormat(Request):
 
 
 class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -182,8 +196,12 @@ def parse_query(kind: type[M], query: Mapping[str, str]) -> M:
 
 def refusal(error: ValidationError) -> ApiError:
     """The first problem as one sentence with its place. Values are not quoted, they may be long."""
-    problems = error.errors(include_url=False, include_context=False)
-    first = problems[0]
+    if error.error_count() > MAX_PROBLEMS:
+        return ApiError(
+            400, f"The request has {error.error_count():,} wrong names or values: send what /openapi.json describes.",
+            code="invalid_value",
+        )  # fmt: skip
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON ({brief(first['msg'])}): send an object.", code="invalid_json")
