@@ -28,7 +28,7 @@ from trc2.nn.cost import Activations, Cost, Kept, learned
 from trc2.nn.decoding import Decoding
 from trc2.nn.init import init_weights
 from trc2.nn.segments import Segment
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32
 
 
 class BlkAttnResConfig(AttentionBaselineConfig):

@@ -31,7 +31,7 @@ from trc2.nn.decoding import Decoding, KeyValues, RunningSum, State
 from trc2.nn.experts import RoutedExperts
 from trc2.nn.segments import Packed, Segment, Step
 from trc2.nn.trunk import Trunk
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 from trc2.system.machine import end_with_parent
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from trc2.nn.cost import Activations, Cost, Kept, learned
 from trc2.nn.decoding import State
 from trc2.nn.init import STD, init_weights, normal_
 from trc2.nn.segments import Segment, rejoin
-from trc2.ops.dtypes import at_least_float32
 from trc2.ops.fast_weights import fast_weights, recurrence, ridge_steps
+from trc2.ops.modes import at_least_float32
 
 
 class FalconConfig(BaselineConfig):

@@ -13,7 +13,7 @@ import torch
 
 from trc2.backbones.shell import Backbone
 from trc2.evaluation.tasks import evaluation_mode
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32
 from trc2.recall.counts import Counts
 from trc2.recall.gate import Examples, fit_gate
 from trc2.recall.reader import Recall

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from trc2.config import TRC2Config
 from trc2.nn.linear import PlainLinear
 from trc2.nn.norm import cosine
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32
 
 
 @dataclass(frozen=True)

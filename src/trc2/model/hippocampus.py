@@ -18,7 +18,7 @@ from trc2.nn.host import HostState
 from trc2.nn.linear import PlainLinear, ScaledLinear
 from trc2.nn.provenance import ORIGIN_FIELDS, UNKNOWN
 from trc2.nn.trunk import Pending, Proposal, WriteReport
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32
 from trc2.ops.selection import top_k
 
 # `Hippocampus.search` compares queries with slots in blocks and keeps the best slots of each block, so that memory use

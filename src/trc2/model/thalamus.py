@@ -12,8 +12,8 @@ from trc2.nn.decoding import RunningSum
 from trc2.nn.linear import ScaledLinear
 from trc2.nn.norm import RMSNorm
 from trc2.nn.segments import Segment, rejoin
-from trc2.ops.dtypes import at_least_float32
 from trc2.ops.means import mean_of_earlier, sums_of_earlier
+from trc2.ops.modes import at_least_float32
 
 
 class ThalamicRouter(nn.Module):

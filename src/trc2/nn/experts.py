@@ -10,9 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from trc2.nn.init import ResidualBranch
-from trc2.ops.dispatch import with_gradient
-from trc2.ops.dtypes import at_least_float32
 from trc2.ops.gates import gated_product
+from trc2.ops.modes import at_least_float32, with_gradient
 from trc2.ops.selection import top_k
 
 FEW_TOKENS = 64  # with so few, calls cost more than arithmetic

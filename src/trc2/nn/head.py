@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trc2.ops.dtypes import at_least_float32
 from trc2.ops.head_loss import (
     IGNORE_INDEX,
     chunk_rows,
@@ -18,6 +17,7 @@ from trc2.ops.head_loss import (
     linear_cross_entropy,
     linear_predict,
 )
+from trc2.ops.modes import at_least_float32
 
 
 class Head:

@@ -20,7 +20,7 @@ from trc2.distributed.group import ALONE, Ranks
 from trc2.nn.decoding import Decoding, State
 from trc2.nn.head import Head
 from trc2.nn.segments import Packed
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 T = TypeVar("T")
 

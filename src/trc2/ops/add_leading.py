@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 
 def add_to_leading(x: Float[Tensor, "P C"], y: Float[Tensor, "Q D"]) -> Float[Tensor, "P C"]:

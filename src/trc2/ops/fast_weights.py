@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 EPS = 1e-6
 LEAST_KEPT = 1e-4  # ε_γ: no token forgets more than all but this share

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 from trc2.ops.selection import top_k_mask
 
 

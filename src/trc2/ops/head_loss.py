@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from trc2.ops.dispatch import with_gradient
-from trc2.ops.dtypes import at_least_float32, compute_dtype
+from trc2.ops.modes import at_least_float32, compute_dtype, with_gradient
 from trc2.ops.selection import top_k
 
 IGNORE_INDEX = -100

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 
 class PastSums(NamedTuple):

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trc2.ops.dispatch import with_gradient
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32, with_gradient
 
 
 def rms_norm(x: Float[Tensor, "*P D"], gain: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*P D"]:

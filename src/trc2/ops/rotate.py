@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trc2.ops.dispatch import with_gradient
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32, with_gradient
 
 
 class Scanned(NamedTuple):

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 SHORTEST, LONGEST = 96, 256  # shorter rows do not pay for the calls, longer ones have too many scores to keep
 STEPS = 4

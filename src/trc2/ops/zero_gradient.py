@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trc2.ops.dispatch import with_gradient
+from trc2.ops.modes import with_gradient
 
 
 def anchor(x: Tensor, *parameters: Tensor) -> Tensor:

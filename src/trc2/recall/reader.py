@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trc2.nn.head import Head
-from trc2.ops.dtypes import at_least_float32
 from trc2.ops.head_loss import IGNORE_INDEX, chunk_rows, cross_entropy_sum
+from trc2.ops.modes import at_least_float32
 from trc2.ops.selection import top_k
 from trc2.recall.counts import Counts
 from trc2.recall.gate import Gate, gate_features

@@ -10,7 +10,7 @@ import torch
 from trc2.backbones.shell import Backbone
 from trc2.generate.sampling import Sampling
 from trc2.generate.self_replay import dream
-from trc2.ops.dtypes import at_least_float32
+from trc2.ops.modes import at_least_float32
 from trc2.recall.counts import Counts, Ints
 from trc2.recall.gate import DEFAULT_WEIGHTS, Examples, Gate, fit_gate
 from trc2.recall.store import Store
