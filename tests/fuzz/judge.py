@@ -20,6 +20,8 @@ from trc2.backbones.saved import load_model
 from trc2.config import RunConfig
 from trc2.stream.tokenizer import read_tokenizer
 from trc2.verify.kill_tests import compare_runs
+from trc2.versions.entry import DESCRIPTION
+from trc2.versions.table import read_events
 
 # 1 is for checks that fail and 3 for the acceptance check. A case is never interrupted, so 130 would be wrong.
 CODES = {
@@ -135,8 +137,18 @@ class Judge:
                 continue
             if with_lock and name.endswith("metrics.jsonl") and _goes_on(content, after.get(name)):
                 continue
+            if name not in after and self._is_pruned(Path(name), after):
+                continue
             what = "lost" if name not in after else "changed"
             yield Problem("unchanged", f"{case.kind}: {Path(name).name}", f"{name} was {what}{note}")
+
+    def _is_pruned(self, file: Path, after: Snapshot) -> bool:
+        """Whether the table of versions says that the files of this version were pruned. Its description stays."""
+        folder, version = file.parts[0], "/".join(file.parts[1:2])
+        if f"{folder}/{TABLE}" not in after or f"{folder}/{version}/{DESCRIPTION}" not in after:
+            return False
+        events = read_events(self.scratch / folder / TABLE)
+        return any((event.kind, event.version) == ("prune", version) for event in events)
 
     def _passed(self, case: Case) -> Iterator[Problem]:
         """Damaged files do not make a child acceptable that forgot too much."""

@@ -10,6 +10,7 @@ import pytest
 from tests.fuzz.cases import Case, Cases, Damage, Kind, line, typed
 from tests.fuzz.judge import Judge, Ran, snapshot
 from tests.fuzz.values import words
+from trc2.versions.table import Event, add_event
 
 
 def broken(case: Case, ran: Ran, folder: Path, before: dict[str, bytes | str] | None = None) -> list[str]:
@@ -100,6 +101,22 @@ def test_a_table_of_versions_may_only_grow(tmp_path: Path) -> None:
     assert broken(back, Ran(2, "", "error: There is none.\n"), tmp_path, before) == ["unchanged"]
     table.write_text("1\n3\n")
     assert broken(back, Ran(0, "", ""), tmp_path, before) == ["unchanged"]
+
+
+def test_files_of_a_version_may_go_if_the_table_says_so(tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    for name in ("0001-a", "0002-b"):
+        (versions / name / "model").mkdir(parents=True)
+        for file in ("version.json", "model/config.json"):
+            (versions / name / file).write_text("{}")
+    add_event(versions / "versions.jsonl", Event(1, "promote", "0001-a", "now"))
+    before = snapshot(tmp_path)
+    add_event(versions / "versions.jsonl", Event(2, "prune", "0001-a", "now", removed="all"))
+    (versions / "0001-a" / "model" / "config.json").unlink()
+    keep = Case("promote", ("promote", "versions", "model", "--keep-models", "1"))
+    assert broken(keep, Ran(0, "", ""), tmp_path, before) == []
+    (versions / "0002-b" / "model" / "config.json").unlink()
+    assert broken(keep, Ran(0, "", ""), tmp_path, before) == ["unchanged"]
 
 
 def test_a_number_is_always_the_same_case() -> None:
