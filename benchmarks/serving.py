@@ -1,7 +1,8 @@
 """Many clients at once while a job teaches: statuses, tokens per second and waiting times of `trc2 serve`.
 
-    python benchmarks/serving.py --out benchmarks/serving.json
+    OMP_NUM_THREADS=1 python benchmarks/serving.py --out benchmarks/serving.json
 
+It takes about five minutes on two cores. Do nothing else on the machine meanwhile.
 One run measures three things on the same small Llama: `trc2 generate` alone, `trc2 serve` with a job running, and
 `transformers serve` without one. Clients ask for chats of a fixed length, each again as soon as it has its answer.
 `transformers serve` needs fastapi. Without it that part is null.
@@ -40,6 +41,7 @@ from trc2.versions.registry import Versions
 
 PROMPT = "the river runs past a mill and an old stone bridge where people sell apples pears and plums"
 WORDS = PROMPT.split()
+BATCH = 2  # sequences of a step of the job
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
@@ -185,9 +187,10 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
     with process(command, url, folder / "ours.log") as server:
         new, old = (upload(url, f"{name}.jsonl", documents(name)) for name in ("new", "old"))
         metadata = {"steps": "100000", "max_forgetting": "1000", "keep_file": old}
-        status, job = post(
-            f"{url}/v1/fine_tuning/jobs", {"model": "latest", "training_file": new, "metadata": metadata}
-        )
+        asked = {"model": "latest", "training_file": new, "metadata": metadata}
+        # Small steps: a step of the default 4,096 tokens takes so long that few of them fall into the measurement.
+        asked["hyperparameters"] = {"batch_size": BATCH}
+        status, job = post(f"{url}/v1/fine_tuning/jobs", asked)
         assert status == 200, status
         state: dict[str, Any] = {}
         while not (state.get("progress") or {}).get("step"):
@@ -200,6 +203,7 @@ def ours(folder: Path, model: Path, clients: int, tokens: int, seconds: float) -
             after = json.loads(answer.read())
         assert after["status"] == "running", after
         measured["job_steps"] = after["progress"]["step"] - state["progress"]["step"]
+        measured["job_tokens_per_step"] = BATCH * 512
         post(f"{url}/v1/fine_tuning/jobs/{job['id']}/cancel", {})
     assert set(measured["statuses"]) <= {"200", "429"}, measured
     return measured

@@ -452,8 +452,7 @@ function showEvents() {
   byId("messages").hidden = !messages.length;
   const series = seriesOf(all);
   byId("chart-note").hidden = !series.length;
-  const total = state.jobs.find((job) => job.id === state.following?.job)?.progress?.steps ?? 0;
-  draw(byId("chart"), [series, total, byId("chart").clientWidth], () => (series.length ? chart(series, total) : []));
+  draw(byId("chart"), [series, byId("chart").clientWidth], () => (series.length ? chart(series) : []));
 }
 
 /** Perplexity of each task over the steps, from the evaluations. */
@@ -479,14 +478,17 @@ function middle(name, most) {
   return `${name.slice(0, head)}…${name.slice(head + 1 - most)}`;
 }
 
-/** The picture, with names at the ends of its lines, or a list of them below it if it is narrow. */
-function chart(series, total) {
+/**
+ * The picture, with names at the ends of its lines, or a list of them below it if it is narrow. It ends at the last
+ * evaluation: the bar above it says how much of the job is left.
+ */
+function chart(series) {
   const width = Math.max(240, byId("chart").clientWidth || 600), height = 220, isNarrow = width < 520;
   const labels = series.map((one) => `${middle(one.task, 24)} ${short(one.points.at(-1)[1])}`);
   const edge = { left: 46, right: isNarrow ? 8 : 16 + 7 * Math.max(...labels.map((label) => label.length)), top: 10, bottom: 28 };
   const points = series.flatMap((one) => one.points);
   const steps = points.map((point) => point[0]), values = points.map((point) => Math.log(point[1]));
-  const most = Math.max(1, total, ...steps);
+  const most = Math.max(1, ...steps), isCrowded = points.length > 40 * series.length;
   let low = Math.min(...values), high = Math.max(...values);
   if (high - low < 0.1) [low, high] = [low - 0.05, high + 0.05];
   const x = (step) => edge.left + (step / most) * (width - edge.left - edge.right);
@@ -505,7 +507,7 @@ function chart(series, total) {
     const group = vector("g", { class: `series s${place % MAX_SERIES}` });
     group.append(vector("path", { d: one.points.map(([step, value], index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("") }));
     for (const [step, value] of one.points) {
-      group.append(vector("circle", { cx: x(step), cy: y(value), r: isNarrow ? 2 : 3 }, vector("title", {}, `${one.task}, step ${step}: ${short(value)}`)));
+      group.append(vector("circle", { cx: x(step), cy: y(value), r: isCrowded ? 1 : isNarrow ? 2 : 3 }, vector("title", {}, `${one.task}, step ${step}: ${short(value)}`)));
     }
     const end = ends.find((found) => found.place === place);
     if (!isNarrow) group.append(vector("text", { x: width - edge.right + 8, y: end.y + 4 }, labels[place]));
