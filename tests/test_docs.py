@@ -183,6 +183,22 @@ def test_no_page_installs_the_package_from_an_index() -> None:
     assert [path.name for path, text in texts.items() if wrong.search(text)] == []
 
 
+@pytest.mark.parametrize(("page", "name"), [("serve.md", "serve-openapi.json"), ("serve.md", "serve-kills.json")])
+def test_pages_quote_the_figures_of_the_committed_proofs(page: str, name: str) -> None:
+    figures = json.loads((ROOT / "results" / "soak" / name).read_text())
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert f"results/soak/{name}" in text
+    if name == "serve-openapi.json":
+        assert figures["requests"] > 10_000
+        assert not [status for status in figures["statuses"] if int(status) >= 500]
+        quoted = [figures["requests"], *figures["statuses"].values()]
+    else:
+        met_a_job = figures["kills"]["job"]
+        quoted = [figures["acknowledged_files"], figures["answers"], figures["jobs"], met_a_job]
+        quoted.append(sum(figures["kills"].values()) - met_a_job)
+    assert [number for number in quoted if f" {number:,} " not in text] == []
+
+
 OPERATIONS = (ROOT / "docs" / "serve-operations.md").read_text(encoding="utf-8")
 
 
