@@ -72,6 +72,23 @@ def test_a_child_is_judged_per_task_against_its_parent(parent: Path, colours: Ta
     assert not same.passed
 
 
+@pytest.mark.parametrize(
+    ("rise", "limit", "word"),
+    [
+        (Interval(0.01, 0.0, 0.02), 0.05, "within"),
+        (Interval(0.3, 0.2, 0.4), None, "within"),
+        (Interval(0.3, 0.2, 0.4), 0.05, "above"),
+        (Interval(0.1, 0.02, 0.2), 0.05, "above (not certain)"),
+        (Interval(0.03, 0.01, 0.09), 0.05, "not sure"),
+        (Interval(float("nan"), float("nan"), float("nan")), 0.05, "not sure"),
+    ],
+)
+def test_the_word_of_a_verdict_says_how_sure_it_is(rise: Interval, limit: float | None, word: str) -> None:
+    verdict = TaskVerdict("fruit", "test", 8, 100, rise, limit)
+    assert verdict.word == word
+    assert verdict.passed == (word == "within")
+
+
 def test_a_wide_interval_is_not_accepted_and_the_exit_code_is_three(
     parent: Path, colours: TaskConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

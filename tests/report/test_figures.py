@@ -87,6 +87,18 @@ def test_changes_are_measured_from_the_end_of_the_tasks_own_training(tmp_path: P
     assert points[20] == pytest.approx(math.log(forgets(20, 0) / forgets(10, 0)))
 
 
+def test_the_figure_of_a_continued_run_says_that_the_parent_is_its_reference(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    with style():
+        own, continued = (run_figure(run, is_continued=is_continued) for is_continued in (False, True))
+    titles = [[axes.get_title(loc="left") for axes in figure.axes] for figure in (own, continued)]
+    assert any("since its own training" in title for title in titles[0])
+    assert any("since the parent or its own training" in title for title in titles[1])
+    heads = [figure.get_suptitle().replace("\n", " ") for figure in (own, continued)]
+    assert "right after its own training" in heads[0]
+    assert "in the parent" in heads[1]
+
+
 @pytest.mark.parametrize("num_tasks", [1, 2, 20])
 def test_a_run_with_any_number_of_tasks_is_drawn(tmp_path: Path, num_tasks: int) -> None:
     run = read_run(write_run(tmp_path / "run", num_tasks))
