@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.command import trc2
 from tests.conftest import QUIET, TINY_TASKS, tiny_run_config, write_task
 from trc2.backbones.saved import load_model
-from trc2.config import TaskConfig, settings_text
+from trc2.config import TaskConfig, load_recipe, settings_text
 from trc2.continuing.acceptance import Verdict
 from trc2.continuing.continue_run import continue_run, default_folder
 from trc2.continuing.heldout import known_before
@@ -89,6 +89,8 @@ def test_two_tasks_with_replay_and_a_strategy_that_the_parent_had_not(parent: Pa
     assert first.metrics["replay/coefficient"] == pytest.approx(0.1)
     assert first.metrics["train/learning_rate"] <= 1e-4
     assert "step 1/5" in told.getvalue()  # its own steps
+    for name in (*TINY_TASKS, "colours", "music"):
+        assert told.getvalue().count(f"{name}: 3 files taken") == 1
     assert "step 7" not in told.getvalue()
     lineage, weights = read_lineage(child / "parent.json"), weights_of(parent / "checkpoints" / name_of(6))
     expected = Lineage(str(parent), 6, ("colours", "music"), is_run=True, weights=weights, watched=tuple(TINY_TASKS))
@@ -257,6 +259,28 @@ def test_evaluation_takes_a_small_part_of_a_short_continuation(model: Path, data
         assert read <= max(least, steps * config.train.tokens_per_step / 2)
     asked = ContinuationRequest(request.tasks, overrides=(*overrides, "eval.max_batches=7", "eval.text_sequences=32"))
     assert child_config(model, asked, data / "never").eval.max_batches == 7
+
+
+def test_a_long_task_is_measured_as_often_as_a_short_one(parent: Path, data: Path) -> None:
+    def every(steps: int, *overrides: str, stop_at: float | None = None) -> int:
+        request = ContinuationRequest((task(data, "colours", steps),), overrides=overrides, stop_at=stop_at)
+        return child_config(parent, request, data / "never").eval.every_steps
+
+    usual = RunFolder(parent).config().eval.every_steps
+    assert every(3) == usual
+    assert every(40 * usual) == 10 * usual
+    assert every(40 * usual, f"eval.every_steps={usual}") == usual
+    assert every(40 * usual, stop_at=0.1) == usual
+
+
+@pytest.mark.slow
+def test_evaluation_takes_at_most_a_quarter_of_a_run_of_the_demos_size(tmp_path: Path) -> None:
+    demo = load_recipe("demo", ["stream.only=[prose]", "stream.tasks.prose.steps=4"])
+    parent = start_run(demo.replace(output={"folder": tmp_path / "parent"}), QUIET)
+    child = continue_run(parent, tmp_path / "child", TaskConfig(name="sums", builtin="arithmetic", steps=300), QUIET)
+    cost = RunFolder(child).records()[-1]
+    assert cost.kind == "end"
+    assert cost.metrics["efficiency/evaluation_share"] <= 0.25
 
 
 def test_a_parent_that_is_none_is_told_in_a_sentence(parent: Path, data: Path, tmp_path: Path) -> None:

@@ -153,8 +153,7 @@ def _longer_config(parent: RunFolder, config: RunConfig, request: ContinuationRe
     if not config.train.branches:
         values["train"]["schedule"] = "per_task"
     values["output"]["folder"] = str(folder)
-    if request.stop_at is not None:
-        values["eval"]["every_steps"] = min(config.eval.every_steps, _watchful(request.tasks))
+    values["eval"]["every_steps"] = _every_steps(config, request)
     longer = RunConfig(**_with_share(parent, config, values, request.share))
     changed = RunConfig(**apply_overrides(longer.model_dump(mode="json"), request.overrides))
     _check_changes(parent, longer, changed, len(old))
@@ -183,8 +182,7 @@ def _restarted_config(parent: RunFolder, config: RunConfig, request: Continuatio
         "order": None, "only": taught, "mode": "sequential", "replay_prefill_files": [], "replay_prefill_tasks": [],
     }  # fmt: skip
     values["output"]["folder"] = str(folder)
-    if request.stop_at is not None:
-        values["eval"]["every_steps"] = min(config.eval.every_steps, _watchful(request.tasks))
+    values["eval"]["every_steps"] = _every_steps(config, request)
     same = RunConfig(**_with_share(parent, config, values, request.share))
     changed = RunConfig(**apply_overrides(same.model_dump(mode="json"), request.overrides))
     assert changed.stream is not None
@@ -197,6 +195,14 @@ def _restarted_config(parent: RunFolder, config: RunConfig, request: Continuatio
     if [task.name for task in changed.stream.tasks] != [task.name for task in (*past, *request.tasks)]:
         raise UserError(f"The overrides would change which tasks {parent} is to learn: name them by --task.")
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _every_steps(config: RunConfig, request: ContinuationRequest) -> int:
+    """Steps between evaluations: the parent's number, or more in a long task, or fewer if the run may stop early."""
+    usual = config.eval.every_steps
+    if request.stop_at is not None:
+        return min(usual, _watchful(request.tasks))
+    return max(usual, max(task.steps for task in request.tasks) // MAX_EVALUATIONS)
 
 
 def _with_share(parent: RunFolder | Path, config: RunConfig, values: dict[str, Any], share: float | None) -> Any:
