@@ -150,7 +150,12 @@ def _check_within(name: str, value: float, range_name: str, limits: tuple[float,
 
 def load_recipe(name_or_path: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a recipe by name or path and apply overrides such as `model.d_model=256`."""
-    return RunConfig(**apply_overrides(merge_layers(recipe_layers(name_or_path)), overrides))
+    return RunConfig(**apply_overrides(recipe_settings(name_or_path), overrides))
+
+
+def recipe_settings(name_or_path: str) -> dict[str, Any]:
+    """The settings of a recipe laid over those of its bases, not yet checked."""
+    return merge_layers(recipe_layers(name_or_path))
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from trc2.config import RunConfig, load_recipe, parse_settings, read_settings
+from trc2.config.run import apply_overrides, recipe_settings
 from trc2.config.section import Section, Seed, SettingError, shown
 from trc2.errors import UserError, brief, did_you_mean
 from trc2.runs.schedule import TaskSchedule
@@ -100,6 +101,7 @@ class Grid(Section):
         """Seeds outermost, so that a sweep that is stopped early has something of everything."""
         variants: dict[tuple[str, ...], Variant] = {}
         orders: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        recipes: dict[str, dict[str, Any]] = {}  # reading one takes as long as checking a run
         for seed, recipe in itertools.product(self.seeds, self.recipes):
             for size, ablation, strategy in itertools.product(
                 *map(_entries, (self.sizes, self.ablations, self.strategies))
@@ -116,7 +118,7 @@ class Grid(Section):
                     name = "+".join(word for word in names if word and word != "none")
                     key = (recipe, *fixed, *_order_override(order))
                     if key not in variants:
-                        variants[key] = Variant(_config(name, recipe, overrides))
+                        variants[key] = Variant(_config(name, recipe, overrides, recipes))
                     axes = dict(zip(("recipe", "size", "ablation", "strategy"), names, strict=False))
                     yield Cell(name, recipe, overrides, seed, variants[key], axes, order)
 
@@ -191,9 +193,12 @@ def recipe_name(recipe: str) -> str:
     return Path(recipe).stem
 
 
-def _config(name: str, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
+def _config(name: str, recipe: str, overrides: tuple[str, ...], recipes: dict[str, dict[str, Any]]) -> RunConfig:
+    """The settings of a run. `recipes` has the recipes that were read before."""
     try:
-        config = load_recipe(recipe, overrides)
+        if recipe not in recipes:
+            recipes[recipe] = recipe_settings(recipe)
+        config = RunConfig(**apply_overrides(recipes[recipe], overrides))
     except UserError as problem:
         raise UserError(f"The run {brief(name, 120)} of the matrix cannot be: {problem}") from None
     if config.stream is None:

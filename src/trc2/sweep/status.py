@@ -36,7 +36,10 @@ class Standing:
 
 def standing(cell: Cell, out: Path) -> Standing:
     """The state of a run, from its folder."""
-    folder, total = RunFolder(out / cell.name), cell.variant.total_steps
+    path, total = out / cell.name, cell.variant.total_steps
+    if not path.exists():  # most runs of a large sweep that has just begun
+        return Standing("waiting", 0, total)
+    folder = RunFolder(path)
     failure = folder.path / FAILURE
     records = folder.records() if folder.has_metrics else []  # without an end that a resume undid
     step, seconds = (max(0, records[-1].step), records[-1].seconds) if records else (0, 0.0)
