@@ -98,3 +98,14 @@ def test_with_freed_memory_kept_a_second_round_takes_no_new_pages_unless_the_env
 def test_without_glibc_freed_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert keep_freed_memory() is False
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+def test_a_child_of_a_command_in_the_background_can_still_be_asked_to_stop() -> None:
+    """A shell without job control starts it with SIGINT ignored, and all its children inherit that."""
+    program = (
+        "import signal; from trc2.system.machine import end_with_parent; end_with_parent(); "
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", program]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "True\n"

@@ -77,6 +77,12 @@ def keep_freed_memory() -> bool:
 
 
 def end_with_parent() -> None:
-    """In a child: when its parent is killed, save and stop as if asked to. Only Linux can promise that."""
+    """In a child: when its parent is killed, save and stop as if asked to. Only Linux can promise that.
+
+    A shell without job control starts `command &` with SIGINT ignored, and its children inherit that. They are asked to
+    stop by this signal, so it gets its meaning back.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
