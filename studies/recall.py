@@ -1,6 +1,6 @@
 """What a finished network gains if it reads stored text while it predicts, against the stored fraction.
 
-    python -m studies.recall RUN… --data DATA --out results/lab_recall
+    python -m studies.recall RUN… --data DATA --out results/recall
 
 Each run must still have its last checkpoint. Nothing is trained except the eight weights of the gate, which are fitted
 on the control windows of every task: text that no step trains on and no evaluation scores. Scores are those of the

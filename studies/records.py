@@ -1,6 +1,6 @@
 """The table of records: the lowest final loss on the lab stream at a fixed budget of FLOPs and stored bytes.
 
-    python -m studies.records                # writes results/RECORDS.md from results/lab and results/lab_*
+    python -m studies.records                # writes results/RECORDS.md from results/lab_scale*
 
 Two tracks differ in what may be kept of the past. Counts come first: a network that does not beat them has learned
 little. Joint training is the bound: it needs all text at once.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from studies.paper.roles import mean
 from trc2.config import RunConfig, TRC2Config, load_recipe
+from trc2.replay.stores import stored_bytes
 from trc2.report.markdown import markdown
 from trc2.report.run import Run, final_loss, read_run, training_flops
 from trc2.report.runs import find_runs, interval_of
@@ -28,14 +29,13 @@ from trc2.system.files import reading, write_atomically
 
 BUDGET_RECIPE = "lab_trc2"
 TRACKS = {"At most 1 MB stored": 1e6, "At most 16 MB stored": 16e6}
-TOKEN_BYTES, STATE_BYTES = 4, 4  # of the runs in results/: their stored tokens are int32, memory slots float32
+STATE_BYTES = 4  # memory slots are float32
 
 
-def stored_bytes(config: RunConfig) -> int:
+def kept_bytes(config: RunConfig) -> int:
     """What a run keeps of the past beside its weights: replay chunks, and keys and values of the memory."""
     model = config.model
-    chunks = (model.replay_recent_chunks + model.replay_long_chunks) * model.replay_chunk_length
-    stored = TOKEN_BYTES * chunks if replays(config) or config.strategy.replayed_tokens(model, config.train) else 0
+    stored = stored_bytes(model) if replays(config) or config.strategy.replayed_tokens(model, config.train) else 0
     if isinstance(model, TRC2Config) and model.memory:
         stored += STATE_BYTES * model.memory_slots * (model.memory_key_dim + model.d_model)
     return stored
@@ -78,7 +78,7 @@ def entries(runs: Iterable[Run], *, references: bool = False) -> list[Entry]:
         if work and all(map(math.isfinite, losses)):
             config = counted[0].config
             folders = [run.folder for run in counted]
-            found.append(Entry(title_of(config), losses, mean(work), stored_bytes(config), folders))
+            found.append(Entry(title_of(config), losses, mean(work), kept_bytes(config), folders))
     return sorted(found, key=lambda entry: entry.mean)
 
 
@@ -132,10 +132,10 @@ def _relative(path: Path, root: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.records", description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="*", type=Path, help="folders of runs; by default results/lab, results/lab_*")
+    parser.add_argument("folders", nargs="*", type=Path, help="folders of runs; by default results/lab_scale*")
     parser.add_argument("--out", type=Path, default=Path("results/RECORDS.md"))
     asked = parser.parse_args(arguments)
-    folders = asked.folders or [Path("results/lab"), *sorted(Path("results").glob("lab_*"))]
+    folders = asked.folders or sorted(Path("results").glob("lab_scale*"))
     write_atomically(asked.out, records_page(folders, asked.out.parent).encode())
     print(asked.out)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.records import counts_loss, entries, records_page, stored_bytes
+from studies.records import counts_loss, entries, kept_bytes, records_page
 from studies.store import Store, main, retention_table, smallest_words, stored_loss
 from tests.report.invented import invent_run, rewrite
 from trc2.config import load_recipe
@@ -81,13 +81,13 @@ def test_the_loss_on_stored_text_is_that_of_the_last_replayed_chunks(tmp_path: P
 # ----------------------------------------------------------------------------------------------------------- records
 
 
-def test_stored_bytes_are_chunks_of_four_byte_tokens_and_the_memory() -> None:
+def test_kept_bytes_are_chunks_of_two_byte_tokens_and_the_memory() -> None:
     config = load_recipe("lab_trc2")
     model = config.model
     chunks = (model.replay_long_chunks + model.replay_recent_chunks) * model.replay_chunk_length
-    assert stored_bytes(config) == 4 * chunks + 4 * 1024 * (32 + 128)
-    assert stored_bytes(load_recipe("lab_trc2", ["model.memory=false"])) == 4 * chunks
-    assert stored_bytes(load_recipe("lab_trc2", ["model.memory=false", "model.replay=false"])) == 0
+    assert kept_bytes(config) == 2 * chunks + 4 * 1024 * (32 + 128)
+    assert kept_bytes(load_recipe("lab_trc2", ["model.memory=false"])) == 2 * chunks
+    assert kept_bytes(load_recipe("lab_trc2", ["model.memory=false", "model.replay=false"])) == 0
 
 
 def test_records_begin_with_counts_and_the_bound_and_keep_the_budgets(tmp_path: Path) -> None:
