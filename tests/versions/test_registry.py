@@ -310,6 +310,18 @@ def test_pruning_never_takes_what_a_rollback_needs(versions: Versions, attempt: 
         versions.prune(0)
 
 
+@pytest.mark.parametrize("name", ["lock.owner", "versions.jsonl"])
+def test_a_first_version_may_be_promoted_again_after_a_kill_while_a_file_was_written(
+    name: str, trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "versions"
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / f".{name}.0123abcd.partial").touch()
+    Versions(folder).promote(trained, first=True)
+    assert not list(folder.glob(".*"))
+
+
 def test_a_first_version_needs_a_new_folder_and_a_finished_run(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--first"):
         Versions(tmp_path / "versions").promote(trained)

@@ -28,7 +28,7 @@ from trc2.recall.store import store_path
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
-from trc2.runs.lock import is_locked, lock_folder
+from trc2.runs.lock import LOCK, OWNER, is_locked, lock_folder
 from trc2.system.failpoints import failpoint
 from trc2.system.files import finite, sync_folder
 from trc2.versions.entry import (
@@ -499,7 +499,8 @@ def _next_number(events: Sequence[Event]) -> int:
 def _check_is_free(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose a new folder for the versions.")
-    own = re.compile(rf"lock|lock\.owner|\.{re.escape(TABLE)}\..*\.partial|{re.escape(PARTIAL)}.*|{NAME.pattern}")
+    files = "|".join(map(re.escape, (LOCK, OWNER, TABLE)))
+    own = re.compile(rf"{LOCK}|{re.escape(OWNER)}|\.({files})\..*\.partial|{re.escape(PARTIAL)}.*|{NAME.pattern}")
     if folder.is_dir() and not all(own.fullmatch(path.name) for path in folder.iterdir()):
         raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
 
