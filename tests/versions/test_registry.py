@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,27 @@ def test_killed_while_promoting_nothing_half_is_visible(versions: Versions, atte
         second.name,
     ]
     assert versions.attempts() == []
+
+
+def test_killed_while_the_rest_of_a_killed_promote_is_removed(versions: Versions, attempt: Path) -> None:
+    first = versions.accepted().name
+    assert run_in_child(versions.promote, attempt, "version rename:1") < 0
+
+    def die_after_the_description(folder: Path) -> None:
+        def remove_some(path: Path, **_: object) -> None:
+            (path / "version.json").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        shutil.rmtree = remove_some  # type: ignore[assignment]
+        versions.promote(folder)
+
+    assert run_in_child(die_after_the_description, attempt) < 0
+    assert [version.name for version in versions.all()] == [first]
+    second = versions.promote(attempt)
+    assert sorted(path.name for path in versions.folder.iterdir() if path.name.startswith((".", "0"))) == [
+        first,
+        second.name,
+    ]
 
 
 def test_a_version_that_an_older_table_does_not_name_stays(versions: Versions, attempt: Path) -> None:

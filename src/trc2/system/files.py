@@ -46,6 +46,11 @@ def _partial_of(path: Path) -> Path:
     return path.with_name(f"{_prefix_of(path)}{secrets.token_hex(4)}{PARTIAL}")
 
 
+def is_partial(path: Path, of: Path) -> bool:
+    """Whether this is what a killed `write_atomically` of a file may leave beside it."""
+    return path.parent == of.parent and path.name.startswith(_prefix_of(of)) and path.name.endswith(PARTIAL)
+
+
 @contextmanager
 def _locked_partial(path: Path) -> Iterator[tuple[int, Path]]:
     """A new partial file with a lock on it, which the system releases when its writer is killed."""
@@ -72,9 +77,8 @@ def _remove_leftovers(path: Path) -> None:
         return
     import fcntl
 
-    prefix = _prefix_of(path)
     for entry in list(os.scandir(path.parent)):
-        if not (entry.name.startswith(prefix) and entry.name.endswith(PARTIAL)):
+        if not is_partial(path.with_name(entry.name), path):
             continue
         handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

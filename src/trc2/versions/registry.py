@@ -30,7 +30,7 @@ from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
 from trc2.runs.lock import LOCK, OWNER, is_locked, lock_folder
 from trc2.system.failpoints import failpoint
-from trc2.system.files import finite, sync_folder
+from trc2.system.files import finite, is_partial, sync_folder
 from trc2.versions.entry import (
     CARD,
     CHECKPOINTS,
@@ -467,7 +467,10 @@ class Versions:
                     f"{self.table} does not name {path.name} beside it: restore a newer copy of the table, or move "
                     "that folder elsewhere if the command that added it was killed, and promote its model again."
                 )
-            shutil.rmtree(path, ignore_errors=True)
+            # Under another name first: half of a version would not be recognised if this process is killed as well.
+            hidden = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}")
+            os.replace(path, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
 
     def _has_source(self, version: Path) -> bool:
         """Whether the run or model that a version was made from is still there."""
@@ -499,9 +502,12 @@ def _next_number(events: Sequence[Event]) -> int:
 def _check_is_free(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose a new folder for the versions.")
-    files = "|".join(map(re.escape, (LOCK, OWNER, TABLE)))
-    own = re.compile(rf"{LOCK}|{re.escape(OWNER)}|\.({files})\..*\.partial|{re.escape(PARTIAL)}.*|{NAME.pattern}")
-    if folder.is_dir() and not all(own.fullmatch(path.name) for path in folder.iterdir()):
+    files = (folder / LOCK, folder / OWNER, folder / TABLE)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path in files[:2] or any(is_partial(path, of) for of in files):
+            continue  # of a command that was killed before it wrote the table
+        if path.name.startswith(PARTIAL) or NAME.fullmatch(path.name):
+            continue
         raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
 
 
