@@ -32,6 +32,10 @@ class Trial:
     exit_code: int = 0  # with which it must end
 
 
+class WrongExitCode(RuntimeError):
+    """A command ended by itself, but not as it should."""
+
+
 @dataclass
 class Losses:
     """How often each trial was killed and where, how often it ended, and what was different then."""
@@ -57,7 +61,14 @@ def kill_and_restart(
             raise RuntimeError(f"only {done} of {kills} kills of {trial.name} hit a running process")
         point, delay = _plan_kill(rng, trial.points, length) if done < kills else (None, None)
         is_open = True
-        if run_in_child(trial.attempt, target, point, delay, trial.exit_code) < 0:
+        try:
+            was_killed = run_in_child(trial.attempt, target, point, delay, trial.exit_code) < 0
+        except WrongExitCode as error:  # is reported, and the other kills go on
+            losses.differences.append(f"{trial.name}: after {done} kills {error}")
+            is_open = False
+            shutil.rmtree(target, ignore_errors=True)
+            continue
+        if was_killed:
             done += 1
             losses.killed[f"{trial.name}: {(point or 'random moment').split(':')[0]}"] += 1
             watch(f"{trial.name}: {done} of {kills} kills")
@@ -105,7 +116,7 @@ def run_in_child(
     if process.exitcode == -signal.SIGKILL:
         return -1.0
     if process.exitcode != exit_code:
-        raise RuntimeError(f"the command ended with exit code {process.exitcode} and not {exit_code}")
+        raise WrongExitCode(f"the command ended with exit code {process.exitcode} and not {exit_code}")
     return time.monotonic() - begun
 
 
