@@ -104,6 +104,17 @@ def test_check_judges_at_any_time_and_a_limit_never_grows(trained: Path, colours
     assert trc2("resume", str(free)).code == 3
 
 
+@pytest.mark.parametrize("name", ["limit", "child_step", "max_drift"])
+def test_a_verdict_with_text_for_a_number_counts_as_missing(
+    name: str, trained: Path, colours: TaskConfig, tmp_path: Path
+) -> None:
+    child = refused(trained, tmp_path / "child", colours)
+    path = child / "acceptance.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: "x"}))
+    done = trc2("export", str(child), str(tmp_path / "model"))
+    assert (done.code, "was not judged" in done.err) == (2, True)
+
+
 def test_a_refused_or_unjudged_run_is_exported_only_anyway(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:
     child = refused(trained, tmp_path / "child", colours)
     done = trc2("export", str(child), str(tmp_path / "model"))

@@ -16,7 +16,7 @@ from trc2.errors import UserError
 from trc2.metrics.forgetting import PERPLEXITY, TaskSpan
 from trc2.report.run import read_run
 from trc2.runs.checkpoint import list_checkpoints
-from trc2.runs.records import MetricsLog, Record, current, parse, read_all_records, score_table
+from trc2.runs.records import MetricsLog, Record, append_record, current, parse, read_all_records, score_table
 from trc2.training.resume import resume_run
 from trc2.training.setup import start_run
 
@@ -79,6 +79,15 @@ def test_a_torn_or_bad_end_is_passed_over_by_readers_and_cut_off_by_writers(tmp_
     metrics_log.close()
     assert path.read_bytes().startswith(whole + b'{"schema": 1, "kind": "train", "step": 2')
     assert [record.step for record in current(read_all_records(path))] == [1, 2]
+
+
+def test_empty_lines_at_the_end_are_not_torn(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    before = Record("train", 1, "a").to_json().encode() + b"\n\n\n"
+    path.write_bytes(before)
+    append_record(path, Record("train", 2, "a"))
+    assert path.read_bytes().startswith(before)
+    assert [record.step for record in read_all_records(path)] == [1, 2]
 
 
 def test_it_is_on_disk_before_each_checkpoint_gets_its_name(tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,26 +242,31 @@ def load_verdict(folder: RunFolder) -> Verdict | None:
         return None
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-        limit = content["limit"]
+        limit, max_drift = _number(content["limit"]), _number(content.get("max_drift"))
         tasks = tuple(
             TaskVerdict(
-                name, task["split"], int(task["documents"]), int(task["tokens"]),
-                Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, task["measure"],
+                name, str(task["split"]), int(task["documents"]), int(task["tokens"]),
+                Interval(float(task["rise"]), float(task["low"]), float(task["high"])), limit, str(task["measure"]),
                 int(task.get("excluded", 0)), int(task.get("chats", 0)),
             )
             for name, task in content["tasks"].items()
         )  # fmt: skip
         trial = content.get("trial_runs")
         prediction = None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"]))
-        steps = content.get("parent_step"), content.get("child_step")  # verdicts of schema 1 have none
+        first, last = (_number(content.get(name)) for name in ("parent_step", "child_step"))
+        steps = None if first is None else int(first), None if last is None else int(last)  # schema 1 has none
         stop = None if content.get("stop") is None else stop_from(content["stop"])
-        max_drift = content.get("max_drift")
         drifts = tuple(drift_from(name, drift, max_drift) for name, drift in content.get("drift", {}).items())
         not_measured = str(content.get("not_measured", ""))
         return Verdict(
-            content["parent"], content["child"], limit, tasks, prediction, *steps, stop, drifts, max_drift,
-            not_measured, content.get("interpolation"),
+            str(content["parent"]), str(content["child"]), limit, tasks, prediction, *steps, stop, drifts, max_drift,
+            not_measured, _number(content.get("interpolation")),
         )  # fmt: skip
+
+
+def _number(value: Any) -> float | None:
+    """A number that may be missing. Anything else is an error of the file."""
+    return None if value is None else float(value)
 
 
 def why_not_accepted(folder: RunFolder, step: int) -> str | None:

@@ -58,7 +58,7 @@ class Drift:
 def drift_from(name: str, content: dict[str, Any], limit: float | None) -> Drift:
     """From its JSON."""
     nats = Interval(*(float(content[key]) for key in ("nats", "low", "high")))
-    return Drift(name, content["split"], int(content["documents"]), int(content["tokens"]), nats, limit)
+    return Drift(name, str(content["split"]), int(content["documents"]), int(content["tokens"]), nats, limit)
 
 
 def texts_to_compare(lineage: Lineage, prepared: PreparedStream, wanted: str = "test") -> dict[str, HeldOut]:

@@ -127,7 +127,9 @@ def _scan(path: Path, content: bytes) -> tuple[list[Record], int]:
     bad: int | None = None
     for number, line in enumerate(content.split(b"\n"), start=1):
         end = start + len(line) + 1
-        if line.strip():
+        if not line.strip():
+            keep = end if bad is None and end <= len(content) else keep
+        else:
             try:
                 record = parse(line)
             except UserError:
