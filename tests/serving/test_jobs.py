@@ -27,9 +27,9 @@ from tests.conftest import QUIET, tiny_run_config, write_task
 from tests.serving.conftest import client_of, eventually
 from tests.versions.conftest import flip
 from trc2.runs.folder import RunFolder
-from trc2.serving.jobs import _is_ours
 from trc2.serving.server import JobSettings, Server, ServerSettings
 from trc2.serving.store import JOBS, open_database
+from trc2.serving.worker import _is_ours
 from trc2.system.failpoints import SERVING
 from trc2.training.setup import start_run
 from trc2.versions.registry import Versions
@@ -256,11 +256,11 @@ def test_a_follower_gets_every_event_once_also_after_a_lost_connection(server: S
     job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata)
     assert (job.task, job.progress, job.estimated_finish) == ("documents", None, None)
     begun = follow(server, job.id, most=2)
-    jobs = server.service.jobs
-    assert jobs is not None
+    worker = server.service.worker
+    assert worker is not None
     wait(client, job.id, lambda one: one.progress is not None and one.progress["step"] > 2)
     running = client.fine_tuning.jobs.retrieve(job.id)
-    jobs._process.send_signal(signal.SIGINT)  # steps are repeated after it
+    worker.process.send_signal(signal.SIGINT)  # steps are repeated after it
     everything = follow(server, job.id)
     assert running.progress["steps"] == 12
     assert client.fine_tuning.jobs.retrieve(job.id).status == "succeeded"
@@ -289,10 +289,10 @@ def test_a_server_with_followers_stops_at_once(versions: Versions, tmp_path: Pat
 
 def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, client: openai.OpenAI) -> None:
     job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
-    jobs = server.service.jobs
-    assert jobs is not None
+    worker = server.service.worker
+    assert worker is not None
     wait(client, job.id, lambda one: one.progress is not None)  # Python itself fails if it is interrupted as it starts
-    jobs._process.send_signal(signal.SIGINT)
+    worker.process.send_signal(signal.SIGINT)
     done = wait(client, job.id, at_end)
     assert (done.status, done.error) == ("succeeded", None)
     messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=100)]
@@ -303,13 +303,14 @@ def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, cl
 def test_a_job_whose_process_is_killed_goes_on_until_it_is_hopeless(
     server: Server, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trc2.serving.jobs.MAX_KILLS", 2)
+    monkeypatch.setattr("trc2.serving.worker.MAX_KILLS", 2)
     job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
-    jobs = server.service.jobs
+    jobs, worker = server.service.jobs, server.service.worker
     assert jobs is not None
+    assert worker is not None
     killed: set[int] = set()
     while len(killed) < 2:
-        process = jobs._process
+        process = worker.process
         if process is not None and process.pid not in killed:
             process.kill()
             killed.add(process.pid)
@@ -358,13 +359,13 @@ def test_a_job_that_is_launched_in_another_way_survives_the_same(
         client_of(server) as client,
     ):
         job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata)
-        jobs = server.service.jobs
-        assert jobs is not None
+        worker = server.service.worker
+        assert worker is not None
         wait(client, job.id, lambda one: one.progress is not None and one.progress["step"] > 1)
-        first = jobs._process
+        first = worker.process
         assert first is not None
         first.kill()  # those that it started save and end
-        wait(client, job.id, lambda _: jobs._process not in (None, first))
+        wait(client, job.id, lambda _: worker.process not in (None, first))
         wait(client, job.id, lambda one: one.progress is not None and one.status == "running")
         assert client.fine_tuning.jobs.pause(job.id).status == "paused"
         client.fine_tuning.jobs.resume(job.id)
@@ -481,10 +482,10 @@ def test_one_of_two_servers_runs_a_job_and_both_can_stop_it(
 def test_a_job_that_a_signal_stopped_says_so_and_can_be_paused(server: Server, client: openai.OpenAI) -> None:
     metadata = {"steps": "50000", "max_forgetting": "1000"}
     job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata).id
-    jobs = server.service.jobs
-    assert jobs is not None
-    wait(client, job, lambda _: jobs._process is not None)
-    jobs._process.send_signal(signal.SIGSTOP)
+    worker = server.service.worker
+    assert worker is not None
+    wait(client, job, lambda _: worker.process is not None)
+    worker.process.send_signal(signal.SIGSTOP)
 
     def has_said(text: str) -> Callable[[Any], bool]:
         return lambda _: any(text in event.message for event in client.fine_tuning.jobs.list_events(job, limit=100))

@@ -34,6 +34,7 @@ try:
     from trc2.serving.service import Limits, Service
     from trc2.serving.shelf import Shelf, VersionsFolder, find_source
     from trc2.serving.store import open_database
+    from trc2.serving.worker import Worker
 except ModuleNotFoundError as error:
     raise UserError(
         f"The server's libraries are not installed ({error}): use `pip install '.[serve]'` in the checkout."
@@ -102,8 +103,8 @@ class Server:
     async def _serve(self) -> None:
         await self.service.shelf.refresh()  # a model that cannot be read is an error before the first request
         beside = [asyncio.ensure_future(self.service.shelf.watch())]
-        if self.service.jobs is not None:
-            beside.append(asyncio.ensure_future(self.service.jobs.work()))
+        if self.service.worker is not None:
+            beside.append(asyncio.ensure_future(self.service.worker.work()))
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
@@ -143,7 +144,8 @@ def _open_data(folder: Path, settings: ServerSettings, service: Service, held: E
     leftovers = [service.files.remove_leftovers]
     if isinstance(service.shelf.source, VersionsFolder):
         versions = service.shelf.source.versions
-        service.jobs = Jobs(folder, database, service.files, versions, service.shelf, settings.jobs)
+        service.jobs = Jobs(folder, database, service.files, versions, settings.jobs)
+        service.worker = Worker(service.jobs, service.shelf)
         leftovers.append(service.jobs.remove_leftovers)
     held.enter_context(share_folder(folder, partial(_call_all, leftovers)))
 

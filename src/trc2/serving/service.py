@@ -19,6 +19,7 @@ from trc2.serving.files import Files
 from trc2.serving.jobs import Jobs
 from trc2.serving.shelf import Shelf
 from trc2.serving.wire import ApiError
+from trc2.serving.worker import Worker
 
 MIN_BYTES_PER_SECOND = 1000  # of a body, after the first seconds
 
@@ -46,6 +47,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     files: Files | None = None  # None without a data folder
     jobs: Jobs | None = None  # None without a data folder or a versions folder
+    worker: Worker | None = None  # the same
     open_requests: int = 0
     followers: int = 0  # clients that get the events of a job as they happen
     is_ending: Callable[[], bool] = lambda: False  # then nothing more is sent to followers
