@@ -288,7 +288,8 @@ def test_a_server_with_followers_stops_at_once(versions: Versions, tmp_path: Pat
 
 
 def test_a_job_whose_process_is_interrupted_waits_and_goes_on(server: Server, client: openai.OpenAI) -> None:
-    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=GENEROUS)
+    long = {**GENEROUS, "steps": "60"}  # else it may end before the signal arrives
+    job = client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=long)
     worker = server.service.worker
     assert worker is not None
     wait(client, job.id, lambda one: one.progress is not None)  # Python itself fails if it is interrupted as it starts
