@@ -17,30 +17,23 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trc2.backbones.saved import CONFIG_FILE, is_plain
-from trc2.config.pretrained import MODEL_FILES, WEIGHTS, locate, weight_files
+from trc2.backbones.saved import CONFIG_FILE
 from trc2.continuing.acceptance import read_verdict, why_not_accepted
-from trc2.continuing.earlier import read_again, write_held_out
 from trc2.errors import UserError, did_you_mean
-from trc2.recall.store import store_path
-from trc2.report.run import read_run
-from trc2.runs.checkpoint import list_checkpoints, load_checkpoint, step_of
 from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
 from trc2.runs.lock import LOCK, OWNER, is_locked, lock_folder
 from trc2.system.failpoints import failpoint
-from trc2.system.files import finite, is_partial, sync_folder
+from trc2.system.files import is_partial, sync_folder
+from trc2.versions.copying import copy_source
 from trc2.versions.entry import (
-    CARD,
     CHECKPOINTS,
     DESCRIPTION,
     MODEL,
-    NOT_KEPT,
     RUN,
     Version,
     content_of,
-    copy_tree,
     list_files,
     make_durable,
     name_of,
@@ -49,7 +42,19 @@ from trc2.versions.entry import (
     write_description,
 )
 from trc2.versions.pruning import Pruned, prune_run, remove_texts, spent_attempts
-from trc2.versions.table import MOVES, Event, Kind, accepted, add_event, check_reason, now, read_events
+from trc2.versions.table import (
+    MOVES,
+    Event,
+    Kind,
+    accepted,
+    add_event,
+    check_reason,
+    gone_names,
+    next_number,
+    now,
+    read_events,
+    version_names,
+)
 
 if TYPE_CHECKING:
     from trc2.versions.difference import Difference
@@ -95,7 +100,7 @@ class Versions:
     def all(self) -> list[Version]:
         """All versions, oldest first. One whose description is damaged has a `problem`, and must not hide others."""
         events, versions = self.events(), []
-        for name in _names(events):
+        for name in version_names(events):
             try:
                 versions.append(self._version(events, name))
             except UserError as error:
@@ -128,7 +133,7 @@ class Versions:
     def get(self, name: str) -> Version:
         """A version by its name, or by its number if that is all of digits."""
         events = self.events()
-        names = _names(events)
+        names = version_names(events)
         numbered = [one for one in names if name.isdecimal() and int(one.split("-")[0]) == int(name)]
         if name not in names and not numbered:
             raise UserError(f"{self.folder} has no version '{name}': {did_you_mean(name, names)}")
@@ -139,8 +144,8 @@ class Versions:
 
         Versions whose description is damaged are left out: they must not keep others from use.
         """
-        gone, present = _gone(events), []
-        for name in _names(events):
+        gone, present = gone_names(events), []
+        for name in version_names(events):
             with suppress(UserError):
                 present += [self._version(events, name)] if name not in gone else []
         return present
@@ -257,7 +262,7 @@ class Versions:
                 if version.run is not None and version.source.startswith(f"{ATTEMPTS}/"):
                     lost.append(version.run)
             attempts = self.attempts()
-            spent = spent_attempts(attempts, _next_number(events), keep_checkpoints)
+            spent = spent_attempts(attempts, next_number(events), keep_checkpoints)
             kept = [version.run for version in self._present(events) if version.run is not None]
             remove_texts([*lost, *spent], [*kept, *(path for path in attempts if path not in spent)])
             self._remove_leftovers(events)
@@ -294,7 +299,7 @@ class Versions:
 
     def next_attempt(self, tasks: Sequence[str], is_taken: Callable[[Path], bool] = Path.exists) -> Path:
         """A folder for the next run, named by the number of the version it may become and its tasks."""
-        first = f"{_next_number(self.events()):04d}-{'+'.join(tasks)[:150]}"
+        first = f"{next_number(self.events()):04d}-{'+'.join(tasks)[:150]}"
         names = (first if attempt == 1 else f"{first}-{attempt}" for attempt in count(1))
         return next(path for path in (self.folder / ATTEMPTS / name for name in names) if not is_taken(path))
 
@@ -367,19 +372,14 @@ class Versions:
         partial = self.folder / f"{PARTIAL}{secrets.token_hex(4)}"
         partial.mkdir()
         try:
-            run = RunFolder(source)
-            details = (
-                self._copy_run(run, partial, anyway=anyway, warn=warn)
-                if run.is_run
-                else _copy_model(source, partial, warn)
-            )
+            details = copy_source(source, partial, anyway=anyway, warn=warn)
             files = list_files(partial)
             content, origin = content_of(files), self._source_name(source)
             if added := self._added(events, origin, content):
                 return added
             if not anyway:
                 self._check_parent(source, parent, earlier)
-            number = _next_number(events)
+            number = next_number(events)
             name, time = name_of(number, content), now()
             description = {
                 "number": number, "content": content, "time": time, "parent": parent,
@@ -399,42 +399,6 @@ class Versions:
             shutil.rmtree(partial, ignore_errors=True)
         return self.get(name)
 
-    def _copy_run(self, run: RunFolder, partial: Path, *, anyway: bool, warn: Warn) -> dict[str, Any]:
-        """Export the model, and copy what `trc2 continue` needs. Returns what version.json says about the run."""
-        from trc2 import __version__
-        from trc2.hf.export import export_run  # imports transformers, which takes seconds
-
-        config, paths = run.config(), list_checkpoints(run.checkpoints)
-        is_whole = paths and step_of(paths[-1]) == run.schedule(config).total_steps
-        has_ended = any(record.kind == "end" for record in run.records())
-        if has_ended and not paths:
-            raise UserError(
-                f"{run} has no checkpoint any more, because old attempts are pruned: teach the text again, or restore "
-                "the checkpoint from a copy."
-            )
-        if not is_whole or not has_ended:
-            raise UserError(f"{run} has not ended: `trc2 resume {run}` first.")
-        load_checkpoint(paths[-1])  # it must be whole
-        export_run(run.path, partial / MODEL, __version__, anyway=anyway, warn=warn)
-        names = [
-            path.name
-            for path in run.path.iterdir()
-            if path.name not in {"checkpoints", "interpolated", *NOT_KEPT} and not path.name.startswith(".")
-        ]
-        copy_tree(run.path, partial / RUN, [*names, f"checkpoints/{paths[-1].name}"])
-        if not run.held_out.is_dir():
-            write_held_out(partial / RUN / run.held_out.name, read_again(run))
-        read, lineage, verdict = read_run(run.path), run.lineage(), read_verdict(run)
-        taught = read.order if lineage is None else lineage.tasks
-        return {
-            "tasks": list(taught),
-            "verdict": None if verdict is None else verdict.describe(),
-            "scores": {
-                task: dict(zip(("before", "learned", "kept"), map(finite, scores), strict=True))
-                for task, scores in read.task_scores().items()
-            },
-        }
-
     def _source_name(self, source: Path) -> str:
         """Where a version came from: an attempt by its path below this folder, else a whole path."""
         home = (self.folder / ATTEMPTS).resolve()
@@ -448,7 +412,7 @@ class Versions:
         for path in self.folder.glob(f"{PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
         self._remove_unknown(events)
-        for name in _gone(events):
+        for name in gone_names(events):
             shutil.rmtree(self.folder / name / MODEL, ignore_errors=True)
             shutil.rmtree(self.folder / name / RUN, ignore_errors=True)
         for version in self._present(events):
@@ -458,11 +422,11 @@ class Versions:
 
     def _remove_unknown(self, events: Sequence[Event]) -> None:
         """Remove the version of a `promote` that was killed before its event. Others mean that the table is too old."""
-        names = set(_names(events))
+        names = set(version_names(events))
         for path in self.folder.iterdir():
             if path.name in names or not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue
-            if int(path.name.split("-")[0]) != _next_number(events) or not self._has_source(path):
+            if int(path.name.split("-")[0]) != next_number(events) or not self._has_source(path):
                 raise UserError(
                     f"{self.table} does not name {path.name} beside it: restore a newer copy of the table, or move "
                     "that folder elsewhere if the command that added it was killed, and promote its model again."
@@ -485,20 +449,6 @@ class Versions:
             shutil.rmtree(self.folder / ATTEMPTS / name, ignore_errors=True)
 
 
-def _names(events: Sequence[Event]) -> list[str]:
-    """The names of all versions, in the order in which they were added."""
-    return [event.version for event in events if event.manifest]
-
-
-def _gone(events: Sequence[Event]) -> set[str]:
-    """The names of the versions of which pruning left only the description."""
-    return {event.version for event in events if event.removed == "all"}
-
-
-def _next_number(events: Sequence[Event]) -> int:
-    return max((int(name.split("-")[0]) for name in _names(events)), default=0) + 1
-
-
 def _check_is_free(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose a new folder for the versions.")
@@ -509,18 +459,3 @@ def _check_is_free(folder: Path) -> None:
         if path.name.startswith(PARTIAL) or NAME.fullmatch(path.name):
             continue
         raise UserError(f"{folder} holds other files and is not a versions folder: choose a new folder.")
-
-
-def _copy_model(source: Path, partial: Path, warn: Warn) -> dict[str, Any]:
-    """Copy a saved model: weights, settings, tokenizer and card."""
-    if store_path(source).is_file():
-        warn(f"The documents that {source} was taught are not part of the version: keep {source} if you need them.")
-    names = {path.name for path in weight_files(locate(str(source), with_weights=True))}
-    names |= {*MODEL_FILES, CARD, CONFIG_FILE, WEIGHTS[1]}
-    if not is_plain(source):
-        names |= {path.name for path in source.iterdir() if path.suffix == ".json"}
-    (partial / MODEL).mkdir(parents=True)
-    for name in sorted(names):
-        if (source / name).is_file():  # in the hub's cache a file is a link
-            shutil.copyfile(source / name, partial / MODEL / name)
-    return {"tasks": [], "verdict": None, "scores": {}}

@@ -87,3 +87,18 @@ def check_reason(reason: str) -> None:
     """A reason is one line of the table."""
     if "\n" in reason or len(reason) > 1000:
         raise UserError("The reason has several lines or more than 1,000 characters: give one short line.")
+
+
+def version_names(events: Sequence[Event]) -> list[str]:
+    """The names of all versions, in the order in which they were added."""
+    return [event.version for event in events if event.manifest]
+
+
+def gone_names(events: Sequence[Event]) -> set[str]:
+    """The names of the versions of which pruning left only the description."""
+    return {event.version for event in events if event.removed == "all"}
+
+
+def next_number(events: Sequence[Event]) -> int:
+    """The number of the next version."""
+    return max((int(name.split("-")[0]) for name in version_names(events)), default=0) + 1
