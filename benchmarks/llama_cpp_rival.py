@@ -82,7 +82,9 @@ class Decoder:
 
     def __init__(self, path: Path, rows: int, threads: int) -> None:
         self.rows = rows
-        self.model = native.llama_model_load_from_file(str(path).encode(), native.llama_model_default_params())
+        loading = native.llama_model_default_params()
+        loading.use_extra_bufts = False  # with AMX, a repacked Q8_0 Mixtral ends in a segmentation fault (0.3.36)
+        self.model = native.llama_model_load_from_file(str(path).encode(), loading)
         settings = native.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max, settings.n_batch = CONTEXT * rows, rows, CONTEXT * rows
         settings.n_threads = settings.n_threads_batch = threads
