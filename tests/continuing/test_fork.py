@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,6 +182,19 @@ def test_a_saved_model_goes_on_and_what_it_should_keep_is_judged(model: Path, da
     assert run.config.model.replay is True  # the export left its stores behind. The child has new ones
     own = own_part(run, RunFolder(tmp_path / "b").lineage() or pytest.fail("it has a parent"))
     assert [(s.task, s.end) for s in own.spans] == [("fruit", 0), ("colours", 2)]
+
+
+@pytest.mark.parametrize("value", [("replay_batch_size", 8), ("replay_coefficient", 1.0), ("replay_share", 0.6)])
+def test_a_saved_model_goes_on_also_if_its_replay_was_outside_the_usual_range(
+    value: tuple[str, float], model: Path, data: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    settings = json.loads((copy / "config.json").read_text())
+    settings["backbone"][value[0]] = value[1]
+    (copy / "config.json").write_text(json.dumps(settings))
+    for share in (None, 0.1):
+        config = child_config(copy, ContinuationRequest((task(data, "colours"),), share), tmp_path / "child")
+        assert config.model.replay_share == (share or (value[1] if value[0] == "replay_share" else None))
 
 
 def test_a_strategy_that_copies_weights_copies_those_of_the_parent(

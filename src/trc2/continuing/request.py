@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from trc2.backbones.saved import CONFIG_FILE, is_plain, is_saved_model, load_config, trained_length
-from trc2.config import MODELS, RunConfig, TaskConfig
+from trc2.config import MODELS, ReplayControlConfig, RunConfig, TaskConfig
 from trc2.config.run import apply_overrides
 from trc2.config.section import is_within
 from trc2.continuing.earlier import SUFFIX, base_name, earlier_tasks
@@ -287,10 +287,11 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
             "tokenizer": {} if is_plain(parent) else {"path": home},
         },
         "train": {"sequence_length": length, "learning_rate": LEARNING_RATE},
+        "control": _ranges_with(model),
         "output": {"folder": str(folder)},
     }
     if request.share is not None:
-        values = _with_share(parent, RunConfig(**values), {"control": {}, **values}, request.share)
+        values = _with_share(parent, RunConfig(**values), values, request.share)
     first = RunConfig(**apply_overrides(values, request.overrides))
     values["eval"] = _modest_evaluation(first, is_watched=request.stop_at is not None)
     replayed = _replayable(first, [task.name for task in request.keep], request.share)
@@ -304,6 +305,17 @@ def _config_of_model(parent: Path, request: ContinuationRequest, folder: Path) -
         values["stream"]["replay_prefill_files"] = [str(store_path(parent).resolve())]
     changed = RunConfig(**apply_overrides(values, request.overrides))
     return changed.replace(output={**changed.output.model_dump(), "folder": folder})
+
+
+def _ranges_with(model: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Ranges of the controller that hold what the saved model was trained with, where the usual ones do not."""
+    ranges = {}
+    for name in ("coefficient", "batch_size", "share"):
+        low, high = ReplayControlConfig.model_fields[f"{name.removesuffix('_size')}_range"].default
+        value = model.get(f"replay_{name}")
+        if value is not None and not low <= value <= high:
+            ranges[f"{name.removesuffix('_size')}_range"] = (min(low, value), max(high, value))
+    return ranges
 
 
 def _watchful(tasks: Sequence[TaskConfig]) -> int:
