@@ -190,7 +190,8 @@ def test_a_saved_model_goes_on_also_if_its_replay_was_outside_the_usual_range(
 ) -> None:
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     settings = json.loads((copy / "config.json").read_text())
-    settings["backbone"][value[0]] = value[1]
+    usual = {"replay_batch_size": 4, "replay_coefficient": 0.05}
+    settings["backbone"] |= {**usual, value[0]: value[1]}
     (copy / "config.json").write_text(json.dumps(settings))
     for share in (None, 0.1):
         config = child_config(copy, ContinuationRequest((task(data, "colours"),), share), tmp_path / "child")

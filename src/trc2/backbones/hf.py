@@ -43,13 +43,15 @@ PROBE_LENGTH = 5
 COUNTED_BLOCKS = 4  # of which the activations are counted
 RECURRENT_LENGTH = 16  # tokens with which the activations of a recurrent model are counted
 
+OF_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
 
 @contextlib.contextmanager
-def as_sentence(config: Any) -> Iterator[None]:
+def as_sentence(config: Any, kinds: tuple[type[Exception], ...] = OF_VALUES) -> Iterator[None]:
     """Turn an error from a wrong value in a config into a UserError. Transformers checks few of its values."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+    except kinds as error:
         raise UserError(
             f"Transformers cannot run this {type(config).__name__} ({type(error).__name__}: {brief(error)}): correct "
             "the config.json of the model."
@@ -63,7 +65,7 @@ class CacheState(State):
         super().__init__()
         from transformers.cache_utils import DynamicCache
 
-        with as_sentence(config):
+        with as_sentence(config, (*OF_VALUES, RuntimeError)):  # a number that torch cannot hold
             self.cache = DynamicCache(config=config)
         self.takes_positions = takes_positions
 

@@ -55,7 +55,7 @@ def restore_rng(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if f"rng.cuda.{index}" in tensors:
             torch.cuda.set_rng_state(tensors[f"rng.cuda.{index}"], index)
     version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate((version, tuple(numbers), None if gauss is None else float(gauss)))  # Python takes anything
     name, keys, place, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), place, has_gauss, cached))
 

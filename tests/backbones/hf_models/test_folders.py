@@ -156,7 +156,14 @@ def test_settings_are_looked_at_before_anything_is_built(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"architectures": 3.5}, {"num_experts": {}}, {"sliding_window": "nul"}, {"architectures": {"a": 1}}]
+    "changes",
+    [
+        {"architectures": 3.5},
+        {"num_experts": {}},
+        {"sliding_window": "nul"},
+        {"sliding_window": [-8e183, []]},
+        {"architectures": {"a": 1}},
+    ],
 )
 def test_values_of_a_wrong_type_are_a_sentence_or_harmless(llama: Path, changes: dict[str, object]) -> None:
     rewrite(llama, **changes)
