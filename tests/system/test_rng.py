@@ -12,12 +12,17 @@ import torch
 from trc2.system.rng import restore_rng, rng_state, rng_tensors, rng_unchanged
 
 
+def draws() -> list[object]:
+    """Of Python's, numpy's and torch's global generators."""
+    return [random.gauss(0.0, 1.0), random.random(), np.random.standard_normal(), torch.rand(3).tolist()]  # noqa: NPY002
+
+
 def test_all_generators_go_on_where_they_were_saved_also_through_json() -> None:
     random.gauss(0.0, 1.0)  # Python keeps a second draw
     tensors, state = rng_tensors(), json.loads(json.dumps(rng_state()))
-    first = (random.gauss(0.0, 1.0), random.random(), np.random.standard_normal(), torch.rand(3).tolist())
+    first = draws()
     restore_rng(tensors, state)
-    assert (random.gauss(0.0, 1.0), random.random(), np.random.standard_normal(), torch.rand(3).tolist()) == first
+    assert draws() == first
 
 
 @pytest.mark.parametrize("second_draw", [[], "x", {}])
