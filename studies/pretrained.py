@@ -94,7 +94,7 @@ def config_of(variant: str, seed: int, model: Path, data: Path, folder: Path, re
         },
         train={"sequence_length": LENGTH, "batch_size": ROWS, "learning_rate": rate, "warmup_steps": 8, "seed": seed},
         control={"mode": "fixed" if kind else "off"},
-        eval={"every_steps": STEPS // 2, "batch_size": 16, "max_batches": 4, "text_sequences": 0, "test": False},
+        eval={"every_steps": STEPS, "batch_size": 16, "max_batches": 4, "text_sequences": 0, "test": False},
         output={"folder": folder, "threads": 1, "checkpoint_every": 10_000},
     )  # fmt: skip
 
