@@ -1,6 +1,7 @@
 """What a finished network gains if it reads stored text while it predicts, against the stored fraction.
 
     python -m studies.recall RUN… --data DATA --out results/recall
+    python -m studies.recall --decide results/lab_scale --out results/recall
 
 Each run must still have its last checkpoint. Nothing is trained except the eight weights of the gate, which are fitted
 on the control windows of every task: text that no step trains on and no evaluation scores. Scores are those of the
@@ -39,8 +40,10 @@ from trc2.errors import UserError
 from trc2.recall.counts import ORDER, Counts, Ints
 from trc2.recall.gate import Examples, fit_gate
 from trc2.recall.store import packed_bytes
+from trc2.runs.folder import RunFolder
 from trc2.runs.schedule import TaskSchedule
 from trc2.runs.target import find_target
+from trc2.stats.intervals import mean_interval
 from trc2.stream.batches import Batch
 from trc2.stream.prepare import prepare_stream
 from trc2.system.files import write_atomically
@@ -50,6 +53,7 @@ from trc2.training.data import StreamData
 FRACTIONS = (0.00073, 0.003, 0.012, 0.05, 0.2, 1.0)
 CHUNK = 64
 WAYS = ("network", "counts", "both", "without match length")
+SEEDS, WANTED, USELESS = 3, 0.10, 0.05  # of the rule
 
 
 def stored_chunks(rows: Ints, fraction: float, tokens: int, seed: int) -> Ints:
@@ -139,14 +143,57 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
             for way, losses in store["losses"].items():
                 perplexities = " | ".join(f"{math.exp(losses[task]):.1f}" for task in tasks)
                 mean = sum(losses.values()) / len(losses)
-                stored = f"{100 * store['fraction']:.2g} % | {store['bytes']:,}"
+                stored = f"{100 * store['fraction']:.3g} % | {store['bytes']:,}"
                 lines.append(f"| {name} | {stored} | {way} | {perplexities} | {mean:.3f} |")
     return "\n".join(lines) + "\n"
 
 
+def end_losses(folder: Path, name: str) -> dict[str, float]:
+    """Validation loss of every task at the end of a run: `loss`, or `recall_loss` with its own stores read."""
+    last = [record for record in RunFolder(folder).records() if record.kind == "eval"][-1].metrics
+    found = {key: key.split("/") for key in last if key.startswith("eval/") and key.endswith(f"/{name}")}
+    return {task: last[key] for key, (_, task, _) in found.items()}
+
+
+def decision(folder: Path) -> str:
+    """What the rule above says of the large-share runs in a folder, which were scored with and without their stores."""
+    runs = sorted(folder.glob("lab_large_share+s*"))
+    alone, both = ([end_losses(run, metric) for run in runs] for metric in ("loss", "recall_loss"))
+    if len(runs) < 2 or any(first.keys() != second.keys() for first, second in zip(alone, both, strict=True)):
+        raise UserError(f"{folder} has too few runs of lab_large_share that read their stores: at least 2 are needed.")
+    changes = {task: mean_interval(b[task] - a[task] for a, b in zip(alone, both, strict=True)) for task in alone[0]}
+    network = [sum(losses.values()) / len(losses) for losses in alone]
+    gains = [net - sum(losses.values()) / len(losses) for net, losses in zip(network, both, strict=True)]
+    gain = mean_interval(gains)
+    lines = [
+        "| | change of loss when the stores are read (nats) |", "|:---|---:|",
+        *(f"| {task} | {value.mean:+.3f} [{value.low:+.3f}, {value.high:+.3f}] |" for task, value in changes.items()),
+        f"| mean of the tasks | {-gain.mean:+.3f} [{-gain.high:+.3f}, {-gain.low:+.3f}] |",
+    ]  # fmt: skip
+    joint = [end_losses(run, "loss") for run in sorted(folder.glob("lab_trc2+joint+s*"))]
+    if joint:
+        bound = sum(sum(losses.values()) / len(losses) for losses in joint) / len(joint)
+        distance = sum(network) / len(network) - bound
+        lines.append(f"| network alone − joint training ({len(joint)} seeds) | {distance:+.3f} |")
+        lines.append(f"| gain ÷ this distance | {gain.mean / distance:.2f} |" if distance > 0 else "")
+    harmed = [task for task, value in changes.items() if value.mean > 0]
+    if len(runs) < SEEDS:
+        said = f"Undecided: {len(runs)} of {SEEDS} seeds."
+    elif gain.mean < USELESS:
+        said = f"Not worth it: the gain is below {USELESS} nats."
+    elif gain.mean < WANTED or harmed:
+        said = (
+            f"Missed: at least {WANTED:.2f} nats were wanted, and no task worse (worse: {', '.join(harmed) or 'none'})."
+        )
+    else:
+        said = f"Reached: at least {WANTED:.2f} nats, and no task worse."
+    return f"{said} Intervals are 95 % t-intervals over {len(runs)} seeds.\n\n" + "\n".join(filter(None, lines)) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.recall", description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs with their checkpoints")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs with their checkpoints")
+    parser.add_argument("--decide", type=Path, help="the folder of the lab's runs: write what the rule says of them")
     parser.add_argument("--data", type=Path, help="the folder of the lab's data")
     parser.add_argument("--out", type=Path, required=True, help="a folder for recall.json and README.md")
     asked = parser.parse_args(arguments)
@@ -158,6 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs[folder.name] = score_run(folder, asked.data)
             content = {"schema": 1, "chunk": CHUNK, "runs": dict(sorted(runs.items()))}
             write_atomically(path, json.dumps(content, indent=1).encode())
+        if asked.decide is not None:
+            write_atomically(asked.out / "decision.md", decision(asked.decide).encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

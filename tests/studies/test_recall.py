@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from studies.recall import CHUNK, FRACTIONS, WAYS, main, stored_chunks, without_lengths
+from studies.recall import CHUNK, FRACTIONS, WAYS, decision, main, stored_chunks, without_lengths
 from trc2.recall.gate import FEATURES, Examples, Gate
+from trc2.runs.records import Record
 
 
 def test_stores_are_nested_samples_of_whole_chunks() -> None:
@@ -57,3 +58,38 @@ def test_every_store_of_a_run_is_scored_in_every_way(trained: Path, tmp_path: Pa
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def write_run(folder: Path, losses: dict[str, float], with_stores: dict[str, float] | None = None) -> None:
+    """The metrics log of a run that has only its last evaluation."""
+    folder.mkdir(parents=True)
+    metrics = {f"eval/{task}/loss": value for task, value in losses.items()}
+    metrics |= {f"eval/{task}/recall_loss": value for task, value in (with_stores or {}).items()}
+    (folder / "metrics.jsonl").write_text(Record("eval", 9, "b", metrics=metrics).to_json() + "\n")
+
+
+@pytest.mark.parametrize(
+    ("gains", "word"),
+    [
+        ((0.2, 0.2, 0.2), "Reached"),
+        ((0.2, 0.2), "Undecided"),
+        ((0.07, 0.06, 0.08), "Missed"),
+        ((0.0,) * 3, "Not worth"),
+    ],
+)
+def test_the_rule_is_applied_to_the_mean_over_tasks_and_seeds(
+    gains: tuple[float, ...], word: str, tmp_path: Path
+) -> None:
+    for seed, gain in enumerate(gains):
+        write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0, "b": 3.0}, {"a": 4.0 - 2 * gain, "b": 3.0})
+    write_run(tmp_path / "lab_trc2+joint+s0", {"a": 3.5, "b": 2.5})
+    said = decision(tmp_path)
+    assert said.startswith(word)
+    assert "| network alone − joint training (1 seeds) | +0.500 |" in said
+    assert f"| gain ÷ this distance | {sum(gains) / len(gains) / 0.5:.2f} |" in said
+
+
+def test_a_task_that_gets_worse_misses_the_rule(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0, "b": 3.0}, {"a": 3.0, "b": 3.1})
+    assert "worse: b" in decision(tmp_path).splitlines()[0]
