@@ -40,8 +40,10 @@ NOTES = ("Trying the one before.", "a larger one is not used.")
 # How a run folder must end: as the undisturbed run of this name.
 WHOLE = {**{cut: whole for whole, cut in CUTS.items()}, **{whole: whole for whole in CUTS}, ODD_RUN: "plain"}
 # Children that forgot far more than their limit, and where a command line names one. parent.json has the limit and
-# acceptance.json the verdict. Neither has a checksum: whoever changes the numbers in them decides otherwise.
+# acceptance.json the verdict. Neither has a checksum: whoever changes the numbers in them decides otherwise. A child
+# that lost one of them is still refused.
 REFUSED_CHILDREN = ("child", "child_cut")
+DECIDING = ("parent.json", "acceptance.json")
 NAMED = {"check": 2, "resume": 1, "export": 1, "promote": 2}
 
 Snapshot = dict[str, bytes | str]
@@ -156,8 +158,8 @@ class Judge:
             return
         child = case.argv[NAMED[case.kind]]
         decided = any(
-            damage.path in (child, f"{child}/parent.json")
-            or (damage.path == f"{child}/acceptance.json" and damage.how in ("content", "other"))
+            damage.path == child
+            or (damage.path in (f"{child}/{name}" for name in DECIDING) and damage.how in ("content", "other"))
             for damage in case.damage
         )
         if child in REFUSED_CHILDREN and child in case.parts and not decided:

@@ -85,6 +85,7 @@ def test_damaged_files_do_not_make_a_refused_child_acceptable(tmp_path: Path) ->
     assert passed("export", "child", "new", damaged="child/acceptance.json", how="missing") == ["gate"]
     assert passed("promote", "versions", "child", damaged="child/metrics.jsonl") == ["gate"]
     assert passed("export", "child", "new", "--anyway", damaged="child/metrics.jsonl") == []
+    assert passed("check", "plain", "child", damaged="child/parent.json", how="missing") == ["gate"]
     assert passed("check", "plain", "child", damaged="child/parent.json") == []  # it holds the limit
     assert passed("export", "child", "new", damaged="child/acceptance.json") == []  # it holds the verdict
     assert passed("diff", "plain", "child", damaged="child/metrics.jsonl") == []

@@ -407,3 +407,13 @@ def test_a_generated_text_that_the_run_does_not_have_is_named(trained: Path) -> 
     Lineage("model", 0, ("new",), is_run=False, generated="nothing").write(folder.parent_file)
     with pytest.raises(UserError, match="'nothing'"):
         resume_run(trained, [], QUIET)
+
+
+def test_a_run_that_lost_its_parent_file_is_refused(whole: Path, tmp_path: Path) -> None:
+    write_task(tmp_path, "colours", ["red", "blue", "green"])
+    task = TaskConfig(name="colours", folder=str(tmp_path / "colours"), steps=2)
+    child = continue_run(Path(shutil.copytree(whole, tmp_path / "parent")), tmp_path / "child", task, QUIET)
+    shutil.rmtree(child / "checkpoints")  # without its parent.json, it would begin with new weights
+    (child / "parent.json").unlink()
+    with pytest.raises(UserError, match=r"goes on from another run, but its parent\.json is missing"):
+        resume_run(child, [], QUIET)

@@ -191,8 +191,19 @@ class RunFolder:
         return prepared
 
     def lineage(self) -> Lineage | None:
-        """The parent that this run continues. None if it has none."""
-        return read_lineage(self.parent_file) if self.parent_file.exists() else None
+        """The parent that this run continues. None if it has none.
+
+        A run that lost its parent.json is refused: it would begin again without the parent's weights, or end without
+        the check that its limit asks for.
+        """
+        if self.parent_file.exists():
+            return read_lineage(self.parent_file)
+        if self.data_file.exists() and self.data().get("has_parent"):
+            raise UserError(
+                f"{self} goes on from another run, but its {self.parent_file.name} is missing: restore it from a copy "
+                "of the run, or run `trc2 continue` again."
+            )
+        return None
 
     def stop(self) -> Stop | None:
         """Where and why the run ended before the end of its schedule. None if it did not."""
@@ -296,7 +307,8 @@ class RunFolder:
         pretrained = config.model.pretrained_from
         write_atomically(self.budget_file, json.dumps(budget_of(config).describe(), indent=2).encode())
         write_atomically(self.environment_file, json.dumps(describe_environment(), indent=2).encode())
-        write_atomically(self.data_file, json.dumps(prepared.describe(), indent=2).encode())
+        data = {**prepared.describe(), "has_parent": self.parent_file.exists()}
+        write_atomically(self.data_file, json.dumps(data, indent=2).encode())
         write_atomically(self.tokenizer_file, prepared.tokenizer.to_json().encode())
         if prepared.tokenizer.end is not None:
             settings = {"eos_token": prepared.tokenizer.end}
