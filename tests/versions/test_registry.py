@@ -236,9 +236,13 @@ def test_killed_while_the_rest_of_a_killed_promote_is_removed(versions: Versions
     assert run_in_child(versions.promote, attempt, "version rename:1") < 0
 
     def die_after_the_description(folder: Path) -> None:
-        def remove_some(path: Path, **_: object) -> None:
-            (path / "version.json").unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        remove = shutil.rmtree
+
+        def remove_some(path: Path, **options: bool) -> None:
+            if (path / "version.json").exists():  # unfinished copies have none
+                (path / "version.json").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            remove(path, **options)
 
         shutil.rmtree = remove_some  # type: ignore[assignment]
         versions.promote(folder)
@@ -260,6 +264,21 @@ def test_a_version_that_an_older_table_does_not_name_stays(versions: Versions, a
         with pytest.raises(UserError, match=f"does not name {second.name} beside it: restore a newer copy"):
             command()
     assert (second.folder / "model").is_dir()
+
+
+def test_only_a_command_that_adds_a_version_removes_one_that_the_table_does_not_name(
+    versions: Versions, attempt: Path
+) -> None:
+    older, mine = versions.table.read_bytes(), shutil.copytree(attempt, versions.folder.with_name("mine"))
+    second = versions.promote(mine, anyway=True)
+    versions.table.write_bytes(older)  # as if the command had been killed before its last step: `mine` is still there
+    with pytest.raises(UserError, match="is the first version"):
+        versions.rollback()
+    assert versions.prune() == []
+    with pytest.raises(UserError, match="go on using its parent"):
+        versions.promote(refuse(attempt))
+    assert (second.folder / "model").is_dir()
+    assert versions.promote(mine, anyway=True).name == second.name
 
 
 def test_a_killed_promote_of_a_model_that_is_gone_since_leaves_a_way_out(versions: Versions, attempt: Path) -> None:

@@ -390,6 +390,7 @@ class Versions:
             make_durable(partial)
             protect(partial)
             failpoint("version")
+            self._remove_unknown(events)
             os.replace(partial, self.folder / name)
             sync_folder(self.folder)
             failpoint("version rename")
@@ -411,7 +412,7 @@ class Versions:
         """Remove what killed commands left: unfinished folders, and files that a `prune` event says are gone."""
         for path in self.folder.glob(f"{PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
-        self._remove_unknown(events)
+        self._unknown(events)  # a table that is too old is refused
         for name in gone_names(events):
             shutil.rmtree(self.folder / name / MODEL, ignore_errors=True)
             shutil.rmtree(self.folder / name / RUN, ignore_errors=True)
@@ -420,9 +421,9 @@ class Versions:
                 shutil.rmtree(version.folder / CHECKPOINTS, ignore_errors=True)
             self._remove_promoted(version)
 
-    def _remove_unknown(self, events: Sequence[Event]) -> None:
-        """Remove the version of a `promote` that was killed before its event. Others mean that the table is too old."""
-        names = set(version_names(events))
+    def _unknown(self, events: Sequence[Event]) -> list[Path]:
+        """The version of a `promote` that was killed before its event. Others mean that the table is too old."""
+        names, unknown = set(version_names(events)), []
         for path in self.folder.iterdir():
             if path.name in names or not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue
@@ -431,6 +432,12 @@ class Versions:
                     f"{self.table} does not name {path.name} beside it: restore a newer copy of the table, or move "
                     "that folder elsewhere if the command that added it was killed, and promote its model again."
                 )
+            unknown.append(path)
+        return unknown
+
+    def _remove_unknown(self, events: Sequence[Event]) -> None:
+        """Make room for a version with the number of a killed `promote`. A command that adds none leaves it alone."""
+        for path in self._unknown(events):
             # Under another name first: half of a version would not be recognised if this process is killed as well.
             hidden = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}")
             os.replace(path, hidden)
