@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from trc2.config import RunConfig
 from trc2.errors import UserError
@@ -21,7 +23,8 @@ class Prediction:
     """The result of trial runs: with this share of replay, the perplexity of no past task rises by more."""
 
     share: float
-    predicted: float
+    predicted: float  # a trial run that diverged has "inf"
+    __pydantic_config__: ClassVar = ConfigDict(strict=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Lineage:
     max_drift: float | None = None
     generated: str | None = None
     interpolate: float | str | None = None  # α, or auto
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, allow_inf_nan=False)
 
     @property
     def has_limit(self) -> bool:
@@ -80,6 +84,9 @@ class Lineage:
         )
 
 
+READER = TypeAdapter(Lineage)
+
+
 def generated_text(config: RunConfig, lineage: Lineage) -> Path:
     """The file in the cache that holds the text that the parent generated."""
     assert config.stream is not None
@@ -103,19 +110,9 @@ def relative_to(child: Path, parent: Path) -> str | None:
 def read_lineage(path: Path) -> Lineage:
     with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-        tasks, step, parent, limit = content["tasks"], content["step"], content["parent"], content.get("limit")
-        if type(step) is not int or not isinstance(parent, str) or not all(isinstance(task, str) for task in tasks):
-            raise TypeError("it does not say from where the run goes on")
-        stop_at, max_drift, generated = (content.get(name) for name in ("stop_at", "max_drift", "generated"))
-        for number in (limit, stop_at, max_drift):
-            if number is not None and not (isinstance(number, float | int) and math.isfinite(number)):
-                raise TypeError("its limit is not a number")
-        trial = content.get("trial")
-        return Lineage(
-            parent, step, tuple(tasks), content["kind"] == "run", content.get("weights"), limit,
-            None if trial is None else Prediction(float(trial["share"]), float(trial["predicted"])),
-            tuple(map(str, content.get("kept", ()))), content.get("relative"),
-            content.get("starts_over") is True,
-            stop_at, tuple(map(str, content.get("watched", ()))), max_drift,
-            None if generated is None else str(generated), content.get("interpolate"),
-        )  # fmt: skip
+        content |= {"is_run": content["kind"] == "run", "prediction": content.get("trial")}
+        try:
+            return READER.validate_json(json.dumps(content))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise TypeError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
