@@ -266,7 +266,7 @@ def test_a_version_that_an_older_table_does_not_name_stays(versions: Versions, a
     assert (second.folder / "model").is_dir()
 
 
-def test_only_a_command_that_adds_a_version_removes_one_that_the_table_does_not_name(
+def test_a_version_that_the_table_does_not_name_is_replaced_only_by_the_same_one(
     versions: Versions, attempt: Path
 ) -> None:
     older, mine = versions.table.read_bytes(), shutil.copytree(attempt, versions.folder.with_name("mine"))
@@ -277,8 +277,19 @@ def test_only_a_command_that_adds_a_version_removes_one_that_the_table_does_not_
     assert versions.prune() == []
     with pytest.raises(UserError, match="go on using its parent"):
         versions.promote(refuse(attempt))
+    with pytest.raises(UserError, match=f"does not name {second.name} .* or move that folder elsewhere"):
+        versions.promote(versions.accepted().model, anyway=True)
     assert (second.folder / "model").is_dir()
     assert versions.promote(mine, anyway=True).name == second.name
+
+
+def test_another_week_replaces_what_a_killed_promote_of_an_attempt_left(versions: Versions, attempt: Path) -> None:
+    first = versions.accepted()
+    assert run_in_child(versions.promote, attempt, "version rename:1") < 0
+    (unknown,) = (path for path in versions.folder.glob("0*") if path.name != first.name)
+    other = versions.promote(first.model, anyway=True)
+    assert not unknown.exists()
+    assert [version.name for version in versions.all()] == [first.name, other.name]
 
 
 def test_a_killed_promote_of_a_model_that_is_gone_since_leaves_a_way_out(versions: Versions, attempt: Path) -> None:

@@ -390,7 +390,7 @@ class Versions:
             make_durable(partial)
             protect(partial)
             failpoint("version")
-            self._remove_unknown(events)
+            self._make_room(events, name)
             os.replace(partial, self.folder / name)
             sync_folder(self.folder)
             failpoint("version rename")
@@ -412,7 +412,7 @@ class Versions:
         """Remove what killed commands left: unfinished folders, and files that a `prune` event says are gone."""
         for path in self.folder.glob(f"{PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
-        self._unknown(events)  # a table that is too old is refused
+        self._check_unknown(events)
         for name in gone_names(events):
             shutil.rmtree(self.folder / name / MODEL, ignore_errors=True)
             shutil.rmtree(self.folder / name / RUN, ignore_errors=True)
@@ -421,33 +421,39 @@ class Versions:
                 shutil.rmtree(version.folder / CHECKPOINTS, ignore_errors=True)
             self._remove_promoted(version)
 
-    def _unknown(self, events: Sequence[Event]) -> list[Path]:
+    def _check_unknown(self, events: Sequence[Event]) -> list[Path]:
         """The version of a `promote` that was killed before its event. Others mean that the table is too old."""
         names, unknown = set(version_names(events)), []
         for path in self.folder.iterdir():
             if path.name in names or not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue
-            if int(path.name.split("-")[0]) != next_number(events) or not self._has_source(path):
-                raise UserError(
-                    f"{self.table} does not name {path.name} beside it: restore a newer copy of the table, or move "
-                    "that folder elsewhere if the command that added it was killed, and promote its model again."
-                )
+            if int(path.name.split("-")[0]) != next_number(events) or self._source_of(path) is None:
+                raise self._unnamed(path)
             unknown.append(path)
         return unknown
 
-    def _remove_unknown(self, events: Sequence[Event]) -> None:
-        """Make room for a version with the number of a killed `promote`. A command that adds none leaves it alone."""
-        for path in self._unknown(events):
+    def _unnamed(self, version: Path) -> UserError:
+        return UserError(
+            f"{self.table} does not name {version.name} beside it: restore a newer copy of the table, or move "
+            "that folder elsewhere if the command that added it was killed, and promote its model again."
+        )
+
+    def _make_room(self, events: Sequence[Event], name: str) -> None:
+        """Remove the version of a killed `promote`, if that comes again or its attempt can still be promoted."""
+        for path in self._check_unknown(events):
+            if path.name != name and not (self._source_of(path) or "").startswith(f"{ATTEMPTS}/"):
+                raise self._unnamed(path)
             # Under another name first: half of a version would not be recognised if this process is killed as well.
             hidden = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}")
             os.replace(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
-    def _has_source(self, version: Path) -> bool:
-        """Whether the run or model that a version was made from is still there."""
+    def _source_of(self, version: Path) -> str | None:
+        """The run or model that a version was made from. None if it is gone, as an attempt is once it is a version."""
         with suppress(OSError, ValueError, LookupError, TypeError):
-            return (self.folder / json.loads((version / DESCRIPTION).read_bytes())["source"]).exists()
-        return False
+            source = json.loads((version / DESCRIPTION).read_bytes())["source"]
+            return str(source) if (self.folder / source).exists() else None
+        return None
 
     def _remove_promoted(self, version: Version) -> None:
         """Remove the attempt that became a version. Its number is never used again, so the name is its own."""
