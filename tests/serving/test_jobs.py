@@ -462,19 +462,19 @@ def test_one_of_two_servers_runs_a_job_and_both_can_stop_it(
     settings = ServerSettings(versions.folder, port=0, data=tmp_path / "data", registry=registry)
     metadata = {"steps": "50000", "max_forgetting": "1000"}
     with client_of(server) as first, Server(settings) as other, client_of(other) as second:
-        jobs = [one.service.jobs for one in (server, other)]
+        workers = [one.service.worker for one in (server, other)]
+        assert workers[0] is not None
+        assert workers[1] is not None
         made = [
             client.fine_tuning.jobs.create(model="latest", training_file=upload(client), metadata=metadata).id
             for client in (second, first)
         ]
-        wait(second, made[0], lambda now: now.status == "running" and jobs[0] is not None and jobs[0]._process)
-        assert jobs[1] is not None
-        assert jobs[1]._process is None
+        wait(second, made[0], lambda now: now.status == "running" and workers[0].process)
+        assert workers[1].process is None
         assert first.fine_tuning.jobs.retrieve(made[1]).status == "queued"
         assert second.fine_tuning.jobs.cancel(made[1]).status == "cancelled"
         assert second.fine_tuning.jobs.pause(made[0]).status == "paused"
-        assert jobs[0] is not None
-        assert jobs[0]._process is None
+        assert workers[0].process is None
         assert first.fine_tuning.jobs.cancel(made[0]).status == "cancelled"
         assert [job.id for job in second.fine_tuning.jobs.list()] == made[::-1]
 

@@ -17,9 +17,9 @@ from tests.serving.conftest import Start, save_words_model
 from tests.serving.test_completions import send
 from trc2.runs.records import Record
 from trc2.serving.client import Client
-from trc2.serving.jobs import Jobs
 from trc2.serving.server import Server, ServerSettings
 from trc2.serving.store import JOBS, now
+from trc2.serving.worker import Worker
 from trc2.versions.registry import Versions
 
 EVIL = "<img src=x onerror=document.body.dataset.evil=1>"
@@ -235,7 +235,7 @@ def add_scores(server: Server, identity: str, step: int) -> None:
 def test_points_of_a_job_are_neither_lost_nor_doubled_when_the_server_starts_again(
     page: Page, teaching: ServerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Jobs, "_next", lambda _: None)  # the worker leaves the job alone, the test plays it
+    monkeypatch.setattr(Worker, "_next", lambda _: None)  # the worker leaves the job alone, the test plays it
     circles = "document.querySelectorAll('#chart circle').length"
     with Server(teaching) as server:
         add_job(server, "ftjob-1", "running")
