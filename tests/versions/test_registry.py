@@ -266,6 +266,20 @@ def test_a_version_that_an_older_table_does_not_name_stays(versions: Versions, a
     assert (second.folder / "model").is_dir()
 
 
+def test_a_version_that_an_older_table_does_not_name_stays_also_if_its_attempt_has_a_namesake(
+    versions: Versions, attempt: Path, trained: Path
+) -> None:
+    older = versions.table.read_bytes()
+    second = versions.promote(attempt)
+    versions.table.write_bytes(older)
+    assert versions.next_attempt(["colours"]) == attempt  # the next week gets the same name
+    shutil.copytree(trained, attempt)
+    for command in (functools.partial(versions.promote, attempt, anyway=True), versions.rollback, versions.prune):
+        with pytest.raises(UserError, match=f"does not name {second.name} .* or move that folder elsewhere"):
+            command()
+    assert (second.folder / "model").is_dir()
+
+
 def test_a_version_that_the_table_does_not_name_is_replaced_only_by_the_same_one(
     versions: Versions, attempt: Path
 ) -> None:

@@ -24,6 +24,7 @@ from trc2.continuing.acceptance import read_verdict, why_not_accepted
 from trc2.errors import UserError, did_you_mean
 from trc2.runs.folder import VERSIONS_TABLE, RunFolder, Warn
 from trc2.runs.lock import LOCK, OWNER, is_locked, lock_folder
+from trc2.stream.cache import file_checksum
 from trc2.system.failpoints import failpoint
 from trc2.system.files import is_partial, sync_folder
 from trc2.versions.copying import copy_source
@@ -449,10 +450,18 @@ class Versions:
             shutil.rmtree(hidden, ignore_errors=True)
 
     def _source_of(self, version: Path) -> str | None:
-        """The run or model that a version was made from. None if it is gone, as an attempt is once it is a version."""
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            source = json.loads((version / DESCRIPTION).read_bytes())["source"]
-            return str(source) if (self.folder / source).exists() else None
+        """The run or model that a version was made from. None if it is gone, as an attempt is once it is a version.
+
+        An attempt of the same name with another checkpoint is a later one: with an older table, its name is free again.
+        """
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            content = json.loads((version / DESCRIPTION).read_bytes())
+            name, files = content["source"], content["files"]
+            source = self.folder / name
+            saved = [file for file in files if file.startswith(CHECKPOINTS)] if name.startswith(f"{ATTEMPTS}/") else []
+            if any(file_checksum(source / Path(file).relative_to(RUN)) != files[file]["sha256"] for file in saved):
+                return None
+            return str(name) if source.exists() else None
         return None
 
     def _remove_promoted(self, version: Version) -> None:
