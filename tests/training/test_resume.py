@@ -415,5 +415,10 @@ def test_a_run_that_lost_its_parent_file_is_refused(whole: Path, tmp_path: Path)
     child = continue_run(Path(shutil.copytree(whole, tmp_path / "parent")), tmp_path / "child", task, QUIET)
     shutil.rmtree(child / "checkpoints")  # without its parent.json, it would begin with new weights
     (child / "parent.json").unlink()
-    with pytest.raises(UserError, match=r"goes on from another run, but its parent\.json is missing"):
+    lost = r"goes on from another run, but its parent\.json is missing: .* or remove the folder and run `trc2 continue`"
+    with pytest.raises(UserError, match=lost):
         resume_run(child, [], QUIET)
+    with pytest.raises(UserError, match=lost):
+        continue_run(tmp_path / "parent", child, task, QUIET)
+    shutil.rmtree(child)
+    continue_run(tmp_path / "parent", child, task, QUIET)

@@ -201,7 +201,7 @@ class RunFolder:
         if self.data_file.exists() and self.data().get("has_parent"):
             raise UserError(
                 f"{self} goes on from another run, but its {self.parent_file.name} is missing: restore it from a copy "
-                "of the run, or run `trc2 continue` again."
+                "of the run, or remove the folder and run `trc2 continue` again."
             )
         return None
 
