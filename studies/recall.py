@@ -148,6 +148,13 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def finished_runs(folder: Path, name: str) -> list[Path]:
+    """The runs of every seed of a configuration that have ended. A sweep may be going on."""
+    seeds = [path for path in sorted(folder.glob(f"{name}+s*")) if path.name.removeprefix(f"{name}+s").isdecimal()]
+    runs = [run for run in map(RunFolder, seeds) if run.has_metrics]
+    return [run.path for run in runs if any(record.kind == "end" for record in run.records())]
+
+
 def end_losses(folder: Path, name: str) -> dict[str, float]:
     """Validation loss of every task at the end of a run: `loss`, or `recall_loss` with its own stores read."""
     last = [record for record in RunFolder(folder).records() if record.kind == "eval"][-1].metrics
@@ -157,10 +164,12 @@ def end_losses(folder: Path, name: str) -> dict[str, float]:
 
 def decision(folder: Path) -> str:
     """What the rule above says of the large-share runs in a folder, which were scored with and without their stores."""
-    runs = sorted(folder.glob("lab_large_share+s*"))
+    runs = finished_runs(folder, "lab_large_share")
     alone, both = ([end_losses(run, metric) for run in runs] for metric in ("loss", "recall_loss"))
     if len(runs) < 2 or any(first.keys() != second.keys() for first, second in zip(alone, both, strict=True)):
-        raise UserError(f"{folder} has too few runs of lab_large_share that read their stores: at least 2 are needed.")
+        raise UserError(
+            f"{folder} has too few finished runs of lab_large_share that read their stores: at least 2 are needed."
+        )
     changes = {task: mean_interval(b[task] - a[task] for a, b in zip(alone, both, strict=True)) for task in alone[0]}
     network = [sum(losses.values()) / len(losses) for losses in alone]
     gains = [net - sum(losses.values()) / len(losses) for net, losses in zip(network, both, strict=True)]
@@ -170,7 +179,7 @@ def decision(folder: Path) -> str:
         *(f"| {task} | {value.mean:+.3f} [{value.low:+.3f}, {value.high:+.3f}] |" for task, value in changes.items()),
         f"| mean of the tasks | {-gain.mean:+.3f} [{-gain.high:+.3f}, {-gain.low:+.3f}] |",
     ]  # fmt: skip
-    joint = [end_losses(run, "loss") for run in sorted(folder.glob("lab_trc2+joint+s*"))]
+    joint = [end_losses(run, "loss") for run in finished_runs(folder, "lab_trc2+joint")]
     if joint:
         bound = sum(sum(losses.values()) / len(losses) for losses in joint) / len(joint)
         distance = sum(network) / len(network) - bound

@@ -60,12 +60,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "error:" in capsys.readouterr().err
 
 
-def write_run(folder: Path, losses: dict[str, float], with_stores: dict[str, float] | None = None) -> None:
+def write_run(
+    folder: Path, losses: dict[str, float], with_stores: dict[str, float] | None = None, *, has_ended: bool = True
+) -> None:
     """The metrics log of a run that has only its last evaluation."""
     folder.mkdir(parents=True)
     metrics = {f"eval/{task}/loss": value for task, value in losses.items()}
     metrics |= {f"eval/{task}/recall_loss": value for task, value in (with_stores or {}).items()}
-    (folder / "metrics.jsonl").write_text(Record("eval", 9, "b", metrics=metrics).to_json() + "\n")
+    records = [Record("eval", 9, "b", metrics=metrics), *([Record("end", 9, "b")] if has_ended else [])]
+    (folder / "metrics.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,15 @@ def test_a_task_that_gets_worse_misses_the_rule(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0, "b": 3.0}, {"a": 3.0, "b": 3.1})
     assert "worse: b" in decision(tmp_path).splitlines()[0]
+
+
+def test_only_finished_runs_of_the_recipe_itself_decide(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0}, {"a": 3.8})
+    before = decision(tmp_path)
+    write_run(tmp_path / "lab_large_share+s2", {"a": 9.0}, {"a": 9.5}, has_ended=False)
+    write_run(tmp_path / "lab_large_share+store20+s0", {"a": 4.0}, {"a": 3.0})
+    write_run(tmp_path / "lab_trc2+joint+s0", {"a": 8.0}, has_ended=False)
+    (tmp_path / "lab_large_share+s3").mkdir()
+    assert before.startswith("Undecided: 2 of 3 seeds.")
+    assert decision(tmp_path) == before
