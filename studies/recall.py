@@ -206,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="the folder of the lab's data")
     parser.add_argument("--out", type=Path, required=True, help="a folder for recall.json and README.md")
     asked = parser.parse_args(arguments)
+    if not asked.runs and asked.decide is None:
+        parser.error("name runs to score, or --decide and the folder of the lab's runs")
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "recall.json"
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
@@ -219,8 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    write_atomically(asked.out / "README.md", ("# Stored text that is read\n\n" + table(runs)).encode())
-    print(table(runs))
+    if runs:
+        write_atomically(asked.out / "README.md", ("# Stored text that is read\n\n" + table(runs)).encode())
+        print(table(runs))
     return 0
 
 

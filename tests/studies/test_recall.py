@@ -108,3 +108,13 @@ def test_only_finished_runs_of_the_recipe_itself_decide(tmp_path: Path) -> None:
     (tmp_path / "lab_large_share+s3").mkdir()
     assert before.startswith("Undecided: 2 of 3 seeds.")
     assert decision(tmp_path) == before
+
+
+def test_the_rule_is_applied_without_scoring_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0}, {"a": 3.8})
+    assert main(["--decide", str(tmp_path), "--out", str(tmp_path / "new")]) == 0
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["decision.md"]
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path / "new")])
+    assert "name runs to score" in capsys.readouterr().err
