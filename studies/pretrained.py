@@ -184,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "pretrained.json"
     found = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
+    if not asked.seeds and not found:
+        parser.error(f"{path} has no results to draw: name seeds to train")
 
     def save(runs: Mapping[str, Any]) -> None:
         write_atomically(path, json.dumps({"schema": 1, "runs": runs}, indent=1).encode())
