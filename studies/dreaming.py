@@ -4,8 +4,9 @@
 
 The backbone of `lab_trc2` learns C4, WikiText and GSM8K in three runs of half the lab's length. The second and the
 third go on from the export of the one before, and from nothing else. They replay text that this model generates itself,
-or nothing. Rows of new text are left out for replayed ones, so both ways have equally many tokens per step. Each run
-has a warm-up and a cosine of its own. Scored is other text of all three tasks. Results that exist already are kept.
+or nothing. The rows of a step are those of the matrix `lab_store`: 16 new ones without replay, as in `backbone`, and 14
+new and 4 replayed ones with it, as in `share22`. So a step with replay has 12.5 % more tokens. Each run has a warm-up
+and a cosine of its own. Scored is other text of all three tasks. Results that exist already are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STEPS = {"c4": 700, "wikitext": 500, "gsm8k": 350}
 FORMATS = {"c4": "text", "wikitext": "wikitext", "gsm8k": "gsm8k"}
 SCORED = {"c4": 60, "wikitext": 10, "gsm8k": 120}  # documents
 DREAMED = 60_000  # tokens before each of the two later runs
-WAYS = {"nothing": (None, 16), "generated text": (0.2222, 14)}  # replayed share of the tokens, rows of new text
+WAYS = {"nothing": (None, 16), "generated text": (0.2222, 14)}  # replayed share of all tokens, rows of new text
 SETTINGS = ["model.thalamus=false", "model.memory=false", "train.learning_rate=0.002", "train.schedule=per_task",
             "train.min_lr_ratio=0.1", "train.sequence_length=128", "output.threads=1", "output.checkpoint_every=10000",
             "eval.text_sequences=0", "eval.every_steps=250", "eval.max_batches=4", "eval.test=false"]  # fmt: skip
