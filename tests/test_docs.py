@@ -183,6 +183,11 @@ def test_no_page_installs_the_package_from_an_index() -> None:
     assert [path.name for path, text in texts.items() if wrong.search(text)] == []
 
 
+def test_the_list_of_results_has_the_number_of_kills_of_the_committed_proof() -> None:
+    proof = json.loads((ROOT / "results" / "soak" / "resume.json").read_text())
+    assert f"`resume.json`: {proof['kills']:,} SIGKILLs" in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("page", "name"), [("serve.md", "serve-openapi.json"), ("serve.md", "serve-kills.json")])
 def test_pages_quote_the_figures_of_the_committed_proofs(page: str, name: str) -> None:
     figures = json.loads((ROOT / "results" / "soak" / name).read_text())
