@@ -1,10 +1,10 @@
 """What it costs to read taught documents: time to index a stored token, and time to look one up while decoding.
 
-    python benchmarks/recall.py --sizes 100000 1000000 10000000 --out benchmarks/recall.json
+    python benchmarks/recall.py --out benchmarks/recall.json
 
 The text is drawn from a little language in which every token has a few followers, so that contexts repeat as in real
-text. The network is that of the recipe with random weights, one row, one token at a time. Times are CPU seconds of
-one thread, so that other programs on the machine do not count.
+text. The network is that of the recipe with random weights, one row, one token at a time, one thread, by the plain path
+and by the compiled graph. Tokens with and without the store take turns. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from trc2.backbones.compiled import Policy
 from trc2.backbones.registry import build_model
 from trc2.backbones.shell import Backbone
-from trc2.config import load_recipe
+from trc2.config import BackboneConfig, load_recipe
 from trc2.generate.sampling import lay_out_for_decoding
 from trc2.recall.counts import Counts, Ints
 from trc2.recall.gate import DEFAULT_WEIGHTS, Gate
@@ -43,9 +45,15 @@ def text(num_tokens: int, vocabulary: int, seed: int = 0) -> Ints:
     return rows
 
 
+def prepared(config: BackboneConfig, policy: Policy) -> Backbone:
+    net = build_model(config, torch.Generator().manual_seed(0)).eval()
+    lay_out_for_decoding(net, policy)
+    return net
+
+
 @torch.inference_mode()
-def decode_ms(net: Backbone, recall: Recall, prompt: Ints, num_tokens: int) -> tuple[float, float]:
-    """Median milliseconds of CPU time for a token, without and with the store.
+def decode_ms(net: Backbone, recall: Recall, prompt: Ints, num_tokens: int) -> dict[str, float]:
+    """Median milliseconds for a token, without and with the store.
 
     Every token is run both ways, one after the other, so that both see the same load of the machine.
     """
@@ -56,26 +64,24 @@ def decode_ms(net: Backbone, recall: Recall, prompt: Ints, num_tokens: int) -> t
     for token in prompt[32 : 32 + num_tokens]:
         for reader, decoding, times in ways:
             net.recall = reader
-            begun = time.process_time()
+            begun = time.perf_counter()
             net.decode(torch.tensor([[int(token)]]), decoding, last=1)
-            times.append(1000 * (time.process_time() - begun))
+            times.append(1000 * (time.perf_counter() - begun))
     net.recall = None
     without, reading = (statistics.median(times[WARM_UP:]) for _, _, times in ways)
-    return without, reading
+    return {"without_ms": without, "with_ms": reading, "slower_by": reading / without - 1}
 
 
-def measure(net: Backbone, num_tokens: int, decoded: int) -> dict[str, float]:
-    vocabulary = net.config.vocab_size
+def measure(nets: dict[str, Backbone], vocabulary: int, num_tokens: int, decoded: int) -> dict[str, Any]:
     documents = list(text(num_tokens, vocabulary))
     prompt = text(DOCUMENT_LENGTH, vocabulary, seed=7)[0]
-    begun = time.process_time()
+    begun = time.perf_counter()
     counts = Counts.of(documents, vocabulary)
-    seconds = time.process_time() - begun
+    seconds = time.perf_counter() - begun
     arrays = [
         getattr(level, name) for level in counts.levels for name in ("keys", "counts", "starts", "totals", "followers")
     ]
     recall = Recall(counts, Gate(DEFAULT_WEIGHTS, "default"))
-    without, reading = decode_ms(net, recall, prompt, decoded)
     lengths = counts.match(counts.follow(prompt[None])[0]).length
     return {
         "stored_tokens": num_tokens,
@@ -83,34 +89,30 @@ def measure(net: Backbone, num_tokens: int, decoded: int) -> dict[str, float]:
         "index_us_per_token": 1e6 * seconds / num_tokens,
         "index_bytes_per_token": sum(array.nbytes for array in arrays) / num_tokens,
         "mean_match_length": float(lengths.mean()),
-        "decode_ms_without": without,
-        "decode_ms_with": reading,
-        "slower_by": reading / without - 1,
+        "decoding": {name: decode_ms(net, recall, prompt, decoded) for name, net in nets.items()},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--recipe", default="lab_trc2")
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[4096, 32_000])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**5, 10**6, 10**7])
-    parser.add_argument("--decoded", type=int, default=96)
+    parser.add_argument("--decoded", type=int, default=192)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_recipe(arguments.recipe).model
-    net = build_model(config.replace(replay=False), torch.Generator().manual_seed(0)).eval()
-    lay_out_for_decoding(net)
-    rows = []
-    for size in arguments.sizes:
-        rows.append(measure(net, size, arguments.decoded))
-        print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
+    results = []
+    for vocabulary in arguments.vocabularies:
+        config = load_recipe(arguments.recipe).model.replace(replay=False, vocab_size=vocabulary)
+        nets = {"plain": prepared(config, "off"), "compiled": prepared(config, "now")}
+        for size in arguments.sizes:
+            row = {"vocabulary": vocabulary, **measure(nets, vocabulary, size, arguments.decoded)}
+            results.append(row)
+            print(json.dumps(row), flush=True)
     if arguments.out is not None:
-        facts = {
-            "recipe": arguments.recipe,
-            "vocabulary": config.vocab_size,
-            "threads": 1,
-        }
-        arguments.out.write_text(json.dumps({"schema": 1, **facts, "sizes": rows}, indent=1))
+        content = {"schema": 2, "recipe": arguments.recipe, "threads": 1, "sizes": results}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
