@@ -75,6 +75,7 @@ def write_run(
     ("gains", "word"),
     [
         ((0.2, 0.2, 0.2), "Reached"),
+        ((0.0, 0.02, 0.4), "Missed"),  # one seed decides the mean
         ((0.2, 0.2), "Undecided"),
         ((0.07, 0.06, 0.08), "Missed"),
         ((0.0,) * 3, "Not worth"),
