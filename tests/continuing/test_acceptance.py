@@ -84,6 +84,18 @@ def test_a_stray_rank_does_not_skip_the_check(
     assert (done.code, json.loads(done.out)["passed"]) == (3, False)
 
 
+def test_check_judges_nothing_where_its_summary_could_not_be_written(
+    trained: Path, colours: TaskConfig, tmp_path: Path
+) -> None:
+    child = refused(trained, tmp_path / "child", colours)
+    (child / "summary.md").unlink(missing_ok=True)
+    (child / "summary.md").mkdir()
+    (child / "acceptance.json").write_text("{}")
+    done = trc2("check", str(trained), str(child))
+    assert (done.code, "summary.md" in done.err) == (2, True)
+    assert (child / "acceptance.json").read_text() == "{}"
+
+
 def test_check_judges_at_any_time_and_a_limit_never_grows(trained: Path, colours: TaskConfig, tmp_path: Path) -> None:
     child = refused(trained, tmp_path / "child", colours)
     (child / "acceptance.json").unlink()

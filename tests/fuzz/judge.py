@@ -203,7 +203,7 @@ class Judge:
         view, last = self.scratch / "view", f"checkpoints/{LAST[whole]}"
         if not (folder / last).is_dir():
             return ["it ended without its last checkpoint"]
-        shutil.copytree(folder / last, view / last)
+        shutil.copytree(folder / last, view / last, symlinks=True)  # a damaged folder can hold a link to itself
         metrics_log = folder / "metrics.jsonl" if with_records else self.world.root / whole / "metrics.jsonl"
         shutil.copyfile(metrics_log, view / "metrics.jsonl")
         return compare_runs(self.world.root / whole, view)[0]

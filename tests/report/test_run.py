@@ -70,7 +70,7 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, name: str, content
     assert name in str(caught.value) or name == "config.yaml"
 
 
-@pytest.mark.parametrize("overlap", [[1], {"a": 3}, {"a": {"b": "much"}}])
+@pytest.mark.parametrize("overlap", [[1], {"a": 3}, {"a": []}, {"a": {"b": "much"}}])
 def test_damaged_overlaps_are_told_in_a_sentence(tmp_path: Path, overlap: object) -> None:
     folder = write_run(tmp_path / "run")
     data = json.loads((folder / "data.json").read_text())

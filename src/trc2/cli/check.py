@@ -42,8 +42,10 @@ def check(
 
     check_command(notify)
     parent = folder_to_continue(parent)
-    RunFolder(child).config()  # a folder that is not a run is refused
-    lineage = RunFolder(child).lineage()
+    run = RunFolder(child)
+    run.config()  # a folder that is not a run is refused
+    run.refuse_summary_folders()
+    lineage = run.lineage()
     if lineage is None:
         raise UserError(f"{child} does not go on from another run or model: name one that `trc2 continue` made.")
     if max_forgetting is not None and lineage.limit is not None and max_forgetting > lineage.limit:

@@ -132,8 +132,8 @@ def _check_data(run: Run) -> None:
             split = run.data["tasks"][task]["splits"]["train"]
             if not all(isinstance(split[name], int) for name in ("tokens", "documents")):
                 raise TypeError(f"it does not say how much text {task} has")
-        for shared in dict(run.data.get("overlap") or {}).values():
-            if not all(isinstance(overlap, float | int) for overlap in dict(shared).values()):
+        for shared in (run.data.get("overlap") or {}).values():
+            if not all(isinstance(overlap, float | int) for overlap in shared.values()):
                 raise TypeError("its overlaps are not numbers")
 
 

@@ -121,7 +121,7 @@ def overlaps_of(run: Run, least: float) -> list[tuple[float, str, str]]:
     """(share, split, task): evaluation text that is also in the train text of a task, largest share first."""
     overlaps = [
         (share, part, task)
-        for part, by_task in dict(run.data.get("overlap") or {}).items()
+        for part, by_task in (run.data.get("overlap") or {}).items()
         for task, share in by_task.items()
         if share >= least
     ]

@@ -122,11 +122,15 @@ class RunFolder:
     def refuse_links(self) -> None:
         """Refuse to write into a folder that has links in it: they may point to files outside the folder.
 
-        Also if a folder has the name of a file that is written when the run ends.
+        Also if its summary could not be written.
         """
         inside = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
         for path in (*self.path.iterdir(), *inside):
             refuse_link(path)
+        self.refuse_summary_folders()
+
+    def refuse_summary_folders(self) -> None:
+        """Refuse a folder with the name of a summary file, before the work whose result the summary shows."""
         for name in SUMMARY_FILES:
             refuse_folder(self.path / name)
 
