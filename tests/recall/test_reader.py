@@ -44,7 +44,7 @@ def test_predictions_are_the_mixture_of_network_and_counts() -> None:
     assert set(match.length.tolist()) >= {0, 4}
     odds = net.recall.gate.log_odds(gate_features(match, alone.log_softmax(-1)))
     share = torch.where(torch.from_numpy(match.length > 0), odds.sigmoid(), 0.0).unsqueeze(1)
-    expected = (1 - share) * alone.softmax(-1) + share * torch.from_numpy(counts.distribution(nodes))
+    expected = (1 - share) * alone.softmax(-1) + share * torch.from_numpy(counts.log_distribution(nodes)).exp()
     torch.testing.assert_close(mixed, expected, atol=1e-12, rtol=1e-10)
 
 

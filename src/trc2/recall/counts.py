@@ -19,6 +19,7 @@ ORDER = 5  # contexts of up to four tokens
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+FloatType = type[np.float32] | type[np.float64]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Counts:
         everything = np.arange(vocabulary)
         roots = np.zeros((vocabulary, 1), dtype=np.int64)
         self._unigram = self.probabilities(roots, everything)
+        logs = np.log(self._unigram)
+        self._log_unigram: dict[FloatType, NDArray[Any]] = {np.float32: logs.astype(np.float32), np.float64: logs}
 
     @property
     def order(self) -> int:
@@ -137,8 +140,8 @@ class Counts:
             probability = np.where(total > 0, kept / np.maximum(total, 1), probability)
         return probability
 
-    def distribution(self, nodes: Ints) -> Floats:
-        """P of all tokens: (P, order) → (P, V). Only tokens that followed a context are touched one by one."""
+    def log_distribution(self, nodes: Ints, dtype: FloatType = np.float64) -> NDArray[Any]:
+        """log P of all tokens: (P, order) → (P, V). Only tokens that followed a context are computed one by one."""
         rest = np.ones(len(nodes))  # the share that is left to shorter contexts
         additions = []
         for level, contexts in zip(self.levels[:0:-1], nodes.T[:0:-1], strict=True):
@@ -152,21 +155,27 @@ class Counts:
             value = np.maximum(0.0, level.counts[places] - DISCOUNT) * np.repeat(rest[rows] / total, number)
             additions.append((np.repeat(rows, number), level.keys[places] % self.vocabulary, value))
             rest[rows] *= DISCOUNT * level.followers[contexts] / total
-        probability = rest[:, None] * self._unigram
-        for of_row, token, value in additions:  # within one level every token occurs once in a row
-            probability[of_row, token] += value
-        return probability
+        logs: NDArray[Any] = np.log(rest).astype(dtype)[:, None] + self._log_unigram[dtype]
+        probability = np.empty(logs.shape)  # of tokens that followed a context. Others are never touched
+        for row, token, _ in additions:
+            probability[row, token] = rest[row] * self._unigram[token]
+        for row, token, value in additions:  # within one level every token occurs once in a row
+            probability[row, token] += value
+        for row, token, _ in additions:
+            logs[row, token] = np.log(probability[row, token])
+        return logs
 
     def match(self, nodes: Ints) -> Match:
         """The longest context at each position that something followed: (P, order) → three arrays (P,)."""
-        length, total, followers = (np.zeros(len(nodes), dtype=np.int64) for _ in range(3))
-        for n in range(1, self.order):
-            contexts = nodes[:, n]
-            is_longer = self.levels[n].totals[contexts] > 0
-            length = np.where(is_longer, n, length)
-            total = np.where(is_longer, self.levels[n].totals[contexts], total)
-            followers = np.where(is_longer, self.levels[n].followers[contexts], followers)
-        return Match(length, total, followers)
+        found = list(zip(self.levels[1:], nodes.T[1:], strict=True))
+        totals, followers = (
+            np.stack([np.zeros(len(nodes), np.int64), *(getattr(level, name)[contexts] for level, contexts in found)])
+            for name in ("totals", "followers")
+        )
+        length = self.order - 1 - np.argmax(totals[::-1] > 0, axis=0)
+        length[totals.max(axis=0) == 0] = 0
+        rows = np.arange(len(nodes))
+        return Match(length, totals[length, rows], followers[length, rows])
 
 
 def _unique(keys: Ints) -> tuple[Ints, Ints, Ints]:

@@ -15,7 +15,7 @@ from trc2.nn.head import Head
 from trc2.ops.head_loss import IGNORE_INDEX, chunk_rows, cross_entropy_sum
 from trc2.ops.modes import at_least_float32
 from trc2.ops.selection import top_k
-from trc2.recall.counts import Counts
+from trc2.recall.counts import Counts, FloatType, Ints, Match
 from trc2.recall.gate import Gate, gate_features
 from trc2.recall.store import Store, read_store
 
@@ -51,14 +51,19 @@ class Recall:
         nodes = contexts.numpy()
         match = self.counts.match(nodes)
         rows = np.flatnonzero(match.length)
+        if len(rows) == len(nodes):  # the usual case of a single token
+            return self._mix(scores, nodes, match)
         if not len(rows):
             return scores
         places = torch.from_numpy(rows).to(scores.device)
-        network = scores.index_select(0, places).log_softmax(dim=1)
-        log_odds = self.gate.log_odds(gate_features(match.at(rows), network)).unsqueeze(1)
-        stored = torch.from_numpy(self.counts.distribution(nodes[rows])).log().to(network)
-        mixed = torch.logaddexp(F.logsigmoid(-log_odds) + network, F.logsigmoid(log_odds) + stored)
-        return scores.index_copy(0, places, mixed)
+        return scores.index_copy(0, places, self._mix(scores.index_select(0, places), nodes[rows], match.at(rows)))
+
+    def _mix(self, scores: Float[Tensor, "P V"], nodes: Ints, match: Match) -> Float[Tensor, "P V"]:
+        network = scores.log_softmax(dim=1)
+        log_odds = self.gate.log_odds(gate_features(match, network)).unsqueeze(1)
+        dtype: FloatType = np.float64 if scores.dtype == torch.float64 else np.float32
+        stored = torch.from_numpy(self.counts.log_distribution(nodes, dtype)).to(network)
+        return torch.logaddexp(F.logsigmoid(-log_odds) + network, F.logsigmoid(log_odds) + stored)
 
 
 class RecallingHead(Head):
