@@ -109,13 +109,18 @@ def test_only_single_real_tokens_of_an_unwatched_network_are_run_by_a_graph() ->
     assert steps.num_steps == 1
 
 
-def test_many_rows_of_many_experts_stay_on_the_plain_path() -> None:
-    rows = {count: most_rows(CortexNet(tiny_config(num_experts=count)).trunk) for count in (4, 8)}
-    assert rows == {4: 32, 8: 16}
-    net, ids = small_net(), tokens(tiny_config(), 33, 5)
+def test_graphs_run_fewer_rows_the_more_arithmetic_unselected_experts_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(num_experts: int) -> int:
+        return most_rows(CortexNet(tiny_config(num_experts=num_experts)).trunk)
+
+    assert rows(8) == compiled.MAX_ROWS  # tiny experts waste little
+    monkeypatch.setattr(compiled, "MAX_WASTE", 3e5)
+    few = rows(8)
+    assert 1 < few < rows(4) < compiled.MAX_ROWS
+    net, ids = CortexNet(tiny_config(num_experts=8)).eval(), tokens(tiny_config(), few + 1, 5)
     net.steps = steps = EagerSteps(net)
     with torch.no_grad():
-        for count in (33, 32):
+        for count in (few + 1, few):
             decoding = net.start_decoding()
             net.decode(ids[:count, :4], decoding)
             net.decode(ids[:count, 4:], decoding)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 PAYS_AFTER = 20_000  # tokens: a graph saves 3 ms or more of each, and compiling takes about a minute
 MAX_ROWS = 64  # of a dense network; fewer with experts, see `most_rows`
+MAX_WASTE = 150e6  # FLOPs of a step in experts that no token selected: a graph won at 100e6 and not at 230e6
 SMALL = 8  # numbers of a tensor that AOTInductor makes part of the code
 CACHE = Path("~/.cache/trc2/compiled")
 KEPT_DAYS = 60  # since a graph was last loaded
@@ -226,8 +227,9 @@ class CompiledSteps:
 
 def most_rows(trunk: Trunk) -> int:
     """Up to this many rows a graph is faster: it runs all experts for all rows, the plain path only the selected."""
-    waste = [len(m.experts) / m.num_active for m in trunk.modules() if isinstance(m, RoutedExperts)]
-    return int(MAX_ROWS / max(waste, default=1.0))
+    layers = [m for m in trunk.modules() if isinstance(m, RoutedExperts)]
+    unselected = sum(sum(p.numel() for e in m.experts[m.num_active :] for p in e.parameters()) for m in layers)
+    return min(MAX_ROWS, int(MAX_WASTE / (2 * unselected))) if unselected else MAX_ROWS
 
 
 def can_compile() -> bool:
