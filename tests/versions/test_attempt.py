@@ -53,6 +53,22 @@ def test_a_week_that_later_weeks_could_not_be_judged_on_is_refused(versions: Ver
     plan_attempt(versions, ContinuationRequest((small,)))
 
 
+def test_nothing_is_planned_where_its_version_could_not_be_added(
+    versions: Versions, attempt: Path, tmp_path: Path
+) -> None:
+    request = ContinuationRequest((task(tmp_path, "metals"),))
+    older, mine = versions.table.read_bytes(), shutil.copytree(attempt, tmp_path / "mine")
+    second = versions.promote(mine, anyway=True)
+    versions.table.write_bytes(older)
+    with pytest.raises(UserError, match=f"does not name {second.name} beside it"):
+        plan_attempt(versions, request)
+    shutil.rmtree(second.folder)
+    assert versions.promote(attempt).name
+    versions.table.write_bytes(older)  # its attempt is gone
+    with pytest.raises(UserError, match="does not name"):
+        plan_attempt(versions, request)
+
+
 def test_text_that_a_waiting_version_learned_is_not_planned_again_while_it_waits(
     versions: Versions, attempt: Path
 ) -> None:

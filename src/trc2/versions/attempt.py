@@ -47,6 +47,7 @@ def plan_attempt(versions: Versions, request: ContinuationRequest, folder: Path 
     An unfinished attempt with the same settings and text is taken up again. A refused one keeps its folder.
     """
     version = versions.accepted().check()
+    versions.check_room()
     parent = version.model if version.run is None else version.run
     keep = _judged(version, request)
     tasks = tuple(map(_holding_out_enough, request.tasks))

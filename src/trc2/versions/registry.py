@@ -129,7 +129,8 @@ class Versions:
     def waiting(self) -> list[Version]:
         """The versions that wait until a person lets them replace the accepted one, oldest first."""
         events = self.events()
-        return [one for one in self._present(events) if one.is_held and one.replaced == accepted(events)]
+        current = accepted(events)
+        return [one for one in self._present(events) if one.is_held and one.replaced == current]
 
     def get(self, name: str) -> Version:
         """A version by its name, or by its number if that is all of digits."""
@@ -293,6 +294,12 @@ class Versions:
 
     # ------------------------------------------------------------------------------------------------ attempts
 
+    def check_room(self) -> None:
+        """Refuse, before anything is trained, a folder to which `promote` could not add a version."""
+        for path in self._check_unknown(self.events()):
+            if not self._is_of_attempt(path):
+                raise self._unnamed(path)
+
     def attempts(self) -> list[Path]:
         """The runs that may become versions, or were refused."""
         home = self.folder / ATTEMPTS
@@ -442,12 +449,16 @@ class Versions:
     def _make_room(self, events: Sequence[Event], name: str) -> None:
         """Remove the version of a killed `promote`, if that comes again or its attempt can still be promoted."""
         for path in self._check_unknown(events):
-            if path.name != name and not (self._source_of(path) or "").startswith(f"{ATTEMPTS}/"):
+            if path.name != name and not self._is_of_attempt(path):
                 raise self._unnamed(path)
             # Under another name first: half of a version would not be recognised if this process is killed as well.
             hidden = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}")
             os.replace(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
+
+    def _is_of_attempt(self, version: Path) -> bool:
+        """Whether the attempt that a version was made from can still be promoted."""
+        return (self._source_of(version) or "").startswith(f"{ATTEMPTS}/")
 
     def _source_of(self, version: Path) -> str | None:
         """The run or model that a version was made from. None if it is gone, as an attempt is once it is a version.
