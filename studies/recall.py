@@ -28,6 +28,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ FRACTIONS = (0.00073, 0.003, 0.012, 0.05, 0.2, 1.0)
 CHUNK = 64
 WAYS = ("network", "counts", "both", "without match length")
 SEEDS, WANTED, USELESS = 3, 0.10, 0.05  # of the rule
+SHARES = {"lab_large_share+share11": "11 %", "lab_large_share+share22": "22 %", "lab_large_share": "44 %"}
 
 
 def stored_chunks(rows: Ints, fraction: float, tokens: int, seed: int) -> Ints:
@@ -143,9 +145,8 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         for store in run["stores"]:
             for way, losses in store["losses"].items():
                 perplexities = " | ".join(f"{math.exp(losses[task]):.1f}" for task in tasks)
-                mean = sum(losses.values()) / len(losses)
                 stored = f"{100 * store['fraction']:.3g} % | {store['bytes']:,}"
-                lines.append(f"| {name} | {stored} | {way} | {perplexities} | {mean:.3f} |")
+                lines.append(f"| {name} | {stored} | {way} | {perplexities} | {mean(losses.values()):.3f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -172,8 +173,8 @@ def decision(folder: Path) -> str:
             f"{folder} has too few finished runs of lab_large_share that read their stores: at least 2 are needed."
         )
     changes = {task: mean_interval(b[task] - a[task] for a, b in zip(alone, both, strict=True)) for task in alone[0]}
-    network = [sum(losses.values()) / len(losses) for losses in alone]
-    gains = [net - sum(losses.values()) / len(losses) for net, losses in zip(network, both, strict=True)]
+    network = [mean(losses.values()) for losses in alone]
+    gains = [net - mean(losses.values()) for net, losses in zip(network, both, strict=True)]
     gain = mean_interval(gains)
     lines = [
         "| | change of loss when the stores are read (nats) |", "|:---|---:|",
@@ -182,8 +183,7 @@ def decision(folder: Path) -> str:
     ]  # fmt: skip
     joint = [end_losses(run, "loss") for run in finished_runs(folder, "lab_trc2+joint")]
     if joint:
-        bound = sum(sum(losses.values()) / len(losses) for losses in joint) / len(joint)
-        distance = sum(network) / len(network) - bound
+        distance = mean(network) - mean(mean(losses.values()) for losses in joint)
         lines.append(f"| network alone − joint training ({len(joint)} seeds) | {distance:+.3f} |")
         lines.append(f"| gain ÷ this distance | {gain.mean / distance:.2f} |" if distance > 0 else "")
     harmed = [task for task, value in changes.items() if value.mean > 0]
@@ -198,7 +198,20 @@ def decision(folder: Path) -> str:
         )
     else:
         said = f"Reached: at least {WANTED:.2f} nats with an interval above 0, and no task worse."
-    return f"{said} Intervals are 95 % t-intervals over {len(runs)} seeds.\n\n" + "\n".join(filter(None, lines)) + "\n"
+    said += f" Intervals are 95 % t-intervals over {len(runs)} seeds."
+    return "\n".join([said, "", *filter(None, lines), "", *share_table(folder)]) + "\n"
+
+
+def share_table(folder: Path) -> list[str]:
+    """Mean losses at the end without and with the runs' own stores, by the share of replayed tokens."""
+    lines = ["| share of replay | seeds | network alone | stores read | change (nats) |", "|---:|---:|---:|---:|---:|"]
+    for name, share in SHARES.items():
+        if runs := finished_runs(folder, name):
+            alone, both = (
+                mean(mean(end_losses(run, metric).values()) for run in runs) for metric in ("loss", "recall_loss")
+            )
+            lines.append(f"| {share} | {len(runs)} | {alone:.3f} | {both:.3f} | {both - alone:+.3f} |")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -111,6 +111,15 @@ def test_only_finished_runs_of_the_recipe_itself_decide(tmp_path: Path) -> None:
     assert decision(tmp_path) == before
 
 
+def test_runs_with_a_smaller_share_of_replay_are_shown_and_do_not_decide(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0, "b": 3.0}, {"a": 3.8, "b": 3.0})
+    write_run(tmp_path / "lab_large_share+share11+s0", {"a": 5.0, "b": 4.0}, {"a": 4.4, "b": 4.2})
+    said = decision(tmp_path)
+    assert said.startswith("Undecided: 2 of 3 seeds.")
+    assert said.splitlines()[-2:] == ["| 11 % | 1 | 4.500 | 4.300 | -0.200 |", "| 44 % | 2 | 3.500 | 3.400 | -0.100 |"]
+
+
 def test_the_rule_is_applied_without_scoring_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(3):
         write_run(tmp_path / f"lab_large_share+s{seed}", {"a": 4.0}, {"a": 3.8})

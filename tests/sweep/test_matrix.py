@@ -121,7 +121,7 @@ def test_the_packaged_matrices_are_valid_and_the_labs_has_the_runs_it_promises(t
     with pytest.raises(UserError, match=r"There is no matrix or file 'lba': .*lab"):
         load_matrix("lba")
     found = load_matrix("lab").cells()
-    assert len({cell.name for cell in found}) == len(found) == 65
+    assert len({cell.name for cell in found}) == len(found) == 67
     file = tmp_path / "mine.yaml"
     file.write_text("grids: [{recipes: [demo], seeds: [0, 1]}]")
     assert [cell.name for cell in load_matrix(str(file)).cells()] == ["demo+s0", "demo+s1"]
