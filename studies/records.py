@@ -68,18 +68,27 @@ def entries(runs: Iterable[Run], *, references: bool = False) -> list[Entry]:
     chosen = [run for run in chosen if list(run.order) == run.tasks]
     found = []
     for group in group_runs(chosen):
-        loss = final_loss(group.runs[0].tasks)
         by_seed: dict[int, dict[int, Run]] = {}
         for run in group.runs:  # a run that is in two folders counts once
             by_seed.setdefault(run.config.train.seed, {}).setdefault(draw_of(run.config), run)
-        losses = [mean([loss.of(run) or math.nan for run in draws.values()]) for draws in by_seed.values()]
         counted = [run for draws in by_seed.values() for run in draws.values()]
         work = [value for run in counted if (value := training_flops(run)) is not None]
-        if work and all(map(math.isfinite, losses)):
-            config = counted[0].config
-            folders = [run.folder for run in counted]
-            found.append(Entry(title_of(config), losses, mean(work), kept_bytes(config), folders))
+        config, folders = counted[0].config, [run.folder for run in counted]
+        for title, loss in ((title_of(config), _loss_alone), (f"{title_of(config)}, reading its store", _loss_reading)):
+            losses = [mean([loss(run) for run in draws.values()]) for draws in by_seed.values()]
+            if work and all(map(math.isfinite, losses)):
+                found.append(Entry(title, losses, mean(work), kept_bytes(config), folders))
     return sorted(found, key=lambda entry: entry.mean)
+
+
+def _loss_alone(run: Run) -> float:
+    return final_loss(run.tasks).of(run) or math.nan
+
+
+def _loss_reading(run: Run) -> float:
+    """The loss of network and stored text together. NaN if the run was not scored so: see `eval.recall`."""
+    last = run.final("eval")
+    return mean([last.get(f"eval/{task}/recall_loss", math.nan) for task in run.tasks])
 
 
 def counts_loss(path: Path) -> tuple[str, float] | None:
@@ -104,7 +113,9 @@ def records_page(folders: Sequence[Path], root: Path) -> str:
         "# Records", "",
         f"Final loss (mean log-perplexity of all tasks after the last step) on the lab stream, {tasks}. A run may use "
         f"at most {budget:.3g} training FLOPs, those of `{BUDGET_RECIPE}` and 5 %. Stored bytes are replay chunks and "
-        "the memory's keys and values. Mean [95 % t-interval] over seeds. Made by `python -m studies.records`.", "",
+        "the memory's keys and values. `Reading its store` is the same run, scored while it reads its replay chunks "
+        "([how](../docs/recall.md#runs-that-read-their-replay-stores)). Mean [95 % t-interval] over seeds. Made by "
+        "`python -m studies.records`.", "",
     ]  # fmt: skip
     counts = next((found for folder in folders if (found := counts_loss(folder / "counts.json")) is not None), None)
     bounds = [entry for entry in entries(runs, references=True) if entry.title.endswith(", joint")]

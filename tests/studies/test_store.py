@@ -99,15 +99,19 @@ def test_records_begin_with_counts_and_the_bound_and_keep_the_budgets(tmp_path: 
     invent_run(lab / "joint", "lab_trc2", ["stream.mode=joint", *BACKBONE, "model.replay=false"], forgets=0.0)
     for folder in lab.iterdir():
         rewrite(folder, lambda metrics, _: metrics.update({"efficiency/training_flops_per_token": 2e7}), "end")
+    reading = {f"eval/{task}/recall_loss": 1.0 for task in ("c4", "wikitext", "gsm8k")}
+    for seed in (0, 1):
+        rewrite(lab / f"large_s{seed}", lambda metrics, _: metrics.update(reading))
     stream = {"bigram": math.exp(5.0), "trigram": math.exp(4.5)}
     counts = {"tasks": {task: {"stream": stream} for task in ("c4", "wikitext", "gsm8k")}}
     (lab / "counts.json").write_text(json.dumps(counts))
     assert counts_loss(lab / "counts.json") == ("trigram", pytest.approx(4.5))
     found = entries(read_run(path) for path in lab.iterdir() if path.is_dir())
-    assert sorted((len(entry.losses), len(entry.folders)) for entry in found) == [(2, 2), (2, 3)]
+    assert sorted((len(entry.losses), len(entry.folders)) for entry in found) == [(2, 2), (2, 2), (2, 3)]
+    assert (found[0].title.split(", ")[-1], found[0].losses) == ("reading its store", [1.0, 1.0])
     page = records_page([lab], tmp_path)
     small, large = (part.splitlines() for part in page.split("\n## ")[1:])
     rows = [[line for line in part if line.startswith("| ")][1:] for part in (small, large)]
     assert [line.split(" |")[0].split("| ")[1][:6] for line in rows[0]] == ["counts", "TRC² b", "TRC²"]
-    assert len(rows[1]) == 4
+    assert len(rows[1]) == 5
     assert "(<lab/joint>)" in rows[0][1]
