@@ -156,6 +156,9 @@ def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, att
     shown = trc2("runs", str(versions.folder))
     assert all(row["name"] in shown.out for row in (first, second))  # whole, to be copied
     assert "0002-colours-refused" in shown.out
+    assert "worst rise" in shown.out
+    alone = trc2("runs", str(versions.get("1").run))  # without a parent there is nothing to compare with
+    assert ("goes on from" in alone.out, "worst rise" in alone.out, "perplexity" in alone.out) == (False, False, True)
     assert trc2("runs", str(tmp_path / "nowhere")).code == 2
 
 
