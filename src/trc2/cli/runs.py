@@ -37,14 +37,11 @@ def runs(
         for row in rows
     ]  # fmt: skip
     heads = ["name", "state", "goes on from", "taught", "perplexity", "worst rise", "MB"]
-    filled = [place for place in range(len(heads)) if any(line[place] != "–" for line in cells)]  # the others are wide
-    caption = (
-        "worst rise: of an old text's perplexity against the parent" if heads.index("worst rise") in filled else ""
-    )
-    table = table_of(
-        [heads[place] for place in filled], [[line[place] for place in filled] for line in cells],
-        "".join("wllllrr"[place] for place in filled), title=str(folder), caption=caption,
-    )  # fmt: skip
+    used = [place for place in range(len(heads)) if any(line[place] != "–" for line in cells)]
+    heads, align = [heads[place] for place in used], "".join("wllllrr"[place] for place in used)
+    cells = [[line[place] for place in used] for line in cells]
+    caption = "worst rise: of an old text's perplexity against the parent" if "worst rise" in heads else None
+    table = table_of(heads, cells, align, title=str(folder), caption=caption)
     notes = [f"{row.name} is damaged: {row.problem}." for row in rows if row.problem]
     empty = [] if rows else [f"{folder} holds neither runs nor versions."]
     show(as_json, {"schema": SCHEMA, "folder": str(folder), "runs": [row.describe() for row in rows]},
