@@ -160,6 +160,8 @@ def test_runs_and_versions_are_listed_with_their_parents(versions: Versions, att
     alone = trc2("runs", str(versions.get("1").run))  # without a parent there is nothing to compare with
     assert ("goes on from" in alone.out, "worst rise" in alone.out, "perplexity" in alone.out) == (False, False, True)
     assert trc2("runs", str(tmp_path / "nowhere")).code == 2
+    (tmp_path / "empty").mkdir()
+    assert "holds neither runs nor versions" in trc2("runs", str(tmp_path / "empty")).out.replace("\n", " ")
 
 
 def test_a_damaged_version_is_listed_as_damaged_and_the_week_goes_on(versions: Versions, attempt: Path) -> None:

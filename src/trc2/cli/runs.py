@@ -37,7 +37,7 @@ def runs(
         for row in rows
     ]  # fmt: skip
     heads = ["name", "state", "goes on from", "taught", "perplexity", "worst rise", "MB"]
-    used = [place for place in range(len(heads)) if any(line[place] != "–" for line in cells)]
+    used = [place for place in range(len(heads)) if not cells or any(line[place] != "–" for line in cells)]
     heads, align = [heads[place] for place in used], "".join("wllllrr"[place] for place in used)
     cells = [[line[place] for place in used] for line in cells]
     caption = "worst rise: of an old text's perplexity against the parent" if "worst rise" in heads else None
