@@ -117,6 +117,9 @@ def test_graphs_run_fewer_rows_the_more_arithmetic_unselected_experts_waste(monk
     monkeypatch.setattr(compiled, "MAX_WASTE", 3e5)
     few = rows(8)
     assert 1 < few < rows(4) < compiled.MAX_ROWS
+    monkeypatch.setattr(compiled, "MAX_WASTE", 1.0)
+    assert rows(8) == 1  # a single row runs its own experts only, however large they are
+    monkeypatch.setattr(compiled, "MAX_WASTE", 3e5)
     net, ids = CortexNet(tiny_config(num_experts=8)).eval(), tokens(tiny_config(), few + 1, 5)
     net.steps = steps = EagerSteps(net)
     with torch.no_grad():

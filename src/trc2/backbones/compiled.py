@@ -226,10 +226,13 @@ class CompiledSteps:
 
 
 def most_rows(trunk: Trunk) -> int:
-    """Up to this many rows a graph is faster: it runs all experts for all rows, the plain path only the selected."""
+    """Up to this many rows a graph is faster: it runs all experts for all rows, the plain path only the selected.
+
+    One row wastes nothing, because its graph reads the selected experts only.
+    """
     layers = [m for m in trunk.modules() if isinstance(m, RoutedExperts)]
     unselected = sum(sum(p.numel() for e in m.experts[m.num_active :] for p in e.parameters()) for m in layers)
-    return min(MAX_ROWS, int(MAX_WASTE / (2 * unselected))) if unselected else MAX_ROWS
+    return max(1, min(MAX_ROWS, int(MAX_WASTE / (2 * unselected)))) if unselected else MAX_ROWS
 
 
 def can_compile() -> bool:
